@@ -1,0 +1,24 @@
+/* The process and its host: processors, memory, clocks, signals. */
+#ifndef PROC_H
+#define PROC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "err/err.h"
+
+/* Threads to run: min(affinity, floor(cgroup quota)), at least 1; walks up the cgroup tree, v1 and v2. root: "" or, in
+ * tests, a directory that stands for / (its proc/self/cgroup and sys/fs/cgroup are read). */
+int proc_cpus(const char *root);
+
+/* Bytes this process may use: min(physical, cgroup limits). */
+uint64_t proc_memory(const char *root);
+
+uint64_t proc_now_ns(void);      /* CLOCK_MONOTONIC */
+const char *proc_host(void);     /* host name, cached */
+
+/* SIGPIPE ignored (writes give EPIPE); SIGTERM and SIGINT counted: first one: drain, second one: leave at once. */
+int proc_signals(struct err *e);
+int proc_term_count(void);
+
+#endif

@@ -1,0 +1,295 @@
+/*
+ * Frames: the one place that defines kinds, fields, types, limits and the version. docs/protocol.md is made from it.
+ *
+ * A frame is one msgpack map with string keys, the first being "k", its kind. On a pipe each is preceded by its length
+ * as a msgpack uint32 (0xce, big endian), so a stream stays plain msgpack. The payload of `blk` is a bin under "data"
+ * that comes last, written by writev from where it lies and read into where it will live.
+ *
+ * A stream is `hello` … `bye`, and may repeat (cat a b). An end of file without `bye` is an error that names the stage
+ * before, the `from` of its hello.
+ *
+ * Unknown fields of a frame are kept in `extra` and written again; those of a request travel from tok to end.
+ * Everything decoded is borrowed from the frame until the next wire_read on that reader. Not thread-safe: one thread a
+ * reader, one a writer (wire_writer locks, so several threads may write whole frames).
+ */
+#ifndef WIRE_H
+#define WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "err/err.h"
+
+#define WIRE_VERSION 1
+
+/* Limits; a decoder refuses more, before it allocates. */
+#define WIRE_FRAME_BYTES_MAX (256u << 20)  /* a whole frame */
+#define WIRE_HEAD_BYTES_MAX (64u << 20)    /* a frame less its payload */
+#define WIRE_IDS_MAX (4u << 20)            /* ids of a prompt */
+#define WIRE_STR_BYTES_MAX (16u << 20)     /* a text */
+#define WIRE_STOPS_MAX 64
+#define WIRE_STOP_IDS_MAX 1024
+#define WIRE_BIAS_MAX 4096
+#define WIRE_TOP_MAX 64                    /* top log-probabilities of a position */
+#define WIRE_SPANS_MAX 256
+#define WIRE_DEPTH_MAX 16
+
+enum wire_kind { /* explicit, never renumbered */
+    WIRE_HELLO = 1,
+    WIRE_TOK = 2,
+    WIRE_OPEN = 3,
+    WIRE_BLK = 4,
+    WIRE_KV = 5,
+    WIRE_OUT = 6,
+    WIRE_END = 7,
+    WIRE_ERR = 8,
+    WIRE_BYE = 9,
+};
+
+struct wire_bytes {
+    const uint8_t *p;
+    size_t n;
+};
+
+struct wire_str {
+    const char *p; /* not NUL-terminated */
+    size_t n;
+};
+
+/* Unknown fields: n_pair key-value pairs as msgpack bytes. */
+struct wire_extra {
+    struct wire_bytes raw;
+    uint32_t n_pair;
+};
+
+struct wire_span { /* what a stage did for a request; ns durations are of that stage's own clock */
+    struct wire_str stage, host;
+    uint32_t pid;
+    uint64_t queued_ns, start_ns, end_ns; /* CLOCK_MONOTONIC of the host */
+    uint64_t tokens, bytes;
+};
+
+struct wire_hello {
+    uint32_t version;
+    struct wire_str from;       /* the program that wrote it */
+    bool has_vocab;
+    struct wire_bytes vocab_fp; /* 32 */
+    uint32_t vocab_n;
+    bool has_kv;
+    struct wire_bytes model_fp; /* 32 */
+    struct wire_str kv_type, arith, layout;
+    uint32_t n_layer, n_kv_head, head_dim;
+    struct wire_extra extra;
+};
+
+struct wire_bias {
+    uint32_t id;
+    float bias;
+};
+
+/* How to answer. Ranges are checked when decoded. */
+struct wire_sampling {
+    uint64_t seed;
+    uint32_t max_tokens, min_tokens;
+    float temperature; /* 0: greedy */
+    uint32_t top_k;    /* 0: off */
+    float top_p;       /* (0,1]; 0 is taken as "the best one" */
+    float min_p;
+    float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0: off */
+    bool ignore_eos, echo;
+    int32_t logprobs;  /* -1: none; N: of the chosen token and the N best */
+    const struct wire_str *stop;
+    uint32_t n_stop;
+    const uint32_t *stop_ids;
+    uint32_t n_stop_id;
+    const struct wire_bias *bias;
+    uint32_t n_bias;
+};
+
+struct wire_req { /* tok and open */
+    uint64_t seq;     /* place in the stream's input, from 0; with index the key of the request in its stream */
+    uint32_t index;   /* choice, 0 … n-1 */
+    struct wire_str id;
+    const uint32_t *ids;
+    uint32_t n_id;
+    struct wire_sampling s;
+    struct wire_bytes digests; /* 32 × floor(n_id / 32) bytes, or empty */
+    struct wire_bytes salt;
+    int32_t priority;
+    uint64_t born_ns;          /* CLOCK_MONOTONIC where it was born, for TTFT on one host */
+    uint64_t load_ns;          /* time that stages spent to load, so far the greatest */
+    const struct wire_span *span;
+    uint32_t n_span;
+    struct wire_extra extra;
+};
+
+struct wire_blk {
+    uint64_t seq;
+    uint32_t index;
+    uint64_t block;             /* number of the block in its sequence */
+    uint32_t layer, n_layer;    /* layers layer … layer+n_layer-1 */
+    uint32_t n_token;           /* tokens held: 32, or fewer for the tail, which is packed by token */
+    uint64_t sum;               /* XXH3-64 of the payload */
+    uint64_t n_data;            /* bytes of payload: wire_read_data */
+    struct wire_extra extra;
+};
+
+struct wire_top {
+    uint32_t id;
+    float logprob;
+};
+
+struct wire_logprob { /* of one position */
+    uint32_t id;
+    float logprob;        /* NaN where there is none: the prompt's first token */
+    const struct wire_top *top;
+    uint32_t n_top;
+};
+
+struct wire_kv { /* the prompt is done; its first token */
+    uint64_t seq;
+    uint32_t index;
+    uint32_t n_token;     /* prompt tokens whose KV was sent */
+    bool has_first;       /* false where max_tokens is 0 */
+    struct wire_logprob first;
+    const struct wire_logprob *prompt; /* with echo and logprobs: one a prompt token */
+    uint32_t n_prompt;
+    uint32_t cached;      /* prompt tokens that were not computed */
+    uint64_t load_ns;
+    const struct wire_span *span;
+    uint32_t n_span;
+    struct wire_extra extra;
+};
+
+struct wire_out { /* a piece of an answer */
+    uint64_t seq;
+    uint32_t index;
+    struct wire_str id;
+    const uint32_t *ids;
+    uint32_t n_id;
+    struct wire_str text; /* safe to show; may be empty while ids are not */
+    const struct wire_logprob *lp; /* with logprobs: one an id */
+    uint32_t n_lp;
+    bool prompt;          /* ids, text and lp are the prompt's (echo) */
+    struct wire_extra extra;
+};
+
+enum wire_reason { WIRE_STOP = 1, WIRE_LENGTH = 2, WIRE_CANCELLED = 3, WIRE_ERROR = 4 };
+
+struct wire_end {
+    uint64_t seq;
+    uint32_t index;
+    struct wire_str id;
+    enum wire_reason reason;
+    struct wire_str stop_text; /* the stop string that matched, or empty */
+    bool has_stop_id;
+    uint32_t stop_id;
+    uint32_t prompt_tokens, completion_tokens, cached_tokens;
+    uint64_t load_ns, born_ns;
+    uint64_t first_ns, last_ns;  /* CLOCK_MONOTONIC of decode's host when the first and last token were known */
+    const struct wire_span *span;
+    uint32_t n_span;
+    struct wire_extra extra;
+};
+
+struct wire_error { /* one request failed; the stream goes on */
+    uint64_t seq;
+    uint32_t index;
+    struct wire_str id;
+    uint32_t code;         /* err.h */
+    struct wire_str text;
+    struct wire_extra extra;
+};
+
+struct wire_bye {
+    struct wire_str from;
+    uint64_t n_ok, n_error;  /* requests by outcome so far */
+    struct wire_extra extra;
+};
+
+struct wire_frame {
+    enum wire_kind kind;
+    union {
+        struct wire_hello hello;
+        struct wire_req req;
+        struct wire_blk blk;
+        struct wire_kv kv;
+        struct wire_out out;
+        struct wire_end end;
+        struct wire_error error;
+        struct wire_bye bye;
+    };
+};
+
+const char *wire_kind_name(enum wire_kind k);
+const char *wire_reason_name(enum wire_reason r);
+void wire_sampling_default(struct wire_sampling *s); /* greedy, nothing on, max_tokens UINT32_MAX, logprobs -1 */
+
+/* ---- bytes <-> structs, for messages and tests ---- */
+
+struct wire_arena; /* memory of decoded frames */
+struct wire_arena *wire_arena_new(void); /* NULL: no memory */
+void wire_arena_free(struct wire_arena *a);
+void wire_arena_reset(struct wire_arena *a);
+
+/* Decodes exactly one map of n bytes (for blk: without the bytes of its payload, whose bin header ends the buffer;
+ * n_data says how many follow). ERR_PROTO naming kind, field, limit and offset. Borrows from buf and arena. */
+int wire_decode(struct err *e, struct wire_frame *f, struct wire_arena *a, const uint8_t *buf, size_t n);
+
+/* Encodes a map (for blk up to and with the bin header). *out: malloc'd. */
+int wire_encode(struct err *e, uint8_t **out, size_t *n, const struct wire_frame *f);
+
+/* A deep copy of a request that outlives its frame. wire_req_free(NULL) is safe. */
+int wire_req_copy(struct err *e, struct wire_req **out, const struct wire_req *r);
+void wire_req_free(struct wire_req *r);
+
+/* ---- streams ---- */
+
+struct wire_reader;
+/* Owns nothing of fd. `name` for error texts ("stdin"). */
+int wire_reader_new(struct err *e, struct wire_reader **out, int fd, const char *name);
+void wire_reader_free(struct wire_reader *r);
+
+/*
+ * Reads one frame; blocks. *out is NULL at an end of file that follows a `bye`, or before any hello in an empty stream
+ * (*out NULL too; wire_reader_seen_hello says which). An end of file anywhere else is ERR_PROTO: "stdin: ended without
+ * bye: PROGRAM failed or was killed" (offset, and whether in mid-frame). A first frame of a stream other than hello, an
+ * unknown version, or a frame after bye other than hello are ERR_PROTO. An unread payload is skipped by the next call.
+ */
+int wire_read(struct err *e, struct wire_reader *r, struct wire_frame **out);
+bool wire_reader_seen_hello(const struct wire_reader *r);
+uint64_t wire_reader_offset(const struct wire_reader *r); /* bytes consumed */
+bool wire_reader_ready(const struct wire_reader *r);      /* a whole frame's head is buffered: wire_read will not block long */
+
+/* Reads the payload of the blk frame just read into dst (n_data bytes), then checks nothing: the caller compares
+ * wire_sum(dst) with blk.sum. Scattered: iov lengths must add up to n_data. */
+int wire_read_data(struct err *e, struct wire_reader *r, void *dst, uint64_t n);
+int wire_read_datav(struct err *e, struct wire_reader *r, const struct iovec *iov, int n_iov);
+
+struct wire_writer;
+int wire_writer_new(struct err *e, struct wire_writer **out, int fd, const char *name);
+void wire_writer_free(struct wire_writer *w);
+
+/* Writes a whole frame, or an ERR_SYS ("stdout: the next stage has gone" for EPIPE; a full disk by name). Blocks. */
+int wire_write(struct err *e, struct wire_writer *w, const struct wire_frame *f);
+/* A blk frame and its payload (n_data is set from iov). */
+int wire_write_blk(struct err *e, struct wire_writer *w, const struct wire_blk *b, const struct iovec *iov, int n_iov);
+uint64_t wire_writer_bytes(const struct wire_writer *w);
+
+uint64_t wire_sum(const void *p, size_t n);                  /* XXH3-64 */
+uint64_t wire_sumv(const struct iovec *iov, int n_iov);      /* the same over pieces */
+
+/* ---- frames as JSON, for jq (cmd/frames) ---- */
+
+/* One frame as one line of JSON (no newline); 64-bit numbers and digests as strings; data NULL: the payload summarised
+ * as {"bytes":"N"}, otherwise in base64. *out: malloc'd. */
+int wire_to_json(struct err *e, char **out, const struct wire_frame *f, const uint8_t *data, bool full);
+/* The way back; data malloc'd for blk. Borrows from arena. */
+int wire_from_json(struct err *e, struct wire_frame *f, struct wire_arena *a, uint8_t **data, const char *line, size_t n);
+
+/* FNV-free text of all kinds and fields with their types and limits: what the protocol test hashes. */
+const char *wire_schema(void);
+
+#endif
