@@ -118,7 +118,13 @@ enum kern_kv { KERN_KV_INT8, KERN_KV_BF16, KERN_KV_F16 };
 size_t kern_kv_tile_bytes(enum kern_kv type, int hd);
 const char *kern_kv_name(enum kern_kv type);
 
-/* One query row prepared for attention (rotated, and for int8 transformed and split in two planes): opaque. */
+/*
+ * One query row prepared for attention (rotated, and for int8 transformed and split in two planes): opaque to the engine,
+ * shared by every implementation of the table, 64-byte aligned. L = scale·log2(e), one f32 product; the bytes that pad the
+ * row to a multiple of 64 are zero:
+ *   int8  s8 hi[hd], s8 lo[hd], then f32 dq, i32 Σhi, i32 Σlo (dq = (max/16319)·(L/n), n the size of the Hadamard blocks)
+ *   bf16  u16[hd], then f32 L        f16  f32[hd], then f32 L (queries stay f32)
+ */
 size_t kern_q_bytes(enum kern_kv type, int hd); /* a multiple of 64 */
 
 /*
