@@ -1,0 +1,77 @@
+/*
+ * KV blocks: the layout of a slot, a pool of slots, block tables of sequences, and the packed form in which a block
+ * travels. A block is 32 tokens of one sequence, all layers; in memory one slot, [layer][kv_head][K, K scales, V, V scales]
+ * with the element order of kernels/kernels.h.
+ *
+ * A pool is thread-safe; a table belongs to one sequence and one thread at a time.
+ */
+#ifndef KV_H
+#define KV_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "err/err.h"
+#include "kernels/kernels.h"
+
+#define KV_ARITH "pp1"      /* the arithmetic id: changes with any rule of docs/arithmetic.md */
+#define KV_LAYOUT "cpu-hl1" /* the layout id: [layer][head][K, scales, V, scales] */
+
+struct kv_layout {
+    enum kern_kv type;
+    int64_t n_layer;
+    int n_kv_head, head_dim;
+    size_t tile_bytes;  /* one (layer, head) */
+    size_t layer_bytes; /* n_kv_head tiles */
+    size_t slot_bytes;  /* n_layer layers, rounded up to an odd multiple of 4 KiB (powers of two alias in L2) */
+};
+
+void kv_layout_init(struct kv_layout *l, enum kern_kv type, int64_t n_layer, int n_kv_head, int head_dim);
+
+struct kv_pool;
+
+/* A pool of as many slots as fit into `bytes`; ERR_NO where not one fits. Memory is reserved now and touched on first
+ * use, in huge pages where the machine gives them. */
+int kv_pool_new(struct err *e, struct kv_pool **out, const struct kv_layout *l, uint64_t bytes);
+void kv_pool_free(struct kv_pool *p);
+const struct kv_layout *kv_pool_layout(const struct kv_pool *p);
+int64_t kv_pool_slots(const struct kv_pool *p); /* all */
+int64_t kv_pool_idle(struct kv_pool *p);        /* not in a table */
+
+/* The block table of a sequence: slot[i] holds tokens 32i … 32i+31. Zero-initialise; kv_table_release gives all back. */
+struct kv_table {
+    int32_t *slot; /* [n] */
+    int64_t n, cap;
+};
+
+/* Grows the table to n_block blocks, all or none: ERR_NO where the pool has too few idle slots now. */
+int kv_table_grow(struct err *e, struct kv_table *t, struct kv_pool *p, int64_t n_block);
+void kv_table_release(struct kv_table *t, struct kv_pool *p);
+
+/* Where layer `layer` of a slot begins: layer_bytes of it, the next layer right behind. */
+uint8_t *kv_layer(const struct kv_pool *p, int32_t slot, int64_t layer);
+
+/* The (layer, head) tile. */
+static inline uint8_t *kv_tile(const struct kv_pool *p, int32_t slot, int64_t layer, int head);
+
+/*
+ * A tail of n_token < 32 tokens travels packed by token: in each tile K as [hd/u][n][u], K scales [n], V as
+ * [ceil(n/w)][hd][w] with zeros past n, V scales [n] (u, w the interleave of the type). Full blocks travel as they lie.
+ */
+size_t kv_packed_bytes(const struct kv_layout *l, int64_t n_layer, int n_token);
+void kv_pack(uint8_t *dst, const struct kv_layout *l, const uint8_t *layers, int64_t n_layer, int n_token);
+void kv_unpack(uint8_t *layers, const struct kv_layout *l, const uint8_t *src, int64_t n_layer, int n_token);
+
+struct kv_pool_head { /* what the inline above needs */
+    uint8_t *arena;
+    struct kv_layout layout;
+};
+
+static inline uint8_t *kv_tile(const struct kv_pool *p, int32_t slot, int64_t layer, int head)
+{
+    const struct kv_pool_head *h = (const struct kv_pool_head *)(const void *)p;
+    return h->arena + (size_t)slot * h->layout.slot_bytes + (size_t)layer * h->layout.layer_bytes +
+           (size_t)head * h->layout.tile_bytes;
+}
+
+#endif
