@@ -11,6 +11,8 @@
 
 #include "err/err.h"
 
+#define PHASEPIPE_VERSION "0.1.0"
+
 enum cli_kind {
     CLI_FLAG,   /* bool *: set to true */
     CLI_STR,    /* const char **: borrowed from argv */
@@ -38,7 +40,7 @@ struct cli_opt {
     uint64_t lo, hi;  /* U64, SIZE, I64 (cast); both 0: any */
     double flo, fhi;  /* F64; both 0: any */
     const char *choices;
-    bool *given;      /* set where the option was given; may be NULL */
+    bool *given; /* set where the option was given; may be NULL */
 };
 
 struct cli_prog {
@@ -47,12 +49,13 @@ struct cli_prog {
     const char *about;    /* one line */
     const struct cli_opt *opts;
     size_t n_opt;
-    size_t n_arg_max;     /* positional arguments allowed */
+    size_t n_arg_max; /* positional arguments allowed */
 };
 
 /*
  * Parses argv. Positional arguments are moved to the front of argv[1 …] and counted in *n_arg. --help, --version and
- * --complete (the bash completion words, for scripts) print to stdout and make this return CLI_DONE: the main returns 0.
+ * --complete (the bash completion words, for scripts) print to stdout and make this return CLI_DONE: the main returns
+ * 0.
  * "--name=value", "--name value", "-nV" and "-n V" are taken; "--" ends options; an unknown option or a bad value is
  * ERR_USAGE with a text that names it and its range.
  */

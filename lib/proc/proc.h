@@ -11,11 +11,14 @@
  * tests, a directory that stands for / (its proc/self/cgroup and sys/fs/cgroup are read). */
 int proc_cpus(const char *root);
 
+/* floor(cgroup quota), at least 1; INT_MAX where no group sets one. */
+int proc_quota(const char *root);
+
 /* Bytes this process may use: min(physical, cgroup limits). */
 uint64_t proc_memory(const char *root);
 
-uint64_t proc_now_ns(void);      /* CLOCK_MONOTONIC */
-const char *proc_host(void);     /* host name, cached */
+uint64_t proc_now_ns(void);  /* CLOCK_MONOTONIC */
+const char *proc_host(void); /* host name, cached */
 
 /* SIGPIPE ignored (writes give EPIPE); SIGTERM and SIGINT counted: first one: drain, second one: leave at once. */
 int proc_signals(struct err *e);

@@ -1,0 +1,62 @@
+/* Clock, host name and signals. */
+#include "proc/proc.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t proc_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static char host_name[256];
+
+static void read_host(void)
+{
+    if (gethostname(host_name, sizeof host_name - 1) || !host_name[0])
+        memcpy(host_name, "localhost", sizeof "localhost");
+}
+
+const char *proc_host(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, read_host);
+    return host_name;
+}
+
+static volatile sig_atomic_t term_count;
+
+/* The second signal takes its default action, so that a program that hangs while it drains can still be ended. */
+static void on_term(int sig)
+{
+    int saved = errno;
+    if (term_count < 2)
+        term_count++;
+    if (term_count == 2) {
+        signal(sig, SIG_DFL);
+        raise(sig);
+    }
+    errno = saved;
+}
+
+int proc_signals(struct err *e)
+{
+    struct sigaction ignore = {.sa_handler = SIG_IGN}, term = {.sa_handler = on_term};
+    sigemptyset(&ignore.sa_mask);
+    sigemptyset(&term.sa_mask);
+    /* No SA_RESTART: a blocking read returns, so that the main loop sees the count. */
+    if (sigaction(SIGPIPE, &ignore, NULL) || sigaction(SIGTERM, &term, NULL) || sigaction(SIGINT, &term, NULL))
+        return err_sys(e, "signals");
+    return 0;
+}
+
+int proc_term_count(void)
+{
+    return term_count;
+}

@@ -1,0 +1,177 @@
+/* Trees of control groups laid out as the kernel's cgroup-v1 and cgroup-v2 documents describe, under a directory that
+ * stands for /. */
+#include <errno.h>
+#include <limits.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "proc/proc.h"
+
+static char root[64];
+
+static int setup(void **state)
+{
+    (void)state;
+    snprintf(root, sizeof root, "/tmp/proc_test.XXXXXX");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    char cmd[128];
+    snprintf(cmd, sizeof cmd, "rm -rf '%s'", root);
+    return system(cmd);
+}
+
+static void put(const char *path, const char *text)
+{
+    char full[PATH_MAX];
+    snprintf(full, sizeof full, "%s/%s", root, path);
+    for (char *p = full + strlen(root) + 1; (p = strchr(p, '/')); p++) {
+        *p = 0;
+        if (mkdir(full, 0777) && errno != EEXIST)
+            fail_msg("mkdir %s", full);
+        *p = '/';
+    }
+    FILE *f = fopen(full, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void test_none(void **state)
+{
+    (void)state;
+    assert_int_equal(proc_quota(root), INT_MAX);
+    put("proc/meminfo", "MemTotal:        1000 kB\nMemFree: 1 kB\n");
+    assert_int_equal(proc_memory(root), 1024000);
+    put("proc/self/cgroup", "0::/\n");
+    put("sys/fs/cgroup/cpu.max", "max 100000\n");
+    assert_int_equal(proc_quota(root), INT_MAX);
+    assert_true(proc_cpus(root) >= 1);
+}
+
+/* The limit is on a group above; half CPUs round down, but never below one. */
+static void test_v2_walks_up(void **state)
+{
+    (void)state;
+    put("proc/meminfo", "MemTotal: 8388608 kB\n");
+    put("proc/self/cgroup", "0::/a.slice/b.scope\n");
+    put("sys/fs/cgroup/a.slice/cpu.max", "350000 100000\n");
+    put("sys/fs/cgroup/a.slice/b.scope/cpu.max", "max 100000\n");
+    put("sys/fs/cgroup/a.slice/memory.max", "1073741824\n");
+    put("sys/fs/cgroup/a.slice/b.scope/memory.max", "max\n");
+    assert_int_equal(proc_quota(root), 3);
+    assert_true(proc_memory(root) == 1073741824);
+    put("sys/fs/cgroup/a.slice/b.scope/cpu.max", "50000 100000\n");
+    put("sys/fs/cgroup/a.slice/b.scope/memory.max", "4096\n");
+    assert_int_equal(proc_quota(root), 1);
+    assert_int_equal(proc_cpus(root), 1);
+    assert_int_equal(proc_memory(root), 4096);
+    put("sys/fs/cgroup/a.slice/b.scope/cpu.max", "800000 100000\n");
+    assert_int_equal(proc_quota(root), 3);
+}
+
+static void test_v1(void **state)
+{
+    (void)state;
+    put("proc/meminfo", "MemTotal: 8388608 kB\n");
+    put("proc/self/cgroup", "12:cpuset:/\n4:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n1:name=systemd:/docker/x\n");
+    put("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_quota_us", "-1\n");
+    put("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_period_us", "100000\n");
+    put("sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_quota_us", "240000\n");
+    put("sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_period_us", "100000\n");
+    put("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "2147483648\n");
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    assert_int_equal(proc_quota(root), 2);
+    assert_true(proc_memory(root) == 2147483648);
+}
+
+/* In a container the path of the host's group is not below the mount; the mount itself is the group. */
+static void test_v1_container(void **state)
+{
+    (void)state;
+    put("proc/self/cgroup", "3:cpu,cpuacct:/docker/0123\n");
+    put("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "400000\n");
+    put("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(proc_quota(root), 4);
+}
+
+static void test_hybrid(void **state)
+{
+    (void)state;
+    put("proc/self/cgroup", "3:cpu,cpuacct:/\n0::/u\n");
+    put("sys/fs/cgroup/unified/u/cpu.max", "200000 100000\n");
+    assert_int_equal(proc_quota(root), 2);
+}
+
+static void test_strange(void **state)
+{
+    (void)state;
+    static const char *const text[] = {"", "max", "0 0\n", "-5 100000", "100000 -1", "x y", "99999999999999999999 1"};
+    put("proc/self/cgroup", "junk\n\n:::\n0::\n0::/g\n");
+    for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
+        put("sys/fs/cgroup/g/cpu.max", text[i]);
+        assert_int_equal(proc_quota(root), INT_MAX);
+    }
+}
+
+static void test_clock_host(void **state)
+{
+    (void)state;
+    uint64_t a = proc_now_ns(), b = proc_now_ns();
+    assert_true(b >= a && a > 0);
+    char name[256] = "";
+    assert_int_equal(gethostname(name, sizeof name - 1), 0);
+    assert_string_equal(proc_host(), name);
+}
+
+/* The first signal is counted, the second one ends the process by its default action. */
+static void test_signals(void **state)
+{
+    (void)state;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct err e;
+        if (proc_signals(&e) || proc_term_count() != 0)
+            _exit(10);
+        raise(SIGPIPE);
+        raise(SIGTERM);
+        if (proc_term_count() != 1)
+            _exit(11);
+        raise(SIGTERM);
+        _exit(12);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(WTERMSIG(status), SIGTERM);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_none, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_v2_walks_up, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_v1, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_v1_container, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_hybrid, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_strange, setup, teardown),
+        cmocka_unit_test(test_clock_host),
+        cmocka_unit_test(test_signals),
+    };
+    return cmocka_run_group_tests_name("proc", tests, NULL, NULL);
+}
