@@ -48,6 +48,10 @@ int gguf_strs(struct err *e, const struct gguf *g, const char *key, const struct
 int gguf_f32s(struct err *e, const struct gguf *g, const char *key, const float **out, uint64_t *n);
 int gguf_i32s(struct err *e, const struct gguf *g, const char *key, const int32_t **out, uint64_t *n); /* i32 or u32 */
 
+/* The name of a GGML type, NULL where it is unknown; the values in a block and the bytes that hold them. */
+const char *gguf_type_name(uint32_t type);
+bool gguf_type_size(uint64_t *block, uint64_t *bytes, uint32_t type);
+
 uint64_t gguf_tensor_count(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, uint64_t i);
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name); /* NULL: absent */
