@@ -1,7 +1,7 @@
 /*
- * The table of operations behind the engine: shapes, layouts and the exact sums (docs/arithmetic.md is the contract; every
- * implementation of this table gives the same bits). No operation allocates, blocks or fails: the caller hands in valid
- * shapes and buffers. Every operation may be called from any number of threads at once on disjoint outputs.
+ * The table of operations behind the engine: shapes, layouts and the exact sums (docs/arithmetic.md is the contract;
+ * every implementation of this table gives the same bits). No operation allocates, blocks or fails: the caller hands in
+ * valid shapes and buffers. Every operation may be called from any number of threads at once on disjoint outputs.
  *
  * Compute threads must run with MXCSR = round to nearest, DAZ and FTZ on: kern_thread_init().
  *
@@ -37,7 +37,7 @@ enum kern_type {
  * A packed matrix [rows, cols] is a run of groups; group g holds output rows 16g … 16g+15, all columns, contiguous.
  * Rows past `rows` are zero rows. In a group (r = row in group 0…15, k = column):
  *
- *   F32   [k][16] f32             F16  [k][16] f16             BF16  [ceil(cols/2)][16][2], k = 2i, 2i+1; odd cols: a zero
+ *   F32   [k][16] f32         F16  [k][16] f16         BF16  [ceil(cols/2)][16][2], k = 2i, 2i+1; odd cols: a zero
  *
  * Quantised types: a block is 32 columns; byte lane of (r,t) is 4r + t; quad q = 0…7 covers k = 4q + t, t = 0…3.
  *   nib[256]  byte j*64 + 4r + t (j = 0…3): low nibble quad j, high nibble quad j+4 (so k = 4j+t and k = 16+4j+t)
@@ -49,10 +49,11 @@ enum kern_type {
  *   Q8_0  [w8 w8][d d]      Q4_0 [nib nib][d d]       Q4_1 [nib nib][d m d m]
  *   Q5_0  [nib hi1 nib hi1][d d]                      Q5_1 [nib hi1 nib hi1][d m d m]
  * K types go by 256 columns (8 blocks):
- *   Q4_K  [d dmin][8 × nib][8 × (sc u8[16], mn u8[16])]          Q5_K [d dmin][8 × (nib hi1)][8 × (sc u8[16], mn u8[16])]
+ *   Q4_K  [d dmin][8 × nib][8 × (sc u8[16], mn u8[16])]
+ *   Q5_K  [d dmin][8 × (nib hi1)][8 × (sc u8[16], mn u8[16])]
  *   Q6_K  [d, 32 zero bytes][8 × (nib hi2)][8 × (sc i8[16] of columns 0…15, sc i8[16] of columns 16…31)]
- * so that group sizes are multiples of 64 bytes. Stored values: Q4_0 0…15 (minus 8), Q5_0 0…31 (minus 16), Q6_K 0…63
- * (minus 32), Q8_0 plus 128; Q4_1, Q5_1: d·q + m; Q4_K, Q5_K: (d·sc)·q - dmin·mn.
+ * so that group sizes are multiples of 64 bytes (F16 is padded to one). Stored values: Q4_0 0…15 (minus 8), Q5_0 0…31
+ * (minus 16), Q6_K 0…63 (minus 32), Q8_0 plus 128; Q4_1, Q5_1: d·q + m; Q4_K, Q5_K: (d·sc)·q - dmin·mn.
  */
 struct kern_mat {
     enum kern_type type;
@@ -62,8 +63,8 @@ struct kern_mat {
 };
 
 const char *kern_type_name(enum kern_type t);
-bool kern_type_is_quant(enum kern_type t);        /* takes int8 activations */
-int64_t kern_type_block(enum kern_type t);        /* columns must be a multiple of this: 1, 32 or 256 */
+bool kern_type_is_quant(enum kern_type t);                  /* takes int8 activations */
+int64_t kern_type_block(enum kern_type t);                  /* columns must be a multiple of this: 1, 32 or 256 */
 size_t kern_type_row_bytes(enum kern_type t, int64_t cols); /* bytes of one row as GGUF stores it */
 size_t kern_group_bytes(enum kern_type t, int64_t cols);    /* bytes of one packed group */
 
@@ -76,6 +77,11 @@ void kern_pack_group(uint8_t *dst, enum kern_type dst_type, enum kern_type src_t
 
 /* True where every value of a row of F32 or F16 is exact in bf16. */
 bool kern_is_bf16(enum kern_type src_type, const uint8_t *row, int64_t cols);
+
+/*
+ * Rounding to bf16, everywhere: nearest even; a subnormal f32 gives zero of its sign, as the instruction does; NaN is
+ * quieted. f16 is rounded to nearest even with subnormals kept.
+ */
 
 /* ---- activations ------------------------------------------------------------------------------------------------ */
 
@@ -107,6 +113,8 @@ void kern_act_place(struct kern_act *a, void *mem, int64_t n_row, int64_t k, int
 
 enum kern_kv { KERN_KV_INT8, KERN_KV_BF16, KERN_KV_F16 };
 
+#define KERN_HEAD_MAX 512 /* the greatest head_dim; the caller refuses a model with more */
+
 #define KERN_KV_BLOCK 32      /* tokens of a block */
 #define KERN_KV_PARTITION 256 /* tokens of an attention partition: 8 blocks */
 
@@ -119,27 +127,28 @@ size_t kern_kv_tile_bytes(enum kern_kv type, int hd);
 const char *kern_kv_name(enum kern_kv type);
 
 /*
- * One query row prepared for attention (rotated, and for int8 transformed and split in two planes): opaque to the engine,
- * shared by every implementation of the table, 64-byte aligned. L = scale·log2(e), one f32 product; the bytes that pad the
- * row to a multiple of 64 are zero:
- *   int8  s8 hi[hd], s8 lo[hd], then f32 dq, i32 Σhi, i32 Σlo (dq = (max/16319)·(L/n), n the size of the Hadamard blocks)
+ * One query row prepared for attention (rotated, and for int8 transformed and split in two planes): opaque to the
+ * engine, shared by every implementation of the table, 64-byte aligned. L = scale·log2(e), one f32 product; the bytes
+ * that pad the row to a multiple of 64 are zero:
+ *
+ *   int8  s8 hi[hd], s8 lo[hd], then f32 dq, i32 Σhi, i32 Σlo; dq = (max/16319)·(L/n), n the size of a Hadamard block
  *   bf16  u16[hd], then f32 L        f16  f32[hd], then f32 L (queries stay f32)
  */
 size_t kern_q_bytes(enum kern_kv type, int hd); /* a multiple of 64 */
 
 /*
- * One partition of attention for the rows of one (sequence, kv head). Row i sees tokens from[i] <= t < to[i] counted from
- * the partition's first token (0 … 256). A row that sees none gets m = -inf, l = 0, o = 0.
+ * One partition of attention for the rows of one (sequence, kv head). Row i sees tokens from[i] <= t < to[i] counted
+ * from the partition's first token (0 … 256). A row that sees none gets m = -inf, l = 0, o = 0.
  */
 struct kern_attn {
     enum kern_kv type;
     int hd;
     int n_row;
-    const uint8_t *q;         /* [n_row] of kern_q_bytes */
-    const int32_t *from, *to; /* [n_row] */
-    const uint8_t *const *tile; /* [n_tile] pointers to the (layer, head) tile of each block; n_tile = ceil(max to / 32) */
-    int n_tile;
-    void *scratch;            /* kern_attn_scratch bytes, one a thread */
+    const uint8_t *q;           /* [n_row] of kern_q_bytes */
+    const int32_t *from, *to;   /* [n_row] */
+    const uint8_t *const *tile; /* [n_tile]: the (layer, head) tile of each block */
+    int n_tile;                 /* ceil(max to / 32) */
+    void *scratch;              /* kern_attn_scratch bytes, one a thread */
 };
 size_t kern_attn_scratch(enum kern_kv type, int hd, int n_row_max);
 
@@ -164,9 +173,10 @@ struct kern_ops {
     void (*row)(float *out, const struct kern_mat *w, int64_t row);
 
     void (*silu_mul)(float *out, const float *gate, const float *up, int64_t n); /* out may be gate */
-    void (*add)(float *x, const float *y, int64_t n);                           /* x += y */
+    void (*add)(float *x, const float *y, int64_t n);                            /* x += y */
 
-    /* Rotates n_rot/2 pairs of one head: (x[2i], x[2i+1]), or (x[i], x[i+n_rot/2]) where neox. cs: [n_rot/2][2] cos, sin. */
+    /* Rotates n_rot/2 pairs of one head: (x[2i], x[2i+1]), or (x[i], x[i+n_rot/2]) where neox. cs: [n_rot/2][2], the
+     * cosine and the sine. */
     void (*rope)(float *x, const float *cs, int n_rot, bool neox);
 
     /* Stores one token's K (rotated) and V of one head at token t (0 … 31) of a tile. Only bytes of token t change. */
@@ -175,7 +185,8 @@ struct kern_ops {
     /* Prepares one rotated query row. scale: the softmax scale (1/sqrt(hd) unless the model says otherwise). */
     void (*q_prep)(uint8_t *dst, enum kern_kv type, int hd, const float *q, float scale);
 
-    /* m, l: [n_row]; o: [n_row][hd]. */
+    /* m, l: [n_row]; o: [n_row][hd], every element plus 0.0f at the end, so that no -0 tells one order of skipping
+     * masked tokens from another. */
     void (*attn)(float *m, float *l, float *o, const struct kern_attn *a);
 
     /* Joins the partial (m,l,o) of the next partition into (M,L,O), one row; M starts at -inf, L and O at 0. m = -inf
@@ -185,7 +196,8 @@ struct kern_ops {
     /* out[i] = O[i]/L + 0.0f. */
     void (*attn_finish)(float *out, float L, const float *O, int hd);
 
-    /* Index of the greatest of n, the lower one on a tie; *max its value. NaN is never greater. */
+    /* Index of the greatest of n, the lower one on a tie; *max its value. NaN is never greater: the search starts from
+     * index 0 with -inf, which is also the answer where nothing is greater than -inf. */
     int64_t (*argmax)(const float *x, int64_t n, float *max);
 
     /* Σ exp2((x[i] - max)·c) of one tile (n <= 1024), in 16 lanes, folded; e[i] too where e is not NULL. */
@@ -194,10 +206,10 @@ struct kern_ops {
 
 size_t kern_linear_scratch(int64_t cols_max); /* bytes of scratch a thread needs for `linear` */
 
-/* exp2 of x <= 0 as the contract fixes it, and the same for doubles' helpers that must not come from libm. */
+/* exp2 of x <= 0 as the contract fixes it. */
 float kern_exp2(float x);
 
-/* Chosen by name ("c", "avx2", "avx512"), or the best this machine has where name is NULL. ERR_USAGE where it lacks it. */
+/* Chosen by name ("c", "avx2", "avx512"), or the best this machine has where name is NULL. ERR_USAGE: it lacks it. */
 int kern_select(struct err *e, const struct kern_ops **out, const char *name);
 
 /* Sets rounding, DAZ and FTZ for the calling thread. */
