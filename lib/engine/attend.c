@@ -1,0 +1,200 @@
+/* Attention of a layer: units of (chunk, kv head, rows) walk the partitions in order; where rows are few and contexts long a
+ * unit is one partition, and the partials are joined afterwards in the same order. Both give the same bits. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/private.h"
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t partitions(const struct engine_chunk *c)
+{
+    return (c->pos + c->n + KERN_KV_PARTITION - 1) / KERN_KV_PARTITION;
+}
+
+int attend_plan(struct err *e, struct engine *g)
+{
+    struct step *s = &g->s;
+    int64_t whole = 0, split = 0, rows = 0, deep = 0;
+    s->whole = true;
+    for (int64_t c = 0; c < s->n_chunk; c++) {
+        int64_t tiles = (s->chunk[c].n + g->attn_tokens - 1) / g->attn_tokens;
+        whole += tiles;
+        split += tiles * partitions(&s->chunk[c]);
+        rows += tiles * partitions(&s->chunk[c]) * g->attn_rows;
+        deep = partitions(&s->chunk[c]) > deep ? partitions(&s->chunk[c]) : deep;
+        s->whole &= tiles == 1;
+    }
+    /* enough units for a fair share without splitting, or nothing to split */
+    s->split = deep > 1 && whole * g->m->c.n_kv_head < 4 * g->n_thread && split > whole;
+    s->whole &= !s->split;
+    s->n_unit = 0;
+    for (int64_t c = 0; c < s->n_chunk; c++) {
+        s->unit0[c] = s->n_unit;
+        s->n_unit += (s->chunk[c].n + g->attn_tokens - 1) / g->attn_tokens * (s->split ? partitions(&s->chunk[c]) : 1);
+    }
+    s->unit0[s->n_chunk] = s->n_unit;
+    if (!s->split || rows * g->m->c.n_kv_head <= g->part.cap)
+        return 0;
+    rows *= g->m->c.n_kv_head;
+    struct part p = {malloc((size_t)rows * 4), malloc((size_t)rows * 4), malloc((size_t)rows * 4 * (size_t)g->m->c.head_dim),
+                     rows};
+    if (!p.m || !p.l || !p.o) {
+        free(p.m);
+        free(p.l);
+        free(p.o);
+        return err_nomem(e, "attention partials", (size_t)rows * 4 * (size_t)(g->m->c.head_dim + 2));
+    }
+    free(g->part.m);
+    free(g->part.l);
+    free(g->part.o);
+    g->part = p;
+    return 0;
+}
+
+struct unit {
+    int64_t c, first, n; /* chunk; its rows first … first+n-1 */
+    int64_t p0, p1;      /* partitions */
+    int head;
+};
+
+/* Unit u of head h; heads vary slowest, so threads walk one head's KV together. */
+static struct unit unit_of(const struct engine *g, int64_t u)
+{
+    const struct step *s = &g->s;
+    struct unit t = {.head = (int)(u / s->n_unit)};
+    u %= s->n_unit;
+    int64_t lo = 0, hi = s->n_chunk;
+    while (hi - lo > 1) {
+        int64_t mid = (lo + hi) / 2;
+        if (s->unit0[mid] <= u)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    t.c = lo;
+    const struct engine_chunk *c = &s->chunk[lo];
+    u -= s->unit0[lo];
+    int64_t tile = s->split ? u / partitions(c) : u;
+    t.first = tile * g->attn_tokens;
+    t.n = min64(g->attn_tokens, c->n - t.first);
+    t.p0 = s->split ? u % partitions(c) : 0;
+    t.p1 = s->split ? t.p0 + 1 : (c->pos + t.first + t.n + KERN_KV_PARTITION - 1) / KERN_KV_PARTITION;
+    return t;
+}
+
+/* Partition p of a unit into m, l, o: rows in the order (token, head of the group). */
+static void one_partition(struct engine *g, struct seat *t, int64_t layer, const struct unit *u, int64_t p, float *m, float *l,
+                          float *o)
+{
+    const struct engine_chunk *c = &g->s.chunk[u->c];
+    int64_t base = p * KERN_KV_PARTITION, seen = 0;
+    int n_row = (int)u->n * g->group;
+    for (int64_t i = 0; i < u->n; i++) {
+        int64_t to = c->pos + u->first + i + 1 - base;
+        to = to < 0 ? 0 : min64(to, KERN_KV_PARTITION);
+        seen = to > seen ? to : seen;
+        for (int j = 0; j < g->group; j++) {
+            t->from[i * g->group + j] = 0;
+            t->to[i * g->group + j] = (int32_t)to;
+        }
+    }
+    int n_tile = (int)((seen + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK);
+    for (int b = 0; b < n_tile; b++)
+        t->tile[b] = kv_tile(g->pool, c->kv->slot[base / KERN_KV_BLOCK + b], layer, u->head);
+    struct kern_attn a = {.type = g->kv, .hd = g->m->c.head_dim, .n_row = n_row, .q = t->q, .from = t->from, .to = t->to,
+                          .tile = t->tile, .n_tile = n_tile, .scratch = t->attn};
+    g->k->attn(m, l, o, &a);
+}
+
+/* The unit's prepared query rows side by side. */
+static void gather_q(struct engine *g, struct seat *t, const struct unit *u)
+{
+    int64_t r0 = g->s.row0[u->c] + u->first;
+    size_t run = (size_t)g->group * g->q_bytes;
+    for (int64_t i = 0; i < u->n; i++)
+        memcpy(t->q + (size_t)i * run,
+               g->q + ((size_t)(r0 + i) * (size_t)g->m->c.n_head + (size_t)(u->head * g->group)) * g->q_bytes, run);
+}
+
+static void start(struct seat *t, int64_t rows, int64_t hd)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        t->M[i] = -INFINITY;
+        t->L[i] = 0;
+    }
+    memset(t->O, 0, (size_t)(rows * hd) * sizeof *t->O);
+}
+
+static void store(struct engine *g, struct seat *t, const struct unit *u)
+{
+    int hd = g->m->c.head_dim;
+    int64_t wide = (int64_t)g->m->c.n_head * hd;
+    for (int64_t i = 0; i < u->n; i++)
+        for (int j = 0; j < g->group; j++) {
+            int64_t r = g->s.row0[u->c] + u->first + i, row = i * g->group + j;
+            g->k->attn_finish(g->o + r * wide + (u->head * g->group + j) * hd, t->L[row], t->O + row * hd, hd);
+        }
+}
+
+static void merge(struct engine *g, struct seat *t, int64_t rows, const float *m, const float *l, const float *o)
+{
+    int hd = g->m->c.head_dim;
+    for (int64_t i = 0; i < rows; i++)
+        g->k->attn_merge(&t->M[i], &t->L[i], t->O + i * hd, m[i], l[i], o + i * hd, hd);
+}
+
+static void attend_whole(struct engine *g, int tid, int64_t layer, int phase)
+{
+    struct seat *t = &g->seat[tid];
+    int n_head = g->m->c.n_kv_head;
+    for (int64_t u; (u = team_take(g->team, phase, g->s.n_unit * n_head, 1)) >= 0;) {
+        struct unit un = unit_of(g, g->s.n_unit * n_head - 1 - u); /* the longest first: a fairer end */
+        if (g->s.whole)
+            rotate_store(g, layer, un.c, 0, un.n, un.head);
+        gather_q(g, t, &un);
+        start(t, un.n * g->group, g->m->c.head_dim);
+        for (int64_t p = un.p0; p < un.p1; p++) {
+            one_partition(g, t, layer, &un, p, t->m, t->l, t->o);
+            merge(g, t, un.n * g->group, t->m, t->l, t->o);
+        }
+        store(g, t, &un);
+    }
+}
+
+static void attend_split(struct engine *g, int tid, int64_t layer, int phase)
+{
+    struct seat *t = &g->seat[tid];
+    int n_head = g->m->c.n_kv_head;
+    int64_t hd = g->m->c.head_dim, rows = g->attn_rows;
+    for (int64_t u; (u = team_take(g->team, phase, g->s.n_unit * n_head, 1)) >= 0;) {
+        struct unit un = unit_of(g, u);
+        gather_q(g, t, &un);
+        one_partition(g, t, layer, &un, un.p0, g->part.m + u * rows, g->part.l + u * rows, g->part.o + u * rows * hd);
+    }
+    team_barrier(g->team, tid);
+    for (int64_t u; (u = team_take(g->team, phase + 1, g->s.n_unit * n_head, 1)) >= 0;) {
+        struct unit un = unit_of(g, u);
+        if (un.p0)
+            continue; /* the first partition's unit joins them all */
+        start(t, un.n * g->group, hd);
+        for (int64_t p = 0; p < partitions(&g->s.chunk[un.c]); p++)
+            merge(g, t, un.n * g->group, g->part.m + (u + p) * rows, g->part.l + (u + p) * rows,
+                  g->part.o + (u + p) * rows * hd);
+        store(g, t, &un);
+    }
+}
+
+void attend(struct engine *g, int tid, int64_t layer, int *phase)
+{
+    if (g->s.split) {
+        attend_split(g, tid, layer, *phase);
+        *phase += 2;
+    } else {
+        attend_whole(g, tid, layer, (*phase)++);
+    }
+}

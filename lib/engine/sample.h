@@ -1,0 +1,67 @@
+/*
+ * From logits to a token: bias, bans, penalties, temperature, min-p, top-k, top-p, and the log-probabilities reported.
+ * Log-probabilities are those of the model itself: of the logits before any of these. Same inputs, same bits: the
+ * randomness is a counter (seed, choice, position), sums run in fixed tiles of 1,024, ties go to the lower id.
+ */
+#ifndef SAMPLE_H
+#define SAMPLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "err/err.h"
+#include "kernels/kernels.h"
+
+#define SAMPLE_TOP_MAX 64
+#define SAMPLE_GREEDY_BELOW 1e-3f /* temperatures below this are greedy: no division by nearly nothing */
+
+struct sample_bias {
+    uint32_t id;
+    float bias;
+};
+
+struct sample_params {
+    uint64_t seed;
+    uint32_t choice;
+    float temperature;  /* 0: greedy */
+    uint32_t top_k;     /* 0: off */
+    float top_p, min_p; /* 1, 0: off; top_p 0 keeps the best token */
+    float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0: off */
+    const struct sample_bias *bias;
+    uint32_t n_bias;
+    int32_t logprobs;   /* -1: none; N best beside the chosen one, at most SAMPLE_TOP_MAX */
+};
+
+struct sample_top {
+    uint32_t id;
+    float logprob;
+};
+
+struct sample_result {
+    uint32_t id;
+    float logprob;
+    struct sample_top top[SAMPLE_TOP_MAX]; /* falling; ties by id */
+    int32_t n_top;
+};
+
+struct sampler; /* scratch for one thread at a time */
+int sampler_new(struct err *e, struct sampler **out, const struct kern_ops *k, int64_t vocab);
+void sampler_free(struct sampler *s);
+
+/*
+ * Chooses a token. logits: [n_token], overwritten; ids at or past n_token (padding rows) are never chosen. prompt, answer:
+ * the ids so far, for penalties. ban: n_ban ids that must not be chosen (end tokens before min_tokens). position: place of
+ * the token in the sequence. ERR_NO where a logit is NaN or nothing may be chosen.
+ */
+int sample(struct err *e, struct sampler *s, struct sample_result *out, float *logits, int64_t n_token,
+           const struct sample_params *p, const uint32_t *prompt, int64_t n_prompt, const uint32_t *answer, int64_t n_answer,
+           const uint32_t *ban, int64_t n_ban, uint64_t position);
+
+/* Log-probability of `id` and the n_top best, without choosing: for prompts. logits are not changed. */
+int sample_logprob(struct err *e, struct sampler *s, struct sample_result *out, const float *logits, int64_t n_token,
+                   uint32_t id, int32_t n_top);
+
+/* Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11). */
+void sample_philox(uint32_t out[4], const uint32_t counter[4], const uint32_t key[2]);
+
+#endif

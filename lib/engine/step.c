@@ -1,0 +1,324 @@
+/* One step of the engine: the phases of a layer, each split into units that the threads take one by one. */
+#include <string.h>
+
+#include "engine/private.h"
+
+static int64_t groups(const struct kern_mat *w)
+{
+    return (w->rows + 15) / 16;
+}
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Where a step's rows start; how many are wanted. */
+static void plan_rows(struct step *s)
+{
+    s->n_row = s->n_want = 0;
+    for (int64_t c = 0; c < s->n_chunk; c++) {
+        s->row0[c] = s->n_row;
+        s->n_row += s->chunk[c].n;
+        s->n_want += s->chunk[c].want == ENGINE_ALL ? s->chunk[c].n : s->chunk[c].want == ENGINE_LAST;
+    }
+}
+
+/* The chunk that holds row r. */
+static int64_t chunk_of(const struct step *s, int64_t r)
+{
+    int64_t lo = 0, hi = s->n_chunk;
+    while (hi - lo > 1) {
+        int64_t mid = (lo + hi) / 2;
+        if (s->row0[mid] <= r)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static void embed(struct engine *g, int phase)
+{
+    struct step *s = &g->s;
+    const struct model_config *c = &g->m->c;
+    for (int64_t r0; (r0 = team_take(g->team, phase, s->n_row, KERN_TILE)) >= 0;)
+        for (int64_t r = r0; r < min64(r0 + KERN_TILE, s->n_row); r++) {
+            int64_t ci = chunk_of(s, r);
+            const struct engine_chunk *ch = &s->chunk[ci];
+            int64_t at = r - s->row0[ci];
+            g->k->row(g->x + r * c->hidden, &g->m->embed, ch->ids[at]);
+            float *cs = g->cs + r * c->n_rot;
+            for (int i = 0; i < c->n_rot / 2; i++) {
+                double sn, cn;
+                model_sincos(&sn, &cn, (double)(ch->pos + at) * c->rope_freq[i]);
+                cs[2 * i] = (float)(cn * (double)c->rope_attn_factor);
+                cs[2 * i + 1] = (float)(sn * (double)c->rope_attn_factor);
+            }
+        }
+}
+
+/* Normed rows as activations. Few rows: every thread makes its own copy. Many: tiles are shared out, a barrier follows. */
+static const struct kern_act *normed(struct engine *g, int tid, const float *w, int phase)
+{
+    struct seat *t = &g->seat[tid];
+    int64_t n = g->s.n_row, k = g->m->c.hidden;
+    if (n <= ROWS_ALONE) {
+        t->act.n_row = n;
+        t->act.k = k;
+        for (int64_t r = 0; r < n; r++)
+            g->k->norm(t->norm + r * k, g->x + r * k, w, k, g->m->c.eps);
+        g->k->act(&t->act, 0, n, 0, k, t->norm, (size_t)k);
+        return &t->act;
+    }
+    g->act.n_row = n;
+    for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;) {
+        int64_t rows = min64(KERN_TILE, n - r0);
+        for (int64_t r = 0; r < rows; r++)
+            g->k->norm(t->norm + r * k, g->x + (r0 + r) * k, w, k, g->m->c.eps);
+        g->k->act(&g->act, r0, rows, 0, k, t->norm, (size_t)k);
+    }
+    team_barrier(g->team, tid);
+    return &g->act;
+}
+
+static void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t rows, int64_t n_row)
+{
+    if (!bias)
+        return;
+    int64_t n = min64(32, rows - first);
+    for (int64_t r = 0; r < n_row; r++)
+        for (int64_t j = 0; j < n; j++)
+            out[(size_t)r * ld + (size_t)j] += bias[first + j];
+}
+
+/* q, k and v in one phase; a unit is a panel of two groups of one of them. */
+static void qkv(struct engine *g, int tid, const struct model_layer *l, const struct kern_act *a, int phase)
+{
+    const struct kern_mat *w[3] = {&l->wq, &l->wk, &l->wv};
+    const float *bias[3] = {l->bq, l->bk, l->bv};
+    const int64_t off[3] = {0, g->off_k, g->off_v};
+    int64_t n_panel[3], n = 0;
+    for (int i = 0; i < 3; i++)
+        n += n_panel[i] = (groups(w[i]) + 1) / 2;
+    for (int64_t u; (u = team_take(g->team, phase, n, 1)) >= 0;) {
+        int i = 0;
+        while (u >= n_panel[i])
+            u -= n_panel[i++];
+        int64_t g0 = 2 * u, g1 = min64(g0 + 2, groups(w[i]));
+        float *out = g->qkv + off[i] + 16 * g0;
+        g->k->linear(out, (size_t)g->ldq, w[i], g0, g1, a, 0, g->s.n_row, g->seat[tid].linear);
+        add_bias(out, (size_t)g->ldq, bias[i], 16 * g0, w[i]->rows, g->s.n_row);
+    }
+}
+
+void rotate_store(struct engine *g, int64_t layer, int64_t ci, int64_t first, int64_t n, int head)
+{
+    const struct model_config *c = &g->m->c;
+    const struct engine_chunk *ch = &g->s.chunk[ci];
+    bool neox = c->family->neox;
+    for (int64_t i = first; i < first + n; i++) {
+        int64_t r = g->s.row0[ci] + i, pos = ch->pos + i;
+        float *row = g->qkv + r * g->ldq, *k = row + g->off_k + head * c->head_dim;
+        const float *cs = g->cs + r * c->n_rot;
+        g->k->rope(k, cs, c->n_rot, neox);
+        uint8_t *tile = kv_tile(g->pool, ch->kv->slot[pos / KERN_KV_BLOCK], layer, head);
+        g->k->kv_write(tile, g->kv, c->head_dim, (int)(pos % KERN_KV_BLOCK), k, row + g->off_v + head * c->head_dim);
+        for (int j = head * g->group; j < (head + 1) * g->group; j++) {
+            g->k->rope(row + j * c->head_dim, cs, c->n_rot, neox);
+            g->k->q_prep(g->q + (size_t)(r * c->n_head + j) * g->q_bytes, g->kv, c->head_dim, row + j * c->head_dim,
+                         g->scale);
+        }
+    }
+}
+
+/* One writer a (block, head): V bytes of neighbouring tokens share words. */
+static void rotate_all(struct engine *g, int64_t layer, int phase)
+{
+    struct step *s = &g->s;
+    int n_head = g->m->c.n_kv_head;
+    int64_t n_unit = 0, ci = 0, base = 0;
+    for (int64_t c = 0; c < s->n_chunk; c++)
+        n_unit += (s->chunk[c].pos + s->chunk[c].n - 1) / KERN_KV_BLOCK - s->chunk[c].pos / KERN_KV_BLOCK + 1;
+    for (int64_t u; (u = team_take(g->team, phase, n_unit * n_head, 1)) >= 0;) {
+        int64_t b = u / n_head;
+        for (;; ci++) { /* units come in rising order, so the search goes on from the last */
+            int64_t pos = s->chunk[ci].pos, n = (pos + s->chunk[ci].n - 1) / KERN_KV_BLOCK - pos / KERN_KV_BLOCK + 1;
+            if (b < base + n)
+                break;
+            base += n;
+        }
+        const struct engine_chunk *ch = &s->chunk[ci];
+        int64_t block = ch->pos / KERN_KV_BLOCK + b - base;
+        int64_t from = block * KERN_KV_BLOCK - ch->pos, to = min64(from + KERN_KV_BLOCK, ch->n);
+        from = from < 0 ? 0 : from;
+        rotate_store(g, layer, ci, from, to - from, (int)(u % n_head));
+    }
+}
+
+/* Attention's output as activations for wo. */
+static const struct kern_act *out_act(struct engine *g, int tid, int phase)
+{
+    struct seat *t = &g->seat[tid];
+    int64_t n = g->s.n_row, k = (int64_t)g->m->c.n_head * g->m->c.head_dim;
+    if (n <= ROWS_ALONE) {
+        t->act.n_row = n;
+        t->act.k = k;
+        g->k->act(&t->act, 0, n, 0, k, g->o, (size_t)k);
+        return &t->act;
+    }
+    g->act_o.n_row = n;
+    for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;)
+        g->k->act(&g->act_o, r0, min64(KERN_TILE, n - r0), 0, k, g->o + r0 * k, (size_t)k);
+    team_barrier(g->team, tid);
+    return &g->act_o;
+}
+
+/* x += W·a; a unit is a panel of 32 outputs, which one thread alone adds. */
+static void residual(struct engine *g, int tid, const struct kern_mat *w, const struct kern_act *a, int phase)
+{
+    struct seat *t = &g->seat[tid];
+    int64_t hidden = g->m->c.hidden;
+    for (int64_t u; (u = team_take(g->team, phase, (groups(w) + 1) / 2, 1)) >= 0;) {
+        int64_t g0 = 2 * u, n = min64(32, hidden - 32 * u);
+        g->k->linear(t->a, 32, w, g0, min64(g0 + 2, groups(w)), a, 0, g->s.n_row, t->linear);
+        for (int64_t r = 0; r < g->s.n_row; r++)
+            g->k->add(g->x + r * hidden + 32 * u, t->a + r * 32, n);
+    }
+}
+
+/* h = silu(gate)·up, quantised by the thread that made the 32 columns. */
+static void gate_up(struct engine *g, int tid, const struct model_layer *l, const struct kern_act *a, int phase)
+{
+    struct seat *t = &g->seat[tid];
+    int64_t ffn = g->m->c.ffn, n_row = g->s.n_row;
+    g->act_h.n_row = n_row;
+    for (int64_t u; (u = team_take(g->team, phase, (ffn + 31) / 32, 1)) >= 0;) {
+        int64_t g0 = 2 * u, g1 = min64(g0 + 2, groups(&l->gate));
+        g->k->linear(t->a, 32, &l->gate, g0, g1, a, 0, n_row, t->linear);
+        g->k->linear(t->b, 32, &l->up, g0, g1, a, 0, n_row, t->linear);
+        if (ffn % 32 == 0) {
+            g->k->silu_mul(t->a, t->a, t->b, n_row * 32);
+            g->k->act(&g->act_h, 0, n_row, 32 * u, 32, t->a, 32);
+            continue;
+        }
+        for (int64_t r = 0; r < n_row; r++)
+            g->k->silu_mul(g->h + r * ffn + 32 * u, t->a + r * 32, t->b + r * 32, min64(32, ffn - 32 * u));
+    }
+    team_barrier(g->team, tid);
+    if (ffn % 32) {
+        for (int64_t r0; (r0 = team_take(g->team, phase + 1, n_row, KERN_TILE)) >= 0;)
+            g->k->act(&g->act_h, r0, min64(KERN_TILE, n_row - r0), 0, ffn, g->h + r0 * ffn, (size_t)ffn);
+        team_barrier(g->team, tid);
+    }
+}
+
+/* Wanted rows: final norm, made ready for the head. */
+static void finish(struct engine *g, int phase)
+{
+    struct step *s = &g->s;
+    int64_t k = g->m->c.hidden, base = 0, c = 0;
+    g->act_w.n_row = s->n_want;
+    for (int64_t w0; (w0 = team_take(g->team, phase, s->n_want, KERN_TILE)) >= 0;) {
+        int64_t w1 = min64(w0 + KERN_TILE, s->n_want);
+        for (int64_t w = w0; w < w1; w++) {
+            for (;; c++) {
+                int64_t n = s->chunk[c].want == ENGINE_ALL ? s->chunk[c].n : s->chunk[c].want == ENGINE_LAST;
+                if (w < base + n)
+                    break;
+                base += n;
+            }
+            int64_t r = s->row0[c] + (s->chunk[c].want == ENGINE_ALL ? w - base : s->chunk[c].n - 1);
+            g->k->norm(g->want + w * k, g->x + r * k, g->m->output_norm, k, g->m->c.eps);
+        }
+        g->k->act(&g->act_w, w0, w1 - w0, 0, k, g->want + w0 * k, (size_t)k);
+    }
+}
+
+static void step_run(void *arg, int tid)
+{
+    struct engine *g = arg;
+    int phase = 0;
+    part_time(g, tid, PART_N);
+    embed(g, phase++);
+    team_barrier(g->team, tid);
+    part_time(g, tid, PART_EMBED);
+    for (int64_t i = 0; i < g->m->c.n_layer; i++) {
+        const struct model_layer *l = &g->m->layer[i];
+        const struct kern_act *a = normed(g, tid, l->attn_norm, phase);
+        phase += g->s.n_row > ROWS_ALONE;
+        part_time(g, tid, PART_NORM);
+        qkv(g, tid, l, a, phase++);
+        team_barrier(g->team, tid);
+        part_time(g, tid, PART_QKV);
+        if (!g->s.whole) {
+            rotate_all(g, i, phase++);
+            team_barrier(g->team, tid);
+            if (!tid && g->s.layer_done)
+                g->s.layer_done(g->s.layer_arg, i);
+        }
+        part_time(g, tid, PART_ROPE);
+        attend(g, tid, i, &phase);
+        team_barrier(g->team, tid);
+        if (g->s.whole && !tid && g->s.layer_done)
+            g->s.layer_done(g->s.layer_arg, i);
+        part_time(g, tid, PART_ATTN);
+        a = out_act(g, tid, phase);
+        phase += g->s.n_row > ROWS_ALONE;
+        residual(g, tid, &l->wo, a, phase++);
+        team_barrier(g->team, tid);
+        part_time(g, tid, PART_OUT);
+        a = normed(g, tid, l->ffn_norm, phase);
+        phase += g->s.n_row > ROWS_ALONE;
+        part_time(g, tid, PART_NORM);
+        gate_up(g, tid, l, a, phase);
+        phase += 1 + (g->m->c.ffn % 32 != 0);
+        part_time(g, tid, PART_FFN);
+        residual(g, tid, &l->down, &g->act_h, phase++);
+        team_barrier(g->team, tid);
+        part_time(g, tid, PART_DOWN);
+    }
+    finish(g, phase);
+    part_time(g, tid, PART_NORM);
+}
+
+int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chunk, int64_t n_chunk,
+                engine_layer_fn *layer_done, void *arg)
+{
+    struct step *s = &g->s;
+    s->chunk = chunk;
+    s->n_chunk = n_chunk;
+    s->layer_done = layer_done;
+    s->layer_arg = arg;
+    plan_rows(s);
+    int rc = attend_plan(e, g);
+    if (!rc)
+        team_run(g->team, step_run, g);
+    return rc;
+}
+
+int64_t engine_logits_ld(const struct engine *g)
+{
+    return (g->m->c.vocab + 31) / 32 * 32;
+}
+
+static void logits_run(void *arg, int tid)
+{
+    struct engine *g = arg;
+    const struct kern_mat *w = &g->m->output;
+    int64_t ld = engine_logits_ld(g), n_panel = (groups(w) + 1) / 2, step = 8;
+    part_time(g, tid, PART_N);
+    for (int64_t u; (u = team_take(g->team, 0, n_panel, step)) >= 0;)
+        for (int64_t p = u; p < min64(u + step, n_panel); p++)
+            g->k->linear(g->logits + 32 * p, (size_t)ld, w, 2 * p, min64(2 * p + 2, groups(w)), &g->act_w,
+                         g->logits_first, g->logits_first + g->logits_n, g->seat[tid].linear);
+    part_time(g, tid, PART_HEAD);
+}
+
+void engine_logits(struct engine *g, float *out, int64_t first, int64_t n)
+{
+    g->logits = out;
+    g->logits_first = first;
+    g->logits_n = n;
+    team_run(g->team, logits_run, g);
+}

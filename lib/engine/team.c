@@ -1,0 +1,177 @@
+#include "engine/team.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/kernels.h"
+
+#define LINE 64
+#define SPIN 4000 /* about 40 µs of pauses: longer than a phase's imbalance, shorter than a scheduler's slice */
+
+struct counter {
+    _Alignas(LINE) _Atomic int64_t next;
+};
+
+struct team {
+    int n;
+    uint64_t delay_seed;
+    pthread_t *thread; /* [n - 1] */
+    void (*fn)(void *, int);
+    void *arg;
+    bool stop;
+    _Alignas(LINE) _Atomic uint32_t job;     /* bumped for each run; threads wait on it */
+    _Alignas(LINE) _Atomic uint32_t arrived; /* at the present barrier */
+    _Alignas(LINE) _Atomic uint32_t round;   /* bumped when all have arrived */
+    _Atomic uint32_t sleepers;
+    struct counter phase[TEAM_PHASES];
+    int n_phase_used;
+};
+
+struct worker {
+    struct team *t;
+    int tid;
+};
+
+static void futex_wait(_Atomic uint32_t *p, uint32_t v)
+{
+    syscall(SYS_futex, p, FUTEX_WAIT_PRIVATE, v, NULL, NULL, 0);
+}
+
+static void futex_wake_all(_Atomic uint32_t *p)
+{
+    syscall(SYS_futex, p, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* Waits until *p differs from v. The sleeper count lets the waker skip the system call. */
+static void wait_change(struct team *t, _Atomic uint32_t *p, uint32_t v)
+{
+    for (int i = 0; i < SPIN; i++) {
+        if (atomic_load_explicit(p, memory_order_acquire) != v)
+            return;
+        __builtin_ia32_pause();
+    }
+    atomic_fetch_add(&t->sleepers, 1);
+    while (atomic_load(p) == v)
+        futex_wait(p, v);
+    atomic_fetch_sub(&t->sleepers, 1);
+}
+
+static void bump(struct team *t, _Atomic uint32_t *p)
+{
+    atomic_fetch_add(p, 1);
+    if (atomic_load(&t->sleepers))
+        futex_wake_all(p);
+}
+
+static void delay(struct team *t, int tid)
+{
+    static _Thread_local uint64_t state;
+    if (!state)
+        state = t->delay_seed * 0x9e3779b97f4a7c15u + (uint64_t)tid + 1;
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    struct timespec ts = {0, (long)(state % 64 ? state % 3000 : state % 200000)};
+    nanosleep(&ts, NULL);
+}
+
+void team_barrier(struct team *t, int tid)
+{
+    if (t->n == 1)
+        return;
+    if (t->delay_seed)
+        delay(t, tid);
+    uint32_t round = atomic_load(&t->round);
+    if (atomic_fetch_add(&t->arrived, 1) + 1 == (uint32_t)t->n) {
+        atomic_store(&t->arrived, 0);
+        bump(t, &t->round);
+    } else {
+        wait_change(t, &t->round, round);
+    }
+}
+
+static void *worker_main(void *p)
+{
+    struct worker w = *(struct worker *)p;
+    free(p);
+    kern_thread_init();
+    for (uint32_t seen = 0;; seen++) {
+        wait_change(w.t, &w.t->job, seen);
+        if (w.t->stop)
+            return NULL;
+        w.t->fn(w.t->arg, w.tid);
+        team_barrier(w.t, w.tid);
+    }
+}
+
+int team_new(struct err *e, struct team **out, int n, uint64_t delay_seed)
+{
+    size_t bytes = (sizeof(struct team) + LINE - 1) / LINE * LINE;
+    struct team *t = aligned_alloc(LINE, bytes);
+    if (!t)
+        return err_nomem(e, "compute threads", bytes);
+    memset(t, 0, bytes);
+    t->n = 1;
+    t->delay_seed = delay_seed;
+    t->thread = calloc((size_t)n, sizeof *t->thread);
+    if (!t->thread) {
+        free(t);
+        return err_nomem(e, "compute threads", (size_t)n * sizeof *t->thread);
+    }
+    for (int i = 1; i < n; i++) {
+        struct worker *w = malloc(sizeof *w);
+        if (w)
+            *w = (struct worker){t, i};
+        if (!w || pthread_create(&t->thread[i - 1], NULL, worker_main, w)) {
+            free(w);
+            team_free(t);
+            return err_sys(e, "cannot start compute thread %d of %d", i + 1, n);
+        }
+        t->n = i + 1;
+    }
+    *out = t;
+    return 0;
+}
+
+void team_free(struct team *t)
+{
+    if (!t)
+        return;
+    t->stop = true;
+    bump(t, &t->job);
+    for (int i = 1; i < t->n; i++)
+        pthread_join(t->thread[i - 1], NULL);
+    free(t->thread);
+    free(t);
+}
+
+int team_size(const struct team *t)
+{
+    return t->n;
+}
+
+void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
+{
+    for (int i = 0; i < TEAM_PHASES && atomic_load_explicit(&t->phase[i].next, memory_order_relaxed); i++)
+        atomic_store_explicit(&t->phase[i].next, 0, memory_order_relaxed);
+    t->fn = fn;
+    t->arg = arg;
+    if (t->n > 1)
+        bump(t, &t->job);
+    fn(arg, 0);
+    team_barrier(t, 0);
+}
+
+int64_t team_take(struct team *t, int phase, int64_t n_unit, int64_t step)
+{
+    _Atomic int64_t *next = &t->phase[phase].next;
+    int64_t at = t->n == 1 ? *next : 0;
+    if (t->n == 1)
+        *next = at + step;
+    else
+        at = atomic_fetch_add_explicit(next, step, memory_order_relaxed);
+    return at < n_unit ? at : -1;
+}
