@@ -10,7 +10,8 @@
  *
  * Unknown fields of a frame are kept in `extra` and written again; those of a request travel from tok to end.
  * Everything decoded is borrowed from the frame until the next wire_read on that reader. Not thread-safe: one thread a
- * reader, one a writer (wire_writer locks, so several threads may write whole frames).
+ * reader, one a writer (wire_writer locks, so several threads may write whole frames). A main that writes frames ignores
+ * SIGPIPE, so that a next stage that has gone is an error in words.
  */
 #ifndef WIRE_H
 #define WIRE_H
@@ -35,6 +36,11 @@
 #define WIRE_TOP_MAX 64                    /* top log-probabilities of a position */
 #define WIRE_SPANS_MAX 256
 #define WIRE_DEPTH_MAX 16
+#define WIRE_NAME_BYTES_MAX 64             /* a name: of a program, a stage, a host, a type; printable ASCII */
+#define WIRE_ID_BYTES_MAX 1024             /* id of a request */
+#define WIRE_SALT_BYTES_MAX 1024
+#define WIRE_EXTRA_MAX 64                  /* unknown fields of a map; their keys are 1 to 64 bytes of printable ASCII */
+#define WIRE_ERROR_BYTES_MAX 65536         /* text of an err frame */
 
 enum wire_kind { /* explicit, never renumbered */
     WIRE_HELLO = 1,
@@ -58,7 +64,7 @@ struct wire_str {
     size_t n;
 };
 
-/* Unknown fields: n_pair key-value pairs as msgpack bytes. */
+/* Unknown fields: n_pair key-value pairs as msgpack bytes, no key twice. */
 struct wire_extra {
     struct wire_bytes raw;
     uint32_t n_pair;
@@ -69,6 +75,7 @@ struct wire_span { /* what a stage did for a request; ns durations are of that s
     uint32_t pid;
     uint64_t queued_ns, start_ns, end_ns; /* CLOCK_MONOTONIC of the host */
     uint64_t tokens, bytes;
+    struct wire_extra extra;
 };
 
 struct wire_hello {
@@ -81,6 +88,7 @@ struct wire_hello {
     struct wire_bytes model_fp; /* 32 */
     struct wire_str kv_type, arith, layout;
     uint32_t n_layer, n_kv_head, head_dim;
+    struct wire_extra vocab_extra, kv_extra; /* unknown fields of the two sections */
     struct wire_extra extra;
 };
 
@@ -238,7 +246,8 @@ void wire_arena_reset(struct wire_arena *a);
  * n_data says how many follow). ERR_PROTO naming kind, field, limit and offset. Borrows from buf and arena. */
 int wire_decode(struct err *e, struct wire_frame *f, struct wire_arena *a, const uint8_t *buf, size_t n);
 
-/* Encodes a map (for blk up to and with the bin header). *out: malloc'd. */
+/* Encodes a map (for blk up to and with the bin header). *out: malloc'd. A field outside its limits is ERR_PROTO here
+ * too, so nothing leaves a program that the next one would refuse. Fields at their default are not written. */
 int wire_encode(struct err *e, uint8_t **out, size_t *n, const struct wire_frame *f);
 
 /* A deep copy of a request that outlives its frame. wire_req_free(NULL) is safe. */
@@ -272,8 +281,11 @@ struct wire_writer;
 int wire_writer_new(struct err *e, struct wire_writer **out, int fd, const char *name);
 void wire_writer_free(struct wire_writer *w);
 
-/* Writes a whole frame, or an ERR_SYS ("stdout: the next stage has gone" for EPIPE; a full disk by name). Blocks. */
+/* Writes a whole frame, or an ERR_SYS ("stdout: the next stage has gone" for EPIPE; a full disk by name). Blocks. After a
+ * failed write every later one fails too. Not for blk, whose payload wire_write_blk takes. */
 int wire_write(struct err *e, struct wire_writer *w, const struct wire_frame *f);
+/* A frame that wire_encode made earlier, for queues. */
+int wire_write_raw(struct err *e, struct wire_writer *w, const uint8_t *frame, size_t n);
 /* A blk frame and its payload (n_data is set from iov). */
 int wire_write_blk(struct err *e, struct wire_writer *w, const struct wire_blk *b, const struct iovec *iov, int n_iov);
 uint64_t wire_writer_bytes(const struct wire_writer *w);
@@ -283,8 +295,9 @@ uint64_t wire_sumv(const struct iovec *iov, int n_iov);      /* the same over pi
 
 /* ---- frames as JSON, for jq (cmd/frames) ---- */
 
-/* One frame as one line of JSON (no newline); 64-bit numbers and digests as strings; data NULL: the payload summarised
- * as {"bytes":"N"}, otherwise in base64. *out: malloc'd. */
+/* One frame as one line of JSON (no newline); 64-bit numbers as decimal strings, digests in hex. The payload of blk: with
+ * data and full in base64; with data {"bytes":"N","sum":"N"}, the sum computed from data; without data {"bytes":"N"}.
+ * *out: malloc'd. */
 int wire_to_json(struct err *e, char **out, const struct wire_frame *f, const uint8_t *data, bool full);
 /* The way back; data malloc'd for blk. Borrows from arena. */
 int wire_from_json(struct err *e, struct wire_frame *f, struct wire_arena *a, uint8_t **data, const char *line, size_t n);
