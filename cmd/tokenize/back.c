@@ -1,0 +1,206 @@
+/* The way back: ids or frames to text, for people and tests. The first byte decides: frames begin with 0xce, which no
+ * line of decimal numbers does. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cmd/tokenize/tokenize.h"
+#include "proc/proc.h"
+
+struct bytes {
+    char *p;
+    size_t n, cap;
+};
+
+static int add(struct err *e, struct bytes *b, const void *p, size_t n)
+{
+    if (b->cap - b->n < n) {
+        size_t cap = 2 * b->cap + n + 64;
+        char *grown = realloc(b->p, cap);
+        if (!grown)
+            return err_nomem(e, "text", cap);
+        b->p = grown;
+        b->cap = cap;
+    }
+    if (n)
+        memcpy(b->p + b->n, p, n);
+    b->n += n;
+    return 0;
+}
+
+/* Control tokens are shown as the file spells them; an id without text is nothing. */
+static int add_id(struct err *e, struct bytes *b, const struct text *t, uint32_t id)
+{
+    size_t n = 0;
+    const void *p = text_is_control(t, id) ? (const void *)text_entry(t, id, &n) : (const void *)text_piece(t, id, &n);
+    return add(e, b, p, p ? n : 0);
+}
+
+/* Prints and empties. Ids may end inside a character: what is printed is always UTF-8. */
+static int show(struct err *e, struct bytes *b)
+{
+    char *fixed = NULL;
+    size_t n = 0;
+    if (text_utf8_repair(e, &fixed, &n, b->p ? b->p : "", b->n))
+        return e->code;
+    fwrite(fixed, 1, n, stdout);
+    putchar('\n');
+    free(fixed);
+    b->n = 0;
+    return fflush(stdout) ? err_sys(e, "stdout") : 0;
+}
+
+static int line_of_ids(struct err *e, struct bytes *b, const struct text *t, int64_t n_row, const char *s, size_t n,
+                       uint64_t number)
+{
+    for (size_t i = 0; i < n;) {
+        if (s[i] == ' ' || s[i] == '\t' || s[i] == '\r' || s[i] == ',') {
+            i++;
+            continue;
+        }
+        uint64_t id = 0;
+        size_t first = i;
+        while (i < n && s[i] >= '0' && s[i] <= '9' && i - first < 11)
+            id = id * 10 + (uint64_t)(s[i++] - '0');
+        if (i == first || (i < n && !strchr(" \t\r,", s[i])))
+            return err_set(e, ERR_NO, "line %" PRIu64 ": '%.*s' is not a list of token ids", number,
+                           (int)(n - first > 40 ? 40 : n - first), s + first);
+        if (id >= (uint64_t)n_row)
+            return err_set(e, ERR_NO, "line %" PRIu64 ": id %" PRIu64 ", the model has %" PRId64, number, id, n_row);
+        if (add_id(e, b, t, (uint32_t)id))
+            return e->code;
+    }
+    return show(e, b);
+}
+
+static int back_lines(struct err *e, const struct text *t, int64_t n_row, struct lines *l)
+{
+    struct bytes b = {0};
+    const char *line;
+    size_t n;
+    int r;
+    while (!(r = lines_next(e, l, &line, &n)) && line) {
+        if (n > ASK_LINE_BYTES_MAX)
+            r = err_set(e, ERR_NO, "line %" PRIu64 ": over %u bytes", l->number, ASK_LINE_BYTES_MAX);
+        else
+            r = line_of_ids(e, &b, t, n_row, line, n, l->number);
+        if (r)
+            break;
+    }
+    free(b.p);
+    return r;
+}
+
+/* Answers come in pieces, interleaved with others: each is printed when it ends. */
+struct answer {
+    uint64_t seq;
+    uint32_t index;
+    struct bytes text;
+    struct answer *next;
+};
+
+static struct answer *answer_of(struct answer **list, uint64_t seq, uint32_t index)
+{
+    for (struct answer *a = *list; a; a = a->next)
+        if (a->seq == seq && a->index == index)
+            return a;
+    struct answer *a = calloc(1, sizeof *a);
+    if (a) {
+        a->seq = seq;
+        a->index = index;
+        a->next = *list;
+        *list = a;
+    }
+    return a;
+}
+
+static void answer_drop(struct answer **list, struct answer *a)
+{
+    while (*list != a)
+        list = &(*list)->next;
+    *list = a->next;
+    free(a->text.p);
+    free(a);
+}
+
+static int frame(struct err *e, struct answer **list, const struct text *t, const struct wire_frame *f)
+{
+    struct bytes b = {0};
+    int r = 0;
+    if (f->kind == WIRE_TOK || f->kind == WIRE_OPEN) {
+        for (uint32_t i = 0; i < f->req.n_id && !r; i++)
+            r = add_id(e, &b, t, f->req.ids[i]);
+        r = r ? r : show(e, &b);
+        free(b.p);
+    } else if (f->kind == WIRE_OUT) {
+        struct answer *a = answer_of(list, f->out.seq, f->out.index);
+        if (!a)
+            return err_nomem(e, "answer", sizeof *a);
+        for (uint32_t i = 0; i < f->out.n_id && !r; i++)
+            r = add_id(e, &a->text, t, f->out.ids[i]);
+    } else if (f->kind == WIRE_END) {
+        struct answer *a = answer_of(list, f->end.seq, f->end.index);
+        if (!a)
+            return err_nomem(e, "answer", sizeof *a);
+        r = show(e, &a->text);
+        answer_drop(list, a);
+    }
+    return r;
+}
+
+static int back_frames(struct err *e, const struct text *t, int fd, const char *name)
+{
+    struct wire_reader *in = NULL;
+    struct wire_frame *f;
+    struct answer *list = NULL;
+    int r = wire_reader_new(e, &in, fd, name);
+    while (!r && !(r = wire_read(e, in, &f)) && f)
+        r = frame(e, &list, t, f);
+    while (list)
+        answer_drop(&list, list);
+    wire_reader_free(in);
+    return r;
+}
+
+/* Looks at the first byte and leaves it there: in a file by its offset, in a pipe by tee(2), in a socket by a peek.
+ * What is none of these, a terminal, holds no frames. *first is 0 at the end. */
+static int peek(struct err *e, unsigned char *first, int fd, const char *name)
+{
+    *first = 0;
+    off_t at = lseek(fd, 0, SEEK_CUR);
+    if (at >= 0 && pread(fd, first, 1, at) >= 0)
+        return 0;
+    int p[2];
+    if (pipe2(p, O_CLOEXEC))
+        return err_sys(e, "pipe");
+    ssize_t n;
+    do
+        n = tee(fd, p[1], 1, 0);
+    while (n < 0 && errno == EINTR && !proc_term_count());
+    int why = errno;
+    if (n == 1)
+        n = read(p[0], first, 1);
+    close(p[0]);
+    close(p[1]);
+    if (n < 0 && why == EINVAL && recv(fd, first, 1, MSG_PEEK) < 0 && errno != ENOTSOCK)
+        return err_sys(e, "read %s", name);
+    return 0;
+}
+
+int back(struct err *e, const struct text *t, int64_t n_row, int fd, const char *name)
+{
+    unsigned char first;
+    if (peek(e, &first, fd, name))
+        return e->code;
+    if (first == 0xce)
+        return back_frames(e, t, fd, name);
+    struct lines l = {.fd = fd, .name = name};
+    int r = back_lines(e, t, n_row, &l);
+    lines_free(&l);
+    return r;
+}

@@ -1,0 +1,255 @@
+/* A request to frames: ids, digests of its full blocks, limits that fit the model. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "cmd/tokenize/tokenize.h"
+#include "proc/proc.h"
+
+static struct wire_str str(const char *s)
+{
+    return (struct wire_str){s, strlen(s)};
+}
+
+int emit_hello(struct err *e, struct tokenize *t)
+{
+    if (!t->out)
+        return 0;
+    struct wire_frame f = {.kind = WIRE_HELLO};
+    f.hello = (struct wire_hello){
+        .version = WIRE_VERSION,
+        .from = str(PROG),
+        .has_vocab = true,
+        .vocab_fp = {text_fingerprint(t->text), 32},
+        .vocab_n = text_n_token(t->text),
+    };
+    return wire_write(e, t->out, &f);
+}
+
+int emit_bye(struct err *e, struct tokenize *t)
+{
+    if (!t->out)
+        return 0;
+    struct wire_frame f = {.kind = WIRE_BYE};
+    f.bye = (struct wire_bye){.from = str(PROG), .n_ok = t->n_ok, .n_error = t->n_error};
+    return wire_write(e, t->out, &f);
+}
+
+/* The id of a request: its own, or "req-SEQ". */
+static struct wire_str name(char buf[32], const struct tokenize *t, const struct ask *a)
+{
+    if (a->id)
+        return (struct wire_str){a->id, a->n_id};
+    return (struct wire_str){buf, (size_t)snprintf(buf, 32, "req-%" PRIu64, t->seq)};
+}
+
+int emit_error(struct err *e, struct tokenize *t, const struct ask *a, const char *where, const struct err *why)
+{
+    char buf[32], text[600];
+    struct wire_str id = name(buf, t, a);
+    snprintf(text, sizeof text, "%s%s", where, why->text);
+    t->n_error++;
+    t->seq++;
+    if (!t->out) {
+        cli_warn(PROG, "%s", text);
+        putchar('\n'); /* so that line N stays the answer of line N */
+        return 0;
+    }
+    struct wire_frame f = {.kind = WIRE_ERR};
+    /* The number was taken above, so that whatever happens here, no two requests have the same one. */
+    f.error = (struct wire_error){.seq = t->seq - 1, .id = id, .code = (uint32_t)why->code, .text = str(text)};
+    return wire_write(e, t->out, &f);
+}
+
+/* Each unknown name once: a file of a thousand lines says the same thing a thousand times. */
+static int say_unknown(struct err *e, struct tokenize *t, const struct ask *a, const char *where)
+{
+    const char *key;
+    json_t *v;
+    if (!a->extra)
+        return 0;
+    json_object_foreach(a->extra, key, v)
+    {
+        if (!strcmp(key, "model") || !strcmp(key, "user") || !strcmp(key, "metadata") || json_object_get(t->said, key))
+            continue;
+        if (json_object_size(t->said) < 1000 && json_object_set_new(t->said, key, json_true()))
+            return err_nomem(e, "names of fields", 0);
+        cli_warn(PROG, "%sunknown field '%.80s' is passed on", where, key);
+    }
+    return 0;
+}
+
+/* The unknown fields travel as one map under the name "request", where they cannot meet a field of the frame. */
+static int extra_of(struct err *e, struct wire_extra *out, struct tokenize *t, const struct ask *a)
+{
+    if (!a->extra)
+        return 0;
+    json_t *o =
+        json_pack("{s:s,s:s,s:s,s:s,s:O}", "k", "bye", "from", PROG, "n_ok", "0", "n_error", "0", "request", a->extra);
+    char *line = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    json_decref(o);
+    if (!line)
+        return err_nomem(e, "fields", 0);
+    struct wire_frame f;
+    uint8_t *data = NULL;
+    int r = wire_from_json(e, &f, t->arena, &data, line, strlen(line));
+    free(line);
+    free(data);
+    if (!r)
+        *out = f.bye.extra;
+    return r;
+}
+
+static int with_system(struct err *e, struct tokenize *t, struct ask *a)
+{
+    if (!t->system || (a->n_message && !strcmp(a->messages[0].role, "system")))
+        return 0;
+    struct text_message *m = calloc(a->n_message + 1, sizeof *m);
+    if (!m)
+        return err_nomem(e, "messages", 0);
+    m[0] = (struct text_message){"system", t->system, strlen(t->system)};
+    memcpy(m + 1, a->messages, a->n_message * sizeof *m);
+    free(a->messages);
+    a->messages = m;
+    a->n_message++;
+    return 0;
+}
+
+static int encode(struct err *e, struct text_ids *ids, struct tokenize *t, struct ask *a)
+{
+    switch (a->kind) {
+    case ASK_TEXT:
+        return text_encode(e, t->text, ids, a->text, a->n_text, a->specials ? TEXT_BOS : 0);
+    case ASK_MESSAGES:
+        if (with_system(e, t, a))
+            return e->code;
+        return text_chat(e, t->text, ids, a->messages, a->n_message, true);
+    case ASK_IDS:
+        break;
+    }
+    ids->ids = a->ids;
+    ids->n = ids->cap = a->n_ids;
+    a->ids = NULL;
+    return 0;
+}
+
+/* The window holds the prompt and at least one answer token; the answer may only take what is left. */
+static int fit(struct err *e, struct ask *a, const struct tokenize *t, size_t n)
+{
+    uint64_t context = (uint64_t)t->config.context;
+    if (n == 0)
+        return err_set(e, ERR_NO, "the prompt is empty");
+    if (n + 1 > context)
+        return err_set(e, ERR_NO, "prompt is %zu tokens, the context of %s is %" PRIu64, n, t->model_path, context);
+    if (a->s.max_tokens > context - n)
+        a->s.max_tokens = (uint32_t)(context - n);
+    if (a->s.min_tokens > a->s.max_tokens)
+        a->s.min_tokens = a->s.max_tokens;
+    return 0;
+}
+
+/* Chain digests of the full blocks. *out: malloc'd. */
+static int digests(struct err *e, uint8_t **out, size_t *n_out, const struct ask *a, const struct text_ids *ids)
+{
+    size_t n_block = ids->n / TEXT_BLOCK;
+    uint8_t *d = malloc(n_block * TEXT_DIGEST + 1);
+    if (!d)
+        return err_nomem(e, "digests", n_block * TEXT_DIGEST);
+    for (size_t b = 0; b < n_block; b++)
+        text_digest(d + b * TEXT_DIGEST, b ? d + (b - 1) * TEXT_DIGEST : NULL, ids->ids + b * TEXT_BLOCK, a->salt,
+                    a->n_salt);
+    *out = d;
+    *n_out = n_block * TEXT_DIGEST;
+    return 0;
+}
+
+static int write_choices(struct err *e, struct tokenize *t, struct wire_req *r, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        struct wire_frame f = {.kind = WIRE_TOK};
+        r->index = i;
+        f.req = *r;
+        if (wire_write(e, t->out, &f))
+            return e->code;
+    }
+    t->n_ok++;
+    t->seq++;
+    return 0;
+}
+
+static int print_ids(struct tokenize *t, const struct text_ids *ids)
+{
+    for (size_t i = 0; i < ids->n; i++)
+        printf(i ? " %" PRIu32 : "%" PRIu32, ids->ids[i]);
+    putchar('\n');
+    t->n_ok++;
+    t->seq++;
+    return 0;
+}
+
+static int write_request(struct err *e, struct tokenize *t, const struct ask *a, const struct text_ids *ids,
+                         uint64_t born_ns, uint64_t start_ns)
+{
+    char buf[32];
+    struct wire_req r = {
+        .seq = t->seq,
+        .id = name(buf, t, a),
+        .ids = ids->ids,
+        .n_id = (uint32_t)ids->n,
+        .s = a->s,
+        .salt = {(const uint8_t *)a->salt, a->n_salt},
+        .priority = a->priority,
+        .born_ns = born_ns,
+        .load_ns = t->seq ? 0 : t->load_ns, /* only the first one waited for it */
+    };
+    if (!a->has_seed && getrandom(&r.s.seed, sizeof r.s.seed, 0) != sizeof r.s.seed)
+        return err_sys(e, "random seed");
+    wire_arena_reset(t->arena);
+    if (extra_of(e, &r.extra, t, a))
+        return e->code;
+    uint8_t *d = NULL;
+    size_t n_d = 0;
+    if (digests(e, &d, &n_d, a, ids))
+        return e->code;
+    r.digests = (struct wire_bytes){d, n_d};
+    struct wire_span span = {
+        .stage = str(PROG),
+        .host = str(proc_host()),
+        .pid = (uint32_t)getpid(),
+        .queued_ns = born_ns,
+        .start_ns = start_ns,
+        .end_ns = proc_now_ns(),
+        .tokens = ids->n,
+        .bytes = ids->n * sizeof *ids->ids,
+    };
+    r.span = &span;
+    r.n_span = 1;
+    int rc = write_choices(e, t, &r, a->n);
+    free(d);
+    return rc;
+}
+
+int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, uint64_t born_ns)
+{
+    uint64_t start_ns = proc_now_ns();
+    struct text_ids ids = {0};
+    struct err why = {0};
+    int r = 0;
+    if (say_unknown(e, t, a, where))
+        return e->code;
+    if (ask_check_ids(&why, a, t->config.vocab) || encode(&why, &ids, t, a) || fit(&why, a, t, ids.n)) {
+        if (why.code == ERR_SYS)
+            r = err_set(e, ERR_SYS, "%s", why.text);
+        else
+            r = emit_error(e, t, a, where, &why);
+    } else if (t->out) {
+        r = write_request(e, t, a, &ids, born_ns, start_ns);
+    } else {
+        r = print_ids(t, &ids);
+    }
+    text_ids_free(&ids);
+    return r;
+}

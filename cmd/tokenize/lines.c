@@ -1,0 +1,98 @@
+/* Lines of standard input or a file: each is given as soon as it is there, so that a program can hold a conversation.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cmd/tokenize/tokenize.h"
+#include "proc/proc.h"
+
+#define READ_BYTES 65536
+
+void lines_free(struct lines *l)
+{
+    free(l->buf);
+    l->buf = NULL;
+}
+
+static int grow(struct err *e, struct lines *l)
+{
+    if (l->cap - l->n >= READ_BYTES)
+        return 0;
+    size_t cap = l->cap ? 2 * l->cap : 4 * READ_BYTES;
+    char *buf = realloc(l->buf, cap);
+    if (!buf)
+        return err_nomem(e, "input", cap);
+    l->buf = buf;
+    l->cap = cap;
+    return 0;
+}
+
+/* Reads once. */
+static int fill(struct err *e, struct lines *l)
+{
+    if (grow(e, l))
+        return e->code;
+    for (;;) {
+        if (proc_term_count()) {
+            l->end = true;
+            return 0;
+        }
+        ssize_t r = read(l->fd, l->buf + l->n, READ_BYTES);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0)
+            return err_sys(e, "read %s", l->name);
+        l->end = r == 0;
+        l->n += (size_t)r;
+        return 0;
+    }
+}
+
+int lines_next(struct err *e, struct lines *l, const char **line, size_t *n)
+{
+    memmove(l->buf, l->buf + l->at, l->n - l->at);
+    l->n -= l->at;
+    l->at = 0;
+    l->overlong = false;
+    size_t seen = 0;
+    for (;;) {
+        char *feed = l->n > seen ? memchr(l->buf + seen, '\n', l->n - seen) : NULL;
+        if (feed || (l->end && (l->n || l->overlong))) {
+            *line = l->buf;
+            *n = feed ? (size_t)(feed - l->buf) : l->n;
+            l->at = *n + (feed != NULL);
+            if (l->overlong)
+                *n = (size_t)ASK_LINE_BYTES_MAX + 1;
+            l->number++;
+            return 0;
+        }
+        if (l->end) {
+            *line = NULL;
+            return 0;
+        }
+        seen = l->n;
+        /* The rest of a line that is too long is read past, so that the next one is found. */
+        if (l->n > ASK_LINE_BYTES_MAX) {
+            l->overlong = true;
+            l->n = seen = 0;
+        }
+        if (fill(e, l))
+            return e->code;
+    }
+}
+
+int lines_all(struct err *e, struct lines *l, char **out, size_t *n)
+{
+    while (!l->end) {
+        if (l->n > WIRE_STR_BYTES_MAX)
+            return err_set(e, ERR_NO, "%s: more than %u bytes, the limit of a prompt", l->name, WIRE_STR_BYTES_MAX);
+        if (fill(e, l))
+            return e->code;
+    }
+    *out = l->buf;
+    *n = l->n;
+    l->buf = NULL;
+    return 0;
+}

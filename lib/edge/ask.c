@@ -1,0 +1,172 @@
+/* A line of JSON to a request. */
+#include "edge/ask.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "edge/fields.h"
+
+void ask_default(struct ask *a)
+{
+    *a = (struct ask){.n = 1, .specials = true};
+    wire_sampling_default(&a->s);
+    a->s.max_tokens = 512;
+}
+
+void ask_free(struct ask *a)
+{
+    if (!a)
+        return;
+    for (size_t i = 0; i < a->n_joined; i++)
+        free(a->joined[i]);
+    free(a->joined);
+    free(a->ids);
+    free(a->messages);
+    free(a->stop);
+    free(a->stop_ids);
+    free(a->bias);
+    json_decref(a->extra);
+    json_decref(a->json);
+    *a = (struct ask){0};
+}
+
+/* A line of an OpenAI batch file: {custom_id, method, url, body}. Returns the body. */
+static int batch_body(struct err *e, const json_t **body, struct ask *a, const json_t *o)
+{
+    const json_t *method = json_object_get(o, "method"), *url = json_object_get(o, "url");
+    struct ask_path at = {.n = 0};
+    *body = json_object_get(o, "body");
+    const json_t *id = json_object_get(o, "custom_id");
+    size_t was = path_field(&at, "custom_id");
+    if (id && !json_is_null(id) && field_id(e, a, &at, id))
+        return e->code;
+    path_back(&at, was);
+    was = path_field(&at, "method");
+    if (method && !json_is_null(method) && (!json_is_string(method) || strcmp(json_string_value(method), "POST")))
+        return ask_wrong(e, &at, "\"POST\"", method);
+    path_back(&at, was);
+    was = path_field(&at, "url");
+    const char *u = json_string_value(url);
+    bool chat = u && !strcmp(u, "/v1/chat/completions");
+    if (!chat && (!u || strcmp(u, "/v1/completions")))
+        return err_set(e, ERR_NO, "url: expected /v1/completions or /v1/chat/completions, got '%.60s'",
+                       u ? u : "nothing");
+    path_back(&at, was);
+    path_field(&at, "body");
+    if (!json_is_object(*body))
+        return ask_wrong(e, &at, "an object", *body);
+    const char *need = chat ? "messages" : "prompt";
+    const json_t *v = json_object_get(*body, need);
+    if (!v || json_is_null(v))
+        return err_set(e, ERR_NO, "body.%s: is missing", need);
+    return 0;
+}
+
+/*
+ * jansson refuses whole numbers beyond its signed 64 bits. A seed may be one, so digits that long are put in quotes
+ * before parsing; where no seed is expected the text is then refused by its field. *out: malloc'd.
+ */
+static int quote_long_numbers(struct err *e, char **out, size_t *n_out, const char *s, size_t n)
+{
+    size_t cap = n + n / 9 + 3, at = 0;
+    char *o = malloc(cap);
+    if (!o)
+        return err_nomem(e, "line", cap);
+    bool in_text = false;
+    for (size_t i = 0; i < n;) {
+        if (in_text && s[i] == '\\' && i + 1 < n) {
+            o[at++] = s[i++];
+            o[at++] = s[i++];
+            continue;
+        }
+        if (s[i] == '"')
+            in_text = !in_text;
+        bool number = !in_text && (s[i] == '-' || (s[i] >= '0' && s[i] <= '9'));
+        if (!number) {
+            o[at++] = s[i++];
+            continue;
+        }
+        size_t k = i + (s[i] == '-'), first = k;
+        while (k < n && s[k] >= '0' && s[k] <= '9')
+            k++;
+        size_t n_digit = k - first;
+        bool plain = n_digit >= 19 && s[first] != '0';
+        while (k < n && (strchr("0123456789+-.eE", s[k]) && s[k])) {
+            plain = false;
+            k++;
+        }
+        if (plain)
+            o[at++] = '"';
+        memcpy(o + at, s + i, k - i);
+        at += k - i;
+        if (plain)
+            o[at++] = '"';
+        i = k;
+    }
+    *out = o;
+    *n_out = at;
+    return 0;
+}
+
+static int parse(struct err *e, json_t **out, const char *line, size_t n)
+{
+    char *text = NULL;
+    size_t n_text = 0;
+    if (quote_long_numbers(e, &text, &n_text, line, n))
+        return e->code;
+    json_error_t je;
+    *out = json_loadb(text, n_text, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
+    free(text);
+    if (!*out)
+        return err_set(e, ERR_NO, "not JSON: %.160s (column %d)", je.text, je.column);
+    if (!json_is_object(*out))
+        return err_set(e, ERR_NO, "not a JSON object");
+    return 0;
+}
+
+int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const char *line, size_t n)
+{
+    *out = *defaults;
+    /* The arrays of the defaults are used by `s`, and owned by whoever made them. */
+    out->json = out->extra = NULL;
+    out->stop = NULL;
+    out->stop_ids = NULL;
+    out->bias = NULL;
+    if (n > ASK_LINE_BYTES_MAX)
+        return err_set(e, ERR_NO, "%zu bytes, the limit of a line is %u", n, ASK_LINE_BYTES_MAX);
+    if (parse(e, &out->json, line, n))
+        return e->code;
+    const json_t *o = out->json;
+    struct ask_path at = {.n = 0};
+    if (json_object_get(o, "body") && json_object_get(o, "url")) {
+        if (batch_body(e, &o, out, o))
+            return e->code;
+        path_field(&at, "body");
+    }
+    if (fields_read(e, out, &at, o))
+        return e->code;
+    const char *body = at.n ? "body." : "";
+    if (!out->kind)
+        return err_set(e, ERR_NO, "%sprompt: is missing, and so is messages", body);
+    if (out->messages && (out->text || out->ids))
+        return err_set(e, ERR_NO, "%smessages: there is a prompt too", body);
+    if (out->s.min_tokens > out->s.max_tokens)
+        return err_set(e, ERR_NO, "%smin_tokens: %u is more than max_tokens, %u", body, out->s.min_tokens,
+                       out->s.max_tokens);
+    return 0;
+}
+
+int ask_check_ids(struct err *e, const struct ask *a, int64_t n_row)
+{
+    for (size_t i = 0; i < a->n_ids; i++)
+        if (a->ids[i] >= n_row)
+            return err_set(e, ERR_NO, "prompt[%zu]: id %u, the model has %" PRId64, i, a->ids[i], n_row);
+    for (uint32_t i = 0; i < a->s.n_stop_id; i++)
+        if (a->s.stop_ids[i] >= n_row)
+            return err_set(e, ERR_NO, "stop_token_ids[%u]: id %u, the model has %" PRId64, i, a->s.stop_ids[i], n_row);
+    for (uint32_t i = 0; i < a->s.n_bias; i++)
+        if (a->s.bias[i].id >= n_row)
+            return err_set(e, ERR_NO, "logit_bias.%u: the model has %" PRId64 " ids", a->s.bias[i].id, n_row);
+    return 0;
+}

@@ -1,0 +1,488 @@
+/* The fields of a request: one table of names, types and ranges. */
+#include "edge/ask.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "edge/fields.h"
+
+static const char *type_name(const json_t *v)
+{
+    if (!v)
+        return "nothing";
+    switch (json_typeof(v)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "a list";
+    case JSON_STRING:
+        return "a text";
+    case JSON_INTEGER:
+    case JSON_REAL:
+        return "a number";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "a truth value";
+    case JSON_NULL:
+        return "null";
+    }
+    return "something else";
+}
+
+int ask_wrong(struct err *e, const struct ask_path *path, const char *what, const json_t *got)
+{
+    if (json_is_real(got))
+        return err_set(e, ERR_NO, "%s: expected %s, got %g", path->text, what, json_real_value(got));
+    if (json_is_integer(got))
+        return err_set(e, ERR_NO, "%s: expected %s, got %lld", path->text, what, (long long)json_integer_value(got));
+    return err_set(e, ERR_NO, "%s: expected %s, got %s", path->text, what, type_name(got));
+}
+
+/* ---- values of one type ---- */
+
+/* A whole number; 3.0 is one, because some clients write every number with a point. */
+static bool whole(int64_t *out, const json_t *v)
+{
+    if (json_is_integer(v)) {
+        *out = json_integer_value(v);
+        return true;
+    }
+    double d = json_is_real(v) ? json_real_value(v) : 0.5;
+    if (!(d >= -9007199254740992.0 && d <= 9007199254740992.0) || d != (double)(int64_t)d)
+        return false;
+    *out = (int64_t)d;
+    return true;
+}
+
+static int read_u32(struct err *e, uint32_t *out, const struct ask_path *at, const json_t *v, int64_t lo, int64_t hi)
+{
+    int64_t x;
+    char what[80];
+    snprintf(what, sizeof what, "a whole number from %" PRId64 " to %" PRId64, lo, hi);
+    if (!whole(&x, v) || x < lo || x > hi)
+        return ask_wrong(e, at, what, v);
+    *out = (uint32_t)x;
+    return 0;
+}
+
+static int read_f32(struct err *e, float *out, const struct ask_path *at, const json_t *v, double lo, double hi)
+{
+    double x = json_number_value(v);
+    if (!json_is_number(v) || !(x >= lo && x <= hi)) {
+        char what[80];
+        snprintf(what, sizeof what, "a number from %g to %g", lo, hi);
+        return ask_wrong(e, at, what, v);
+    }
+    *out = (float)x;
+    return 0;
+}
+
+static int read_bool(struct err *e, bool *out, const struct ask_path *at, const json_t *v)
+{
+    if (!json_is_boolean(v))
+        return ask_wrong(e, at, "true or false", v);
+    *out = json_is_true(v);
+    return 0;
+}
+
+/* ---- fields ---- */
+
+typedef int field_fn(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
+
+int field_id(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    if (json_is_integer(v)) {
+        a->n_id = (size_t)snprintf(a->id_text, sizeof a->id_text, "%" JSON_INTEGER_FORMAT, json_integer_value(v));
+        a->id = a->id_text;
+        return 0;
+    }
+    if (!json_is_string(v))
+        return ask_wrong(e, at, "a text", v);
+    if (json_string_length(v) == 0 || json_string_length(v) > 1024)
+        return err_set(e, ERR_NO, "%s: %zu bytes, it has from 1 to 1024", at->text, json_string_length(v));
+    a->id = json_string_value(v);
+    a->n_id = json_string_length(v);
+    return 0;
+}
+
+static int f_max_tokens(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_u32(e, &a->s.max_tokens, at, v, 0, UINT32_MAX);
+}
+
+static int f_min_tokens(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_u32(e, &a->s.min_tokens, at, v, 0, UINT32_MAX);
+}
+
+static int f_temperature(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_f32(e, &a->s.temperature, at, v, 0, ASK_TEMPERATURE_MAX);
+}
+
+/* -1 is "off" at some servers, 0 at others. */
+static int f_top_k(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    int64_t x;
+    if (whole(&x, v) && x == -1) {
+        a->s.top_k = 0;
+        return 0;
+    }
+    return read_u32(e, &a->s.top_k, at, v, 0, UINT32_MAX);
+}
+
+static int f_top_p(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_f32(e, &a->s.top_p, at, v, 0, 1);
+}
+
+static int f_min_p(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_f32(e, &a->s.min_p, at, v, 0, 1);
+}
+
+static int f_repetition(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_f32(e, &a->s.repetition_penalty, at, v, 0.01, 100);
+}
+
+static int f_presence(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_f32(e, &a->s.presence_penalty, at, v, -2, 2);
+}
+
+static int f_frequency(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_f32(e, &a->s.frequency_penalty, at, v, -2, 2);
+}
+
+/* Any 64-bit number; as text too, because most JSON readers round what is above 2^53. */
+static int f_seed(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    static const char what[] = "a whole number of 64 bits";
+    int64_t x;
+    a->has_seed = true;
+    if (json_is_string(v)) {
+        const char *s = json_string_value(v), *digits = s + (*s == '-');
+        char *end;
+        errno = 0;
+        uint64_t u = *digits >= '0' && *digits <= '9' ? strtoull(digits, &end, 10) : (end = (char *)"x", 0);
+        if (*end || errno || end != s + json_string_length(v) || (digits != s && u > (uint64_t)INT64_MAX + 1))
+            return ask_wrong(e, at, what, v);
+        a->s.seed = digits != s ? 0 - u : u;
+        return 0;
+    }
+    if (!whole(&x, v))
+        return ask_wrong(e, at, what, v);
+    a->s.seed = (uint64_t)x;
+    return 0;
+}
+
+static int f_stop(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    size_t n = json_is_string(v) ? 1 : json_array_size(v);
+    if (!json_is_string(v) && !json_is_array(v))
+        return ask_wrong(e, at, "a text or a list of texts", v);
+    if (n > WIRE_STOPS_MAX)
+        return err_set(e, ERR_NO, "%s: %zu texts, the limit is %d", at->text, n, WIRE_STOPS_MAX);
+    a->stop = calloc(n + 1, sizeof *a->stop);
+    if (!a->stop)
+        return err_nomem(e, "stops", n * sizeof *a->stop);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = json_is_string(v) ? v : json_array_get(v, i);
+        size_t was = json_is_string(v) ? at->n : path_index(at, i);
+        if (!json_is_string(x))
+            return ask_wrong(e, at, "a text", x);
+        if (json_string_length(x) == 0)
+            return err_set(e, ERR_NO, "%s: is empty", at->text);
+        a->stop[i] = (struct wire_str){json_string_value(x), json_string_length(x)};
+        path_back(at, was);
+    }
+    a->s.stop = a->stop;
+    a->s.n_stop = (uint32_t)n;
+    return 0;
+}
+
+static int f_stop_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    if (!json_is_array(v))
+        return ask_wrong(e, at, "a list of token ids", v);
+    size_t n = json_array_size(v);
+    if (n > WIRE_STOP_IDS_MAX)
+        return err_set(e, ERR_NO, "%s: %zu ids, the limit is %d", at->text, n, WIRE_STOP_IDS_MAX);
+    a->stop_ids = calloc(n + 1, sizeof *a->stop_ids);
+    if (!a->stop_ids)
+        return err_nomem(e, "stop ids", n * sizeof *a->stop_ids);
+    for (size_t i = 0; i < n; i++) {
+        size_t was = path_index(at, i);
+        if (read_u32(e, &a->stop_ids[i], at, json_array_get(v, i), 0, UINT32_MAX))
+            return e->code;
+        path_back(at, was);
+    }
+    a->s.stop_ids = a->stop_ids;
+    a->s.n_stop_id = (uint32_t)n;
+    return 0;
+}
+
+static int f_ignore_eos(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_bool(e, &a->s.ignore_eos, at, v);
+}
+
+static int f_echo(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_bool(e, &a->s.echo, at, v);
+}
+
+static int f_specials(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_bool(e, &a->specials, at, v);
+}
+
+/* A number for completions; true or false, with top_logprobs beside it, for chats. */
+static int f_logprobs(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    if (json_is_boolean(v)) {
+        a->s.logprobs = json_is_true(v) ? 0 : -1;
+        return 0;
+    }
+    uint32_t n = 0;
+    if (read_u32(e, &n, at, v, 0, WIRE_TOP_MAX))
+        return e->code;
+    a->s.logprobs = (int32_t)n;
+    return 0;
+}
+
+static int f_top_logprobs(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    uint32_t n = 0;
+    if (read_u32(e, &n, at, v, 0, WIRE_TOP_MAX))
+        return e->code;
+    if (a->s.logprobs < 0 && n > 0)
+        return err_set(e, ERR_NO, "%s: needs logprobs to be true", at->text);
+    if (a->s.logprobs >= 0)
+        a->s.logprobs = (int32_t)n;
+    return 0;
+}
+
+static int f_logit_bias(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    if (!json_is_object(v))
+        return ask_wrong(e, at, "an object of token ids and numbers", v);
+    size_t n = json_object_size(v), i = 0;
+    if (n > WIRE_BIAS_MAX)
+        return err_set(e, ERR_NO, "%s: %zu ids, the limit is %d", at->text, n, WIRE_BIAS_MAX);
+    a->bias = calloc(n + 1, sizeof *a->bias);
+    if (!a->bias)
+        return err_nomem(e, "logit_bias", n * sizeof *a->bias);
+    const char *key;
+    json_t *x;
+    json_object_foreach((json_t *)v, key, x)
+    {
+        size_t was = path_field(at, key), len = strlen(key);
+        if (len == 0 || len > 10 || strspn(key, "0123456789") != len || strtoull(key, NULL, 10) > UINT32_MAX)
+            return err_set(e, ERR_NO, "%s: the key is not a token id", at->text);
+        a->bias[i].id = (uint32_t)strtoull(key, NULL, 10);
+        if (read_f32(e, &a->bias[i].bias, at, x, -ASK_BIAS_ABS_MAX, ASK_BIAS_ABS_MAX))
+            return e->code;
+        path_back(at, was);
+        for (size_t k = 0; k < i; k++) /* "7" and "07" */
+            if (a->bias[k].id == a->bias[i].id)
+                return err_set(e, ERR_NO, "%s: id %u is there twice", at->text, a->bias[i].id);
+        i++;
+    }
+    a->s.bias = a->bias;
+    a->s.n_bias = (uint32_t)n;
+    return 0;
+}
+
+static int f_n(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_u32(e, &a->n, at, v, 1, ASK_CHOICES_MAX);
+}
+
+/* More candidates than answers would need scores of whole answers to choose by. */
+static int f_best_of(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    uint32_t n = 0;
+    if (read_u32(e, &n, at, v, 1, ASK_CHOICES_MAX))
+        return e->code;
+    if (n != a->n)
+        return err_set(e, ERR_NO, "%s: is not supported beside another n", at->text);
+    return 0;
+}
+
+static int f_salt(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    if (!json_is_string(v))
+        return ask_wrong(e, at, "a text", v);
+    if (json_string_length(v) == 0 || json_string_length(v) > 1024)
+        return err_set(e, ERR_NO, "%s: %zu bytes, it has from 1 to 1024", at->text, json_string_length(v));
+    a->salt = json_string_value(v);
+    a->n_salt = json_string_length(v);
+    return 0;
+}
+
+static int f_priority(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    int64_t x;
+    if (!whole(&x, v) || x < INT32_MIN || x > INT32_MAX)
+        return ask_wrong(e, at, "a whole number of 32 bits", v);
+    a->priority = (int32_t)x;
+    return 0;
+}
+
+static int f_ignored(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    (void)e, (void)a, (void)at, (void)v;
+    return 0;
+}
+
+/* Known, and passed on without a word: nothing of the answer depends on it. */
+static int f_carried(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    if (!a->extra && !(a->extra = json_object()))
+        return err_nomem(e, "fields", 0);
+    return json_object_set(a->extra, at->text, (json_t *)v) ? err_nomem(e, "fields", 0) : 0;
+}
+
+/* Cannot be honoured, unless the value asks for what happens anyway. */
+static int f_refused(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    (void)a;
+    static const struct {
+        const char *name, *value;
+    } harmless[] = {
+        {"tool_choice", "\"none\""},
+        {"response_format", "{\"type\":\"text\"}"},
+        {"modalities", "[\"text\"]"},
+        {"include_stop_str_in_output", "false"},
+        {"skip_special_tokens", "true"},
+        {"add_generation_prompt", "true"},
+        {"continue_final_message", "false"},
+        {"use_beam_search", "false"},
+        {"parallel_tool_calls", "true"},
+        {"parallel_tool_calls", "false"},
+        {"tools", "[]"},
+        {"functions", "[]"},
+        {"bad_words", "[]"},
+        {"suffix", "\"\""},
+        {"spaces_between_special_tokens", "true"},
+        {"return_tokens_as_token_ids", "false"},
+        {"chat_template_kwargs", "{}"},
+    };
+    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_SORT_KEYS);
+    bool ok = false;
+    for (size_t i = 0; text && i < sizeof harmless / sizeof *harmless; i++)
+        ok |= !strcmp(harmless[i].name, at->text) && !strcmp(harmless[i].value, text);
+    free(text);
+    return ok ? 0 : err_set(e, ERR_NO, "%s: is not supported", at->text);
+}
+
+/* In the order they are read: n before best_of, logprobs before top_logprobs. */
+static const struct field {
+    const char *name;
+    field_fn *read;
+} fields[] = {
+    {"id", field_id},
+    {"request_id", field_id},
+    {"custom_id", field_id},
+    {"prompt", prompt_read},
+    {"messages", prompt_messages},
+    {"max_tokens", f_max_tokens},
+    {"max_completion_tokens", f_max_tokens},
+    {"min_tokens", f_min_tokens},
+    {"temperature", f_temperature},
+    {"top_k", f_top_k},
+    {"top_p", f_top_p},
+    {"min_p", f_min_p},
+    {"repetition_penalty", f_repetition},
+    {"presence_penalty", f_presence},
+    {"frequency_penalty", f_frequency},
+    {"seed", f_seed},
+    {"stop", f_stop},
+    {"stop_token_ids", f_stop_ids},
+    {"ignore_eos", f_ignore_eos},
+    {"logprobs", f_logprobs},
+    {"top_logprobs", f_top_logprobs},
+    {"echo", f_echo},
+    {"add_special_tokens", f_specials},
+    {"logit_bias", f_logit_bias},
+    {"n", f_n},
+    {"best_of", f_best_of},
+    {"cache_salt", f_salt},
+    {"priority", f_priority},
+    {"stream", f_ignored},
+    {"stream_options", f_ignored},
+    {"return_token_ids", f_ignored},
+    {"model", f_carried},
+    {"user", f_carried},
+    {"metadata", f_carried},
+    {"allowed_token_ids", f_refused},
+    {"audio", f_refused},
+    {"bad_words", f_refused},
+    {"add_generation_prompt", f_refused},
+    {"chat_template", f_refused},
+    {"chat_template_kwargs", f_refused},
+    {"continue_final_message", f_refused},
+    {"function_call", f_refused},
+    {"functions", f_refused},
+    {"guided_choice", f_refused},
+    {"guided_grammar", f_refused},
+    {"guided_json", f_refused},
+    {"guided_regex", f_refused},
+    {"include_stop_str_in_output", f_refused},
+    {"length_penalty", f_refused},
+    {"modalities", f_refused},
+    {"parallel_tool_calls", f_refused},
+    {"prediction", f_refused},
+    {"prompt_logprobs", f_refused},
+    {"reasoning_effort", f_refused},
+    {"response_format", f_refused},
+    {"return_tokens_as_token_ids", f_refused},
+    {"skip_special_tokens", f_refused},
+    {"spaces_between_special_tokens", f_refused},
+    {"structured_outputs", f_refused},
+    {"suffix", f_refused},
+    {"tool_choice", f_refused},
+    {"tools", f_refused},
+    {"truncate_prompt_tokens", f_refused},
+    {"use_beam_search", f_refused},
+};
+
+static bool known(const char *name)
+{
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (!strcmp(fields[i].name, name))
+            return true;
+    return false;
+}
+
+int fields_read(struct err *e, struct ask *a, const struct ask_path *at, const json_t *o)
+{
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const json_t *v = json_object_get(o, fields[i].name);
+        if (!v || json_is_null(v))
+            continue;
+        /* Inside a batch line, `at` holds "body"; f_carried and f_refused look at the name alone. */
+        struct ask_path here = {.n = 0};
+        path_field(&here, fields[i].name);
+        if (fields[i].read(e, a, &here, v))
+            return at->n ? err_set(e, e->code, "%s.%.400s", at->text, e->text) : e->code;
+    }
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)o, key, v)
+    {
+        if (known(key) || json_is_null(v))
+            continue;
+        if (!a->extra && !(a->extra = json_object()))
+            return err_nomem(e, "fields", 0);
+        if (json_object_set(a->extra, key, v))
+            return err_nomem(e, "fields", 0);
+    }
+    return 0;
+}
