@@ -2,8 +2,8 @@
  * A model: its shape, and its weights packed for the kernels.
  *
  * Weights are packed once into a file under $XDG_CACHE_HOME/phasepipe/packed (a lock makes programs that start at once
- * pack once) and mapped read-only by every process, so a host holds them once. A model is read-only after model_open and
- * may be used from any thread.
+ * pack once) and mapped read-only by every process, so a host holds them once. A model is read-only after model_open
+ * and may be used from any thread.
  */
 #ifndef MODEL_H
 #define MODEL_H
@@ -17,9 +17,9 @@
 
 /* Families are rows of a table (family.c): what differs between them is data, not code. */
 struct model_family {
-    const char *arch;  /* general.architecture */
-    bool neox;         /* rope pairs (i, i + n/2) instead of (2i, 2i+1) */
-    bool qkv_bias;     /* attn_{q,k,v}.bias must be there; elsewhere they are optional */
+    const char *arch; /* general.architecture */
+    bool neox;        /* rope pairs (i, i + n/2) instead of (2i, 2i+1) */
+    bool qkv_bias;    /* attn_{q,k,v}.bias must be there; elsewhere they are optional */
 };
 
 struct model_config {
@@ -29,36 +29,37 @@ struct model_config {
     int head_dim, n_rot;                 /* n_rot: rotated dimensions of a head, even, <= head_dim */
     int64_t context;                     /* trained window, after rope scaling of the file */
     float eps;
-    bool tied;                           /* no output matrix: the embedding is used */
-    double rope_freq[512];               /* [n_rot/2] radians a token, scaling kinds applied, by our own double code */
-    float rope_attn_factor;              /* multiplies cos and sin (YaRN); 1 elsewhere */
+    bool tied;              /* no output matrix: the embedding is used */
+    double rope_freq[512];  /* [n_rot/2] radians a token, scaling kinds applied, by our own double code */
+    float rope_attn_factor; /* multiplies cos and sin (YaRN); 1 elsewhere */
 };
 
 struct model_layer {
-    const float *attn_norm, *ffn_norm;         /* [hidden] */
-    struct kern_mat wq, wk, wv, wo;            /* [n_head*hd, hidden], [n_kv*hd, hidden] ×2, [hidden, n_head*hd] */
-    const float *bq, *bk, *bv;                 /* NULL or [rows] */
-    struct kern_mat gate, up, down;            /* [ffn, hidden] ×2, [hidden, ffn] */
+    const float *attn_norm, *ffn_norm; /* [hidden] */
+    struct kern_mat wq, wk, wv, wo;    /* [n_head*hd, hidden], [n_kv*hd, hidden] ×2, [hidden, n_head*hd] */
+    const float *bq, *bk, *bv;         /* NULL or [rows] */
+    struct kern_mat gate, up, down;    /* [ffn, hidden] ×2, [hidden, ffn] */
 };
 
 struct model {
     struct model_config c;
-    struct kern_mat embed, output; /* [vocab, hidden]; output is embed where tied */
-    const float *output_norm;      /* [hidden] */
+    struct kern_mat embed, output;   /* [vocab, hidden]; output is embed where tied */
+    const float *output_norm;        /* [hidden] */
     const struct model_layer *layer; /* [n_layer] */
-    uint8_t fingerprint[32];       /* BLAKE2b-256 over the whole GGUF file */
+    uint8_t fingerprint[32];         /* BLAKE2b-256 over the whole GGUF file */
     const char *path;
-    uint64_t weight_bytes;         /* packed bytes mapped */
-    bool packed_now;               /* this call did the packing */
-    struct gguf *gguf;             /* header; owned */
+    uint64_t weight_bytes; /* packed bytes mapped */
+    bool packed_now;       /* this call did the packing */
+    bool shared;           /* mapped from the cache; false: in this process's own memory */
+    struct err not_shared; /* why not, where not shared */
+    struct gguf *gguf;     /* header; owned */
     /* private */
     void *map;
     uint64_t map_bytes;
-    void *names;
 };
 
 struct model_opts {
-    const char *path;      /* NULL: the default model of the cache directory, see model_default_path */
+    const char *path; /* NULL: the default model of the cache directory, see model_default_path */
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* packing, may be NULL */
     void *progress_arg;
 };

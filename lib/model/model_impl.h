@@ -1,0 +1,122 @@
+/* Private to lib/model: limits, the plan of a packed file, and the steps of model_open. */
+#ifndef MODEL_IMPL_H
+#define MODEL_IMPL_H
+
+#include <stddef.h>
+
+#include "model/gguf_impl.h"
+#include "model/model.h"
+
+/* Limits of a model. */
+#define MODEL_LAYERS_MAX 4096
+#define MODEL_HIDDEN_MAX (1 << 18)
+#define MODEL_FFN_MAX (1 << 22)
+#define MODEL_VOCAB_MAX (1 << 24)
+#define MODEL_HEADS_MAX 4096
+#define MODEL_HEAD_DIM_MAX 1024     /* twice the length of model_config.rope_freq */
+#define MODEL_CONTEXT_MAX (1 << 21) /* the range of model_sincos at one radian a token */
+
+const struct model_family *model_family_find(struct gguf_str arch); /* NULL: unknown */
+size_t model_family_names(char *out, size_t n);                     /* "llama, ..." */
+
+/* Fills rope_freq and rope_attn_factor; the rest of `c` is there. */
+int rope_read(struct err *e, struct model_config *c, const struct gguf *g);
+
+/* KEY of the model's architecture, "llama.KEY". */
+struct arch_key {
+    char s[96];
+};
+struct arch_key arch_key(const struct model_config *c, const char *key);
+
+/* ---- the plan: which tensor goes where in a packed file ---- */
+
+struct pack_item {
+    const struct gguf_tensor *src; /* NULL: an optional tensor that the file lacks */
+    bool vec;                      /* stored as f32, rows = 1 */
+    int64_t rows, cols;
+    enum kern_type src_type, dst_type;
+    uint64_t offset, bytes; /* in the packed file */
+};
+
+enum pack_slot {
+    PACK_EMBED,
+    PACK_OUTPUT_NORM,
+    PACK_OUTPUT,
+    PACK_TOP, /* the number of the ones above; layers follow */
+};
+
+enum pack_layer_slot {
+    PACK_ATTN_NORM,
+    PACK_Q,
+    PACK_K,
+    PACK_V,
+    PACK_O,
+    PACK_BQ,
+    PACK_BK,
+    PACK_BV,
+    PACK_FFN_NORM,
+    PACK_GATE,
+    PACK_UP,
+    PACK_DOWN,
+    PACK_LAYER, /* the number of the ones above */
+};
+
+struct pack_plan {
+    struct pack_item *item; /* [n]: PACK_TOP, then PACK_LAYER a layer */
+    uint64_t n;
+    uint64_t total_bytes;
+};
+
+/* Finds and checks every tensor. dst_type is src_type until plan_narrow or the header of a packed file says otherwise.
+ */
+int plan_make(struct err *e, struct pack_plan *p, const struct model_config *c, const struct gguf *g);
+void plan_free(struct pack_plan *p);
+
+/* Makes BF16 of the F32 and F16 matrices whose values are all exact in it; reads them. */
+int plan_narrow(struct err *e, struct pack_plan *p, const struct gguf *g);
+
+/* Offsets and total_bytes from the types. */
+void plan_place(struct pack_plan *p);
+
+/* ---- packing (repack.c) ---- */
+
+/* Bytes of the header of a packed file with n items. */
+uint64_t pack_header_bytes(uint64_t n);
+
+/* Where packed bytes go: a file, or memory of plan.total_bytes where fd is -1. */
+struct pack_sink {
+    int fd;
+    uint8_t *mem;     /* the memory; for a file a buffer of PACK_BUFFER_BYTES */
+    uint64_t at;      /* bytes taken so far */
+    const char *path; /* of the file, for messages */
+};
+
+/* Written in pieces of this size and padded to 2 MiB, a file's pages can lie in the page cache as huge pages: a mapping
+ * then reads 30 GB/s where 4 KiB pages of a memfd give 21 (ext4, Linux 6.18, one Zen 4 core). */
+#define PACK_BUFFER_BYTES (4u << 20)
+#define PACK_PAD_BYTES (2u << 20)
+
+/* What the packed bytes depend on besides the weights themselves: which file (path, device, inode, size, time of
+ * change) and the layout that the kernels pack by, found by packing a sample. `place` is the part of it that stays when
+ * the file is replaced by another of that path. */
+struct pack_identity {
+    uint8_t whole[32], place[32];
+};
+int pack_identity(struct err *e, struct pack_identity *out, const struct gguf *g);
+
+/* Writes the tensors, then the header, and fills `fingerprint`. ERR_NO where the GGUF changes meanwhile. */
+int pack_write(struct err *e, uint8_t fingerprint[32], struct pack_sink *s, const struct pack_plan *p,
+               const struct gguf *g, const struct pack_identity *id, const struct model_opts *o);
+
+/* True where fd holds a whole packed file of this plan and identity: takes the types from it into the plan, and places
+ * it. */
+bool pack_check(uint8_t fingerprint[32], struct pack_plan *p, int fd, const struct pack_identity *id);
+
+/* ---- the cache (cache.c) ---- */
+
+/* Finds or makes the packed file, maps it and fills map, map_bytes, fingerprint, packed_now and shared. ERR_SYS where
+ * the cache cannot be used: cache_map_private then packs into memory of this process. */
+int cache_map(struct err *e, struct model *m, struct pack_plan *p, const struct model_opts *o);
+int cache_map_private(struct err *e, struct model *m, struct pack_plan *p, const struct model_opts *o);
+
+#endif
