@@ -151,7 +151,7 @@ struct wire_top {
 
 struct wire_logprob { /* of one position */
     uint32_t id;
-    float logprob;        /* NaN where there is none: the prompt's first token */
+    float logprob;        /* NaN where there is none: the prompt's first token; -INFINITY is written as -FLT_MAX */
     const struct wire_top *top;
     uint32_t n_top;
 };
