@@ -1,0 +1,167 @@
+/*
+ * Merging: the symbols of a piece are a linked list, the possible merges a heap by (rank, place), so a piece of n bytes
+ * costs n log n. A heap entry is stale when the pair now at its place gives another id.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/text_private.h"
+
+static size_t hash_pair(uint64_t pair)
+{
+    pair *= 0x9e3779b97f4a7c15u;
+    return (size_t)(pair ^ pair >> 29);
+}
+
+int text_merges_new(struct err *e, struct text_merges *m, size_t n)
+{
+    size_t n_slot = 16;
+    while (n_slot < 2 * n)
+        n_slot *= 2;
+    m->slot = malloc(n_slot * sizeof *m->slot);
+    if (m->slot == NULL)
+        return err_nomem(e, "merges", n_slot * sizeof *m->slot);
+    m->n_slot = n_slot;
+    memset(m->slot, 0xff, n_slot * sizeof *m->slot);
+    return 0;
+}
+
+/* A pair that comes twice keeps its last rank, as in a map that is filled in the order of the file. */
+void text_merges_put(struct text_merges *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id)
+{
+    uint64_t pair = (uint64_t)left << 32 | right;
+    size_t i = hash_pair(pair) & (m->n_slot - 1);
+    while (m->slot[i].pair != UINT64_MAX && m->slot[i].pair != pair)
+        i = (i + 1) & (m->n_slot - 1);
+    m->slot[i] = (struct text_merge){pair, rank, id};
+}
+
+static const struct text_merge *merge_find(const struct text_merges *m, uint32_t left, uint32_t right)
+{
+    uint64_t pair = (uint64_t)left << 32 | right;
+    size_t i = hash_pair(pair) & (m->n_slot - 1);
+    for (; m->slot[i].pair != UINT64_MAX; i = (i + 1) & (m->n_slot - 1))
+        if (m->slot[i].pair == pair)
+            return &m->slot[i];
+    return NULL;
+}
+
+void text_bpe_free(struct text_bpe *b)
+{
+    free(b->sym);
+    free(b->heap);
+}
+
+/* n symbols give n - 1 first steps, and each of at most n - 1 merges adds two and takes one. */
+static int reserve(struct err *e, struct text_bpe *b, size_t n)
+{
+    if (n > b->cap_sym) {
+        size_t cap = n < 64 ? 64 : n;
+        struct text_symbol *p = realloc(b->sym, cap * sizeof *p);
+        if (p == NULL)
+            return err_nomem(e, "symbols of a piece of text", cap * sizeof *p);
+        b->sym = p;
+        b->cap_sym = cap;
+    }
+    if (2 * n > b->cap_heap) {
+        size_t cap = n < 64 ? 128 : 2 * n;
+        struct text_step *p = realloc(b->heap, cap * sizeof *p);
+        if (p == NULL)
+            return err_nomem(e, "merges of a piece of text", cap * sizeof *p);
+        b->heap = p;
+        b->cap_heap = cap;
+    }
+    return 0;
+}
+
+static bool before(const struct text_step *a, const struct text_step *b)
+{
+    return a->rank != b->rank ? a->rank < b->rank : a->pos < b->pos;
+}
+
+static void heap_push(struct text_bpe *b, struct text_step s)
+{
+    size_t i = b->n_heap++;
+    for (size_t up; i > 0 && before(&s, &b->heap[up = (i - 1) / 2]); i = up)
+        b->heap[i] = b->heap[up];
+    b->heap[i] = s;
+}
+
+static struct text_step heap_pop(struct text_bpe *b)
+{
+    struct text_step top = b->heap[0], s = b->heap[--b->n_heap];
+    size_t i = 0;
+    for (;;) {
+        size_t down = 2 * i + 1;
+        if (down >= b->n_heap)
+            break;
+        if (down + 1 < b->n_heap && before(&b->heap[down + 1], &b->heap[down]))
+            down++;
+        if (!before(&b->heap[down], &s))
+            break;
+        b->heap[i] = b->heap[down];
+        i = down;
+    }
+    b->heap[i] = s;
+    return top;
+}
+
+static void consider(struct text_bpe *b, const struct text_merges *m, uint32_t pos)
+{
+    uint32_t next = b->sym[pos].next;
+    if (next == TEXT_NONE)
+        return;
+    const struct text_merge *g = merge_find(m, b->sym[pos].id, b->sym[next].id);
+    if (g != NULL)
+        heap_push(b, (struct text_step){g->rank, pos, g->id});
+}
+
+static void apply(struct text_bpe *b, const struct text_merges *m, const struct text_step *s)
+{
+    struct text_symbol *left = &b->sym[s->pos];
+    if (left->id == TEXT_NONE || left->next == TEXT_NONE)
+        return;
+    struct text_symbol *right = &b->sym[left->next];
+    const struct text_merge *g = merge_find(m, left->id, right->id);
+    if (g == NULL || g->id != s->id)
+        return;
+    left->id = g->id;
+    left->next = right->next;
+    right->id = TEXT_NONE;
+    if (left->next != TEXT_NONE)
+        b->sym[left->next].prev = s->pos;
+    if (left->prev != TEXT_NONE)
+        consider(b, m, left->prev);
+    consider(b, m, s->pos);
+}
+
+int text_bpe_encode(struct err *e, struct text_ids *out, struct text_bpe *b, const struct text *t, const uint8_t *s,
+                    size_t n)
+{
+    int r = reserve(e, b, n);
+    if (r != 0)
+        return r;
+    uint32_t n_sym = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (t->byte_id[s[i]] == TEXT_NONE)
+            continue;
+        b->sym[n_sym] = (struct text_symbol){t->byte_id[s[i]], n_sym - 1, n_sym + 1};
+        n_sym++;
+    }
+    if (n_sym == 0)
+        return 0;
+    b->sym[n_sym - 1].next = TEXT_NONE;
+    b->n_heap = 0;
+    for (uint32_t i = 0; i < n_sym; i++)
+        consider(b, &t->merges, i);
+    while (b->n_heap > 0) {
+        struct text_step step = heap_pop(b);
+        apply(b, &t->merges, &step);
+    }
+    for (uint32_t i = 0; i != TEXT_NONE; i = b->sym[i].next) {
+        r = text_ids_push(e, out, b->sym[i].id);
+        if (r != 0)
+            return r;
+    }
+    return 0;
+}

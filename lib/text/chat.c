@@ -1,0 +1,375 @@
+/*
+ * Chats to text and ids. A rendered chat is a row of parts: what the template says, and what people say. Control
+ * spellings are looked for in the template's parts only; the text between two control tokens is encoded in one go, as
+ * the cut into pieces does not stop at the edge of a message.
+ *
+ * Turn kinds without a system role put a system message before the first user message with an empty line between, where
+ * their template does so, and refuse it where the template does.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/text_private.h"
+
+struct part {
+    size_t end;
+    bool template;
+};
+
+struct chat {
+    const struct text *t;
+    const struct text_chat_style *style;
+    char *p;
+    size_t n, cap;
+    struct part *part;
+    size_t n_part, cap_part;
+    bool bos; /* begins with the begin token, which is the first part */
+};
+
+static void chat_free(struct chat *c)
+{
+    free(c->p);
+    free(c->part);
+}
+
+static int put(struct err *e, struct chat *c, const char *s, size_t n, bool template)
+{
+    if (n > TEXT_N_MAX - c->n)
+        return err_set(e, ERR_NO, "a chat is over the limit of %zu bytes", TEXT_N_MAX);
+    if (c->n + n + 1 > c->cap) {
+        size_t cap = 2 * (c->n + n) + 256;
+        char *p = realloc(c->p, cap);
+        if (p == NULL)
+            return err_nomem(e, "rendered chat", cap);
+        c->p = p;
+        c->cap = cap;
+    }
+    if (c->n_part == c->cap_part) {
+        size_t cap = 2 * c->cap_part + 32;
+        struct part *p = realloc(c->part, cap * sizeof *p);
+        if (p == NULL)
+            return err_nomem(e, "rendered chat", cap * sizeof *p);
+        c->part = p;
+        c->cap_part = cap;
+    }
+    if (n != 0)
+        memcpy(c->p + c->n, s, n);
+    c->n += n;
+    c->p[c->n] = 0;
+    c->part[c->n_part++] = (struct part){c->n, template};
+    return 0;
+}
+
+static int put_mark(struct err *e, struct chat *c, const char *s)
+{
+    return put(e, c, s, strlen(s), true);
+}
+
+/* What Python's strip() takes away: blanks, and four separators that are no White_Space. */
+static bool strips(uint32_t cp)
+{
+    return text_is_space(cp) || (cp >= 0x1c && cp <= 0x1f);
+}
+
+static void strip(const char **s, size_t *n)
+{
+    uint32_t cp = 0;
+    while (*n > 0) {
+        int k = text_utf8_step((const uint8_t *)*s, *n, &cp);
+        if (k <= 0 || !strips(cp))
+            break;
+        *s += k;
+        *n -= (size_t)k;
+    }
+    while (*n > 0) {
+        size_t at = *n - 1;
+        while (at > 0 && ((uint8_t)(*s)[at] & 0xc0) == 0x80)
+            at--;
+        if (text_utf8_step((const uint8_t *)*s + at, *n - at, &cp) <= 0 || !strips(cp))
+            break;
+        *n = at;
+    }
+}
+
+static int put_content(struct err *e, struct chat *c, const char *s, size_t n, bool trim)
+{
+    char *repaired = NULL;
+    if (!text_utf8_valid(s, n)) {
+        int r = text_utf8_repair(e, &repaired, &n, s, n);
+        if (r != 0)
+            return r;
+        s = repaired;
+    }
+    if (trim)
+        strip(&s, &n);
+    int r = put(e, c, s, n, false);
+    free(repaired);
+    return r;
+}
+
+static bool is_role(const struct text_message *m, const char *role)
+{
+    return strcmp(m->role, role) == 0;
+}
+
+static int refuse_role(struct err *e, const struct chat *c, const struct text_message *m, size_t i)
+{
+    return err_set(e, ERR_NO, "%s: its chat template has no role '%.40s' (message %zu)", c->t->path, m->role, i);
+}
+
+/* ---- chatml ---- */
+
+static int chatml_turn(struct err *e, struct chat *c, const char *role, const char *s, size_t n)
+{
+    int r = put_mark(e, c, "<|im_start|>");
+    if (r == 0)
+        r = put_mark(e, c, role);
+    if (r == 0)
+        r = put_mark(e, c, "\n");
+    if (r == 0)
+        r = put_content(e, c, s, n, c->style->trims);
+    return r == 0 ? put_mark(e, c, "<|im_end|>\n") : r;
+}
+
+/* Models that reason: what they thought in an earlier turn is not told again, only what follows it. */
+static void leave_out_reasoning(const char **s, size_t *n)
+{
+    static const char mark[] = "</think>";
+    const char *p;
+    while ((p = memmem(*s, *n, mark, sizeof mark - 1)) != NULL) {
+        *n -= (size_t)(p + sizeof mark - 1 - *s);
+        *s = p + sizeof mark - 1;
+        while (*n > 0 && **s == '\n') {
+            ++*s;
+            --*n;
+        }
+    }
+}
+
+static int render_chatml(struct err *e, struct chat *c, const struct text_message *m, size_t n, bool answer)
+{
+    const struct text_chat_style *style = c->style;
+    int r = 0;
+    if (style->default_system != NULL && !is_role(&m[0], "system"))
+        r = chatml_turn(e, c, "system", style->default_system, style->n_default_system);
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        const char *s = m[i].content;
+        size_t n_s = m[i].n_content;
+        bool known = is_role(&m[i], "system") || is_role(&m[i], "user") || is_role(&m[i], "assistant");
+        if (!known && (style->tool || !is_role(&m[i], "tool")))
+            return refuse_role(e, c, &m[i], i);
+        if (style->think && is_role(&m[i], "assistant")) {
+            if (i + 1 == n)
+                return err_set(e, ERR_NO, "%s: a chat for this model must not end with an answer", c->t->path);
+            leave_out_reasoning(&s, &n_s);
+        }
+        r = chatml_turn(e, c, m[i].role, s, n_s);
+    }
+    return r == 0 && answer ? put_mark(e, c, "<|im_start|>assistant\n") : r;
+}
+
+/* ---- llama3 ---- */
+
+static int llama3_header(struct err *e, struct chat *c, const char *role)
+{
+    int r = put_mark(e, c, "<|start_header_id|>");
+    if (r == 0)
+        r = put_mark(e, c, role);
+    return r == 0 ? put_mark(e, c, "<|end_header_id|>\n\n") : r;
+}
+
+/* The day is the one the template falls back to: with the real one the same chat would give other ids tomorrow. */
+static int llama3_dates(struct err *e, struct chat *c, const struct text_message *system)
+{
+    int r = llama3_header(e, c, "system");
+    if (r == 0)
+        r = put_mark(e, c, "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n");
+    if (r == 0 && system != NULL)
+        r = put_content(e, c, system->content, system->n_content, true);
+    return r == 0 ? put_mark(e, c, "<|eot_id|>") : r;
+}
+
+static int render_llama3(struct err *e, struct chat *c, const struct text_message *m, size_t n, bool answer)
+{
+    size_t i = 0;
+    int r = 0;
+    if (c->style->dated) {
+        i = is_role(&m[0], "system");
+        r = llama3_dates(e, c, i == 1 ? &m[0] : NULL);
+    }
+    for (; r == 0 && i < n; i++) {
+        if (!is_role(&m[i], "system") && !is_role(&m[i], "user") && !is_role(&m[i], "assistant"))
+            return refuse_role(e, c, &m[i], i);
+        r = llama3_header(e, c, m[i].role);
+        if (r == 0)
+            r = put_content(e, c, m[i].content, m[i].n_content, c->style->trims);
+        if (r == 0)
+            r = put_mark(e, c, "<|eot_id|>");
+    }
+    return r == 0 && answer ? llama3_header(e, c, "assistant") : r;
+}
+
+/* ---- kinds whose turns alternate ---- */
+
+/* The system message, where there is one; the rest must be user, assistant, user, … */
+static int take_system(struct err *e, const struct text_message **system, const struct chat *c,
+                       const struct text_message *m, size_t n)
+{
+    size_t first = is_role(&m[0], "system");
+    *system = first == 1 ? &m[0] : NULL;
+    if (first == 1 && c->style->no_system)
+        return refuse_role(e, c, &m[0], 0);
+    for (size_t i = first; i < n; i++) {
+        if (!is_role(&m[i], "user") && !is_role(&m[i], "assistant"))
+            return refuse_role(e, c, &m[i], i);
+        if (is_role(&m[i], "user") != ((i - first) % 2 == 0))
+            return err_set(e, ERR_NO, "%s: roles must be user, assistant, user, … (message %zu is '%s')", c->t->path, i,
+                           m[i].role);
+    }
+    if (first == n)
+        return err_set(e, ERR_NO, "%s: a system message needs a user message behind it", c->t->path);
+    return 0;
+}
+
+static int put_system_before(struct err *e, struct chat *c, const struct text_message *system)
+{
+    if (system == NULL)
+        return 0;
+    int r = put_content(e, c, system->content, system->n_content, false);
+    return r == 0 ? put_mark(e, c, "\n\n") : r;
+}
+
+static int mistral_answer(struct err *e, struct chat *c, const struct text_message *m)
+{
+    int r = put_mark(e, c, c->style->answer_open);
+    if (r == 0)
+        r = put_content(e, c, m->content, m->n_content, c->style->trims);
+    if (r == 0 && c->t->eos != TEXT_NONE)
+        r = put(e, c, c->t->row[c->t->eos].entry, c->t->row[c->t->eos].n_entry, true);
+    return r == 0 ? put_mark(e, c, c->style->answer_close) : r;
+}
+
+static int render_mistral(struct err *e, struct chat *c, const struct text_message *m, size_t n)
+{
+    const struct text_message *system;
+    int r = take_system(e, &system, c, m, n);
+    size_t first = r == 0 && system != NULL, with_system = first;
+    if (c->style->system_last)
+        with_system = is_role(&m[n - 1], "user") ? n - 1 : n - 2;
+    for (size_t i = first; r == 0 && i < n; i++) {
+        if (is_role(&m[i], "assistant")) {
+            r = mistral_answer(e, c, &m[i]);
+            continue;
+        }
+        r = put_mark(e, c, c->style->inst_open);
+        if (r == 0 && i == with_system)
+            r = put_system_before(e, c, system);
+        if (r == 0)
+            r = put_content(e, c, m[i].content, m[i].n_content, false);
+        if (r == 0)
+            r = put_mark(e, c, c->style->inst_close);
+    }
+    return r;
+}
+
+static int render_gemma(struct err *e, struct chat *c, const struct text_message *m, size_t n, bool answer)
+{
+    const struct text_message *system;
+    int r = take_system(e, &system, c, m, n);
+    size_t first = r == 0 && system != NULL;
+    for (size_t i = first; r == 0 && i < n; i++) {
+        r = put_mark(e, c, is_role(&m[i], "user") ? "<start_of_turn>user\n" : "<start_of_turn>model\n");
+        if (r == 0 && i == first)
+            r = put_system_before(e, c, system);
+        if (r == 0)
+            r = put_content(e, c, m[i].content, m[i].n_content, c->style->trims);
+        if (r == 0)
+            r = put_mark(e, c, "<end_of_turn>\n");
+    }
+    return r == 0 && answer ? put_mark(e, c, "<start_of_turn>model\n") : r;
+}
+
+/* ---- all kinds ---- */
+
+static int render(struct err *e, struct chat *c, const struct text *t, const struct text_message *m, size_t n,
+                  bool answer)
+{
+    *c = (struct chat){.t = t, .style = &t->chat};
+    if (t->chat.kind == CHAT_ABSENT)
+        return err_set(e, ERR_NO, "%s: has no chat template", t->path);
+    if (t->chat.kind == CHAT_UNKNOWN)
+        return err_set(e, ERR_NO, "%s: its chat template is not known: %s", t->path, t->chat.head);
+    if (n == 0)
+        return err_set(e, ERR_NO, "a chat without messages");
+    /* One begin token: the template's own, or the one the file wants before all text. */
+    c->bos = t->bos != TEXT_NONE && (t->chat.writes_bos || t->add_bos);
+    int r = put(e, c, c->bos ? t->row[t->bos].entry : "", c->bos ? t->row[t->bos].n_entry : 0, true);
+    if (r != 0)
+        return r;
+    switch (t->chat.kind) {
+    case CHAT_CHATML:
+        return render_chatml(e, c, m, n, answer);
+    case CHAT_LLAMA3:
+        return render_llama3(e, c, m, n, answer);
+    case CHAT_MISTRAL:
+        return render_mistral(e, c, m, n);
+    case CHAT_GEMMA:
+        return render_gemma(e, c, m, n, answer);
+    case CHAT_ABSENT:
+    case CHAT_UNKNOWN:
+        break;
+    }
+    return 0;
+}
+
+int text_chat_render(struct err *e, const struct text *t, char **out, size_t *n_out, const struct text_message *m,
+                     size_t n, bool answer)
+{
+    struct chat c;
+    int r = render(e, &c, t, m, n, answer);
+    if (r == 0) {
+        *out = c.p;
+        *n_out = c.n;
+        c.p = NULL;
+    }
+    chat_free(&c);
+    return r;
+}
+
+static int encode_parts(struct err *e, struct text_ids *out, struct text_run *w, const struct chat *c)
+{
+    size_t run = c->part[0].end, from = run;
+    int r = c->bos ? text_ids_push(e, out, c->t->bos) : 0;
+    for (size_t i = 1; r == 0 && i < c->n_part; from = c->part[i++].end) {
+        size_t at, len, end = c->part[i].end;
+        while (r == 0 && c->part[i].template) {
+            uint32_t id = text_added_find(&c->t->control, &at, &len, c->p, end, from);
+            if (id == TEXT_NONE)
+                break;
+            from = at + len;
+            if (c->t->row[id].kind != ENTRY_CONTROL)
+                continue;
+            r = text_encode_run(e, out, w, c->t, c->p + run, at - run);
+            if (r == 0)
+                r = text_ids_push(e, out, id);
+            run = from;
+        }
+    }
+    return r == 0 ? text_encode_run(e, out, w, c->t, c->p + run, c->n - run) : r;
+}
+
+int text_chat(struct err *e, const struct text *t, struct text_ids *out, const struct text_message *m, size_t n,
+              bool answer)
+{
+    struct chat c;
+    struct text_run w = {0};
+    size_t n_before = out->n;
+    int r = render(e, &c, t, m, n, answer);
+    if (r == 0)
+        r = encode_parts(e, out, &w, &c);
+    if (r != 0)
+        out->n = n_before;
+    text_run_free(&w);
+    chat_free(&c);
+    return r;
+}

@@ -1,0 +1,160 @@
+/*
+ * Text to ids: added spellings are found first, what is between them is normalised where the kind does so, cut, and
+ * merged piece by piece.
+ *
+ * Without TEXT_CONTROL no control id can come out: control spellings are not looked for, and neither a byte nor a merge
+ * leads to a control token (vocab.c). That is the rule for all text of users, raw completions included.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/text_private.h"
+
+void text_ids_free(struct text_ids *v)
+{
+    free(v->ids);
+    *v = (struct text_ids){0};
+}
+
+static int ids_room(struct err *e, struct text_ids *v)
+{
+    if (v->n < v->cap)
+        return 0;
+    size_t cap = v->cap < 32 ? 64 : 2 * v->cap;
+    uint32_t *p = realloc(v->ids, cap * sizeof *p);
+    if (p == NULL)
+        return err_nomem(e, "token ids", cap * sizeof *p);
+    v->ids = p;
+    v->cap = cap;
+    return 0;
+}
+
+int text_ids_push(struct err *e, struct text_ids *v, uint32_t id)
+{
+    int r = ids_room(e, v);
+    if (r == 0)
+        v->ids[v->n++] = id;
+    return r;
+}
+
+int text_put_bos(struct err *e, struct text_ids *out, uint32_t id)
+{
+    if (out->n > 0 && out->ids[0] == id)
+        return 0;
+    int r = ids_room(e, out);
+    if (r != 0)
+        return r;
+    memmove(out->ids + 1, out->ids, out->n * sizeof *out->ids);
+    out->ids[0] = id;
+    out->n++;
+    return 0;
+}
+
+void text_run_free(struct text_run *w)
+{
+    text_bpe_free(&w->bpe);
+    free(w->spelt);
+}
+
+/* The entry that spells a whole piece, for the kinds that look it up before merging. */
+static int whole_piece(struct err *e, uint32_t *id, struct text_run *w, const struct text *t, const char *s, size_t n)
+{
+    *id = TEXT_NONE;
+    if (n > t->n_entry_max)
+        return 0;
+    if (w->spelt == NULL) {
+        w->spelt = malloc(2 * t->n_entry_max + 4);
+        if (w->spelt == NULL)
+            return err_nomem(e, "spelling", 2 * t->n_entry_max + 4);
+    }
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++)
+        at += (size_t)text_utf8_put((uint8_t *)w->spelt + at, text_byte_spelling((uint8_t)s[i]));
+    *id = text_entry_find(&t->map, t->row, w->spelt, at);
+    if (*id != TEXT_NONE && t->row[*id].kind != ENTRY_NORMAL)
+        *id = TEXT_NONE;
+    return 0;
+}
+
+static int encode_pieces(struct err *e, struct text_ids *out, struct text_run *w, const struct text *t, const char *s,
+                         size_t n)
+{
+    for (size_t i = 0; i < n;) {
+        size_t k = text_split_next(t->split, s, n, i);
+        uint32_t whole = TEXT_NONE;
+        int r = t->ignore_merges ? whole_piece(e, &whole, w, t, s + i, k) : 0;
+        if (r == 0 && whole != TEXT_NONE)
+            r = text_ids_push(e, out, whole);
+        else if (r == 0)
+            r = text_bpe_encode(e, out, &w->bpe, t, (const uint8_t *)s + i, k);
+        if (r != 0)
+            return r;
+        i += k;
+    }
+    return 0;
+}
+
+static int encode_gap(struct err *e, struct text_ids *out, struct text_run *w, const struct text *t, const char *s,
+                      size_t n)
+{
+    char *composed = NULL;
+    size_t n_composed;
+    if (t->nfc) {
+        int r = text_nfc(e, &composed, &n_composed, s, n);
+        if (r != 0)
+            return r;
+    }
+    int r = composed != NULL ? encode_pieces(e, out, w, t, composed, n_composed) : encode_pieces(e, out, w, t, s, n);
+    free(composed);
+    return r;
+}
+
+static int encode_with(struct err *e, struct text_ids *out, struct text_run *w, const struct text *t,
+                       const struct text_added *added, const char *s, size_t n)
+{
+    size_t from = 0, at, len;
+    int r = 0;
+    while (r == 0 && from < n) {
+        uint32_t id = text_added_find(added, &at, &len, s, n, from);
+        size_t end = id != TEXT_NONE ? at : n;
+        if (end > from)
+            r = encode_gap(e, out, w, t, s + from, end - from);
+        if (id == TEXT_NONE)
+            break;
+        if (r == 0)
+            r = text_ids_push(e, out, id);
+        from = at + len;
+    }
+    return r;
+}
+
+int text_encode_run(struct err *e, struct text_ids *out, struct text_run *w, const struct text *t, const char *s,
+                    size_t n)
+{
+    return encode_with(e, out, w, t, &t->added, s, n);
+}
+
+int text_encode(struct err *e, const struct text *t, struct text_ids *out, const char *s, size_t n, int flags)
+{
+    size_t n_before = out->n;
+    char *repaired = NULL;
+    struct text_run w = {0};
+    int r = 0;
+    if (n > TEXT_N_MAX)
+        return err_set(e, ERR_NO, "a text of %zu bytes is over the limit of %zu", n, TEXT_N_MAX);
+    if (!text_utf8_valid(s, n)) {
+        r = text_utf8_repair(e, &repaired, &n, s, n);
+        s = repaired;
+    }
+    if (r == 0 && n > TEXT_N_MAX)
+        r = err_set(e, ERR_NO, "a text of %zu bytes is over the limit of %zu", n, TEXT_N_MAX);
+    if (r == 0)
+        r = encode_with(e, out, &w, t, (flags & TEXT_CONTROL) != 0 ? &t->control : &t->added, s, n);
+    if (r == 0 && (flags & TEXT_BOS) != 0 && t->add_bos)
+        r = text_put_bos(e, out, t->bos);
+    if (r != 0)
+        out->n = n_before;
+    text_run_free(&w);
+    free(repaired);
+    return r;
+}
