@@ -82,14 +82,16 @@ static int say_unknown(struct err *e, struct tokenize *t, const struct ask *a, c
     return 0;
 }
 
-/* The unknown fields travel as one map under the name "request", where they cannot meet a field of the frame. */
+/* The unknown fields travel as one map under the name "request", where they cannot meet a field of the frame; beside
+ * it, "choices" says how many answers to wait for before the next request has its turn. */
 static int extra_of(struct err *e, struct wire_extra *out, struct tokenize *t, const struct ask *a)
 {
-    if (!a->extra)
+    if (!a->extra && a->n == 1)
         return 0;
-    json_t *o =
-        json_pack("{s:s,s:s,s:s,s:s,s:O}", "k", "bye", "from", PROG, "n_ok", "0", "n_error", "0", "request", a->extra);
-    char *line = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    json_t *o = json_pack("{s:s,s:s,s:s,s:s}", "k", "bye", "from", PROG, "n_ok", "0", "n_error", "0");
+    int bad = a->extra ? json_object_set(o, "request", a->extra) : 0;
+    bad |= a->n > 1 ? json_object_set_new(o, "choices", json_integer(a->n)) : 0;
+    char *line = !bad ? json_dumps(o, JSON_COMPACT) : NULL;
     json_decref(o);
     if (!line)
         return err_nomem(e, "fields", 0);

@@ -1,0 +1,239 @@
+/*
+ * Answers in the order of the input. The answer whose turn it is flows as it comes (text), the others wait; with JSON
+ * each waits until it is whole. The next turn after (seq, index) is the next choice of the same request where it asked
+ * for several, else the next request. What comes late, after its turn was given up, is shown when it is whole.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/stream/stream.h"
+
+struct item {
+    struct item *next; /* in order of (seq, index) */
+    struct reply *r;
+    char *id;
+    bool done;
+    size_t shown;      /* bytes of text already printed */
+    json_t *json;      /* of a finished one, with --jsonl */
+    uint32_t n_choice; /* of a finished one: 0 where it failed without saying */
+};
+
+struct order {
+    const struct view *v;
+    struct item *first;
+    uint64_t seq; /* whose turn it is */
+    uint32_t index;
+    bool any;                /* something was printed: the next text needs a blank line before it */
+    bool mid_line;           /* the last text printed did not end its line */
+    const struct item *open; /* text that has begun and not ended */
+};
+
+int order_new(struct err *e, struct order **out, const struct view *v)
+{
+    struct order *o = calloc(1, sizeof *o);
+    if (!o)
+        return err_nomem(e, "answers", sizeof *o);
+    o->v = v;
+    *out = o;
+    return 0;
+}
+
+static void item_free(struct item *i)
+{
+    reply_free(i->r);
+    json_decref(i->json);
+    free(i->id);
+    free(i);
+}
+
+void order_free(struct order *o)
+{
+    if (!o)
+        return;
+    while (o->first) {
+        struct item *i = o->first;
+        o->first = i->next;
+        item_free(i);
+    }
+    free(o);
+}
+
+static int compare(const struct item *i, uint64_t seq, uint32_t index)
+{
+    if (i->r->seq != seq)
+        return i->r->seq < seq ? -1 : 1;
+    return i->r->index == index ? 0 : i->r->index < index ? -1 : 1;
+}
+
+/* The item of a request, made where it is new. */
+static struct item *item_of(struct err *e, struct order *o, uint64_t seq, uint32_t index, struct wire_str id)
+{
+    struct item **at = &o->first;
+    while (*at && compare(*at, seq, index) < 0)
+        at = &(*at)->next;
+    if (*at && !compare(*at, seq, index) && !(*at)->done)
+        return *at;
+    struct item *i = calloc(1, sizeof *i);
+    if (i)
+        i->id = strndup(id.p ? id.p : "", id.n);
+    if (i)
+        i->r = reply_new(seq, index);
+    if (!i || !i->id || !i->r) {
+        if (i)
+            item_free(i);
+        err_nomem(e, "answer", sizeof *i);
+        return NULL;
+    }
+    i->next = *at;
+    *at = i;
+    return i;
+}
+
+static int flush(struct err *e)
+{
+    return fflush(stdout) || ferror(stdout) ? err_sys(e, "stdout") : 0;
+}
+
+/* ---- text ---- */
+
+static int show_text(struct err *e, struct order *o, struct item *i)
+{
+    size_t n = i->r->n_text - i->shown;
+    if (!n && !i->done)
+        return 0;
+    if (o->open != i) {
+        if (o->any)
+            putchar('\n');
+        o->open = i;
+        o->any = true;
+    }
+    fwrite(i->r->text + i->shown, 1, n, stdout);
+    i->shown += n;
+    if (n)
+        o->mid_line = i->r->text[i->r->n_text - 1] != '\n';
+    if (i->done) {
+        if (o->mid_line || !i->r->n_text)
+            putchar('\n');
+        o->mid_line = false;
+        o->open = NULL;
+    }
+    return flush(e);
+}
+
+void order_cut(struct order *o)
+{
+    if (o->mid_line)
+        putchar('\n');
+    o->mid_line = false;
+    fflush(stdout);
+}
+
+/* ---- turns ---- */
+
+static int show(struct err *e, struct order *o, struct item *i)
+{
+    if (!o->v->jsonl)
+        return i->n_choice || i->r->n_text ? show_text(e, o, i) : 0; /* a request that failed at once shows nothing */
+    json_dumpf(i->json, stdout, JSON_COMPACT);
+    putchar('\n');
+    return flush(e);
+}
+
+static void drop(struct order *o, struct item *i)
+{
+    struct item **at = &o->first;
+    while (*at != i)
+        at = &(*at)->next;
+    *at = i->next;
+    item_free(i);
+}
+
+/* Shows every finished answer whose turn has come or gone. */
+static int turn(struct err *e, struct order *o)
+{
+    for (struct item *i = o->first, *next; i; i = next) {
+        next = i->next;
+        int c = compare(i, o->seq, o->index);
+        if (!o->v->unordered && c > 0)
+            break;
+        /* A text that flows is not cut by one that is late. */
+        if (!i->done || (o->open && o->open != i))
+            continue;
+        if (!c) {
+            bool more = o->index + 1 < i->n_choice;
+            o->seq += !more;
+            o->index = more ? o->index + 1 : 0;
+        }
+        if (show(e, o, i))
+            return e->code;
+        drop(o, i);
+    }
+    /* The text of the next one may have begun to arrive already. */
+    for (struct item *i = o->first; i && !o->v->jsonl && !o->v->unordered && !o->open; i = i->next)
+        if (!i->done && !compare(i, o->seq, o->index))
+            return show_text(e, o, i);
+    return 0;
+}
+
+int order_out(struct err *e, struct order *o, const struct wire_out *w, const struct text *vocab)
+{
+    struct item *i = item_of(e, o, w->seq, w->index, w->id);
+    if (!i || reply_add(e, i->r, w, vocab))
+        return e->code;
+    bool mine = !compare(i, o->seq, o->index) && !o->v->unordered && !o->v->jsonl;
+    return mine && (!o->open || o->open == i) ? show_text(e, o, i) : 0;
+}
+
+int order_end(struct err *e, struct order *o, const struct wire_end *w)
+{
+    struct item *i = item_of(e, o, w->seq, w->index, w->id);
+    json_t *extra = NULL;
+    if (!i)
+        return e->code;
+    int r = reply_extra(e, &extra, &i->n_choice, &w->extra);
+    if (!r && o->v->jsonl)
+        r = reply_json(e, &i->json, i->r, w, extra);
+    json_decref(extra);
+    if (!r && o->v->stats)
+        r = stats_add(e, o->v->stats, w);
+    i->done = true;
+    return r ? r : turn(e, o);
+}
+
+int order_error(struct err *e, struct order *o, const struct wire_error *w)
+{
+    struct item *i = item_of(e, o, w->seq, w->index, w->id);
+    json_t *extra = NULL;
+    if (!i)
+        return e->code;
+    int r = reply_extra(e, &extra, &i->n_choice, &w->extra);
+    if (!json_object_size(extra) && i->n_choice == 1)
+        i->n_choice = 0;
+    if (!r && o->v->jsonl)
+        r = reply_error_json(e, &i->json, i->r, w, extra);
+    json_decref(extra);
+    i->done = true;
+    return r ? r : turn(e, o);
+}
+
+int order_bye(struct err *e, struct order *o)
+{
+    const struct item *lost = NULL;
+    for (struct item *i = o->first, *next; i; i = next) {
+        next = i->next;
+        if (!i->done) {
+            lost = lost ? lost : i;
+            continue;
+        }
+        if (show(e, o, i))
+            return e->code;
+        drop(o, i);
+    }
+    if (lost)
+        return err_set(e, ERR_PROTO, "request %.100s: the stream ended without an end of its answer", lost->id);
+    o->seq = 0;
+    o->index = 0;
+    return 0;
+}

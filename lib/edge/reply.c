@@ -1,0 +1,322 @@
+/* Pieces of an answer to one JSON object. */
+#include "edge/reply.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct reply *reply_new(uint64_t seq, uint32_t index)
+{
+    struct reply *a = calloc(1, sizeof *a);
+    if (!a)
+        return NULL;
+    a->seq = seq;
+    a->index = index;
+    return a;
+}
+
+void reply_free(struct reply *a)
+{
+    if (!a)
+        return;
+    json_decref(a->tokens);
+    json_decref(a->logprobs);
+    json_decref(a->top);
+    json_decref(a->offset);
+    free(a->text);
+    free(a->ids);
+    free(a);
+}
+
+static int add_text(struct err *e, struct reply *a, const char *p, size_t n)
+{
+    if (a->cap_text - a->n_text <= n) {
+        size_t cap = 2 * a->cap_text + n + 64;
+        char *grown = realloc(a->text, cap);
+        if (!grown)
+            return err_nomem(e, "answer", cap);
+        a->text = grown;
+        a->cap_text = cap;
+    }
+    if (n)
+        memcpy(a->text + a->n_text, p, n);
+    a->n_text += n;
+    a->text[a->n_text] = 0;
+    return 0;
+}
+
+static int add_ids(struct err *e, struct reply *a, const uint32_t *ids, size_t n)
+{
+    if (a->cap_id - a->n_id < n) {
+        size_t cap = 2 * a->cap_id + n + 16;
+        uint32_t *grown = realloc(a->ids, cap * sizeof *grown);
+        if (!grown)
+            return err_nomem(e, "answer ids", cap * sizeof *grown);
+        a->ids = grown;
+        a->cap_id = cap;
+    }
+    if (n)
+        memcpy(a->ids + a->n_id, ids, n * sizeof *ids);
+    a->n_id += n;
+    return 0;
+}
+
+/* ---- log-probabilities ---- */
+
+json_t *reply_token(const struct text *vocab, uint32_t id)
+{
+    size_t n = 0;
+    const char *p;
+    if (text_is_control(vocab, id))
+        p = text_entry(vocab, id, &n);
+    else
+        p = (const char *)text_piece(vocab, id, &n);
+    if (!p || !n)
+        return json_sprintf("token_id:%" PRIu32, id);
+    json_t *s = json_stringn(p, n); /* NULL where the bytes are not UTF-8 */
+    if (s)
+        return s;
+    char *hex = malloc(n * 4 + 7);
+    if (!hex)
+        return NULL;
+    memcpy(hex, "bytes:", 7);
+    for (size_t i = 0; i < n; i++)
+        snprintf(hex + 6 + 4 * i, 5, "\\x%02x", (unsigned char)p[i]);
+    s = json_string(hex);
+    free(hex);
+    return s;
+}
+
+static json_t *number(float logprob)
+{
+    return isfinite(logprob) ? json_real((double)logprob) : json_null();
+}
+
+/* Characters that begin in the bytes of a token; those of one that is cut in two count with its first half. */
+static uint64_t characters(const struct text *vocab, uint32_t id)
+{
+    size_t n = 0;
+    uint64_t count = 0;
+    const uint8_t *p = text_is_control(vocab, id) ? NULL : text_piece(vocab, id, &n);
+    for (size_t i = 0; p && i < n; i++)
+        count += (p[i] & 0xc0) != 0x80;
+    return count;
+}
+
+static json_t *best_of(const struct wire_logprob *lp, const struct text *vocab)
+{
+    json_t *o = json_object();
+    if (isnan(lp->logprob) && !lp->n_top) {
+        json_decref(o);
+        return json_null();
+    }
+    for (uint32_t i = 0; o && i < lp->n_top; i++) {
+        json_t *name = reply_token(vocab, lp->top[i].id);
+        if (!name || json_object_set_new(o, json_string_value(name), number(lp->top[i].logprob))) {
+            json_decref(name);
+            json_decref(o);
+            return NULL;
+        }
+        json_decref(name);
+    }
+    return o;
+}
+
+static int add_logprob(struct err *e, struct reply *a, const struct wire_logprob *lp, const struct text *vocab)
+{
+    if (!a->tokens) {
+        a->tokens = json_array();
+        a->logprobs = json_array();
+        a->top = json_array();
+        a->offset = json_array();
+    }
+    if (json_array_append_new(a->tokens, reply_token(vocab, lp->id)) ||
+        json_array_append_new(a->logprobs, number(lp->logprob)) || json_array_append_new(a->top, best_of(lp, vocab)) ||
+        json_array_append_new(a->offset, json_integer((json_int_t)a->n_char)))
+        return err_nomem(e, "log-probabilities", 0);
+    a->n_char += characters(vocab, lp->id);
+    return 0;
+}
+
+int reply_add(struct err *e, struct reply *a, const struct wire_out *o, const struct text *vocab)
+{
+    if (add_text(e, a, o->text.p, o->text.n) || add_ids(e, a, o->ids, o->n_id))
+        return e->code;
+    for (uint32_t i = 0; i < o->n_lp; i++)
+        if (add_logprob(e, a, &o->lp[i], vocab))
+            return e->code;
+    return 0;
+}
+
+/* ---- times ---- */
+
+static uint64_t since(uint64_t from, uint64_t to)
+{
+    return to > from ? to - from : 0;
+}
+
+static const struct wire_span *span_of(const struct wire_end *w, const char *stage)
+{
+    size_t n = strlen(stage);
+    for (uint32_t i = 0; i < w->n_span; i++)
+        if (w->span[i].stage.n == n && !memcmp(w->span[i].stage.p, stage, n))
+            return &w->span[i];
+    return NULL;
+}
+
+static bool same_host(const struct wire_span *a, const struct wire_span *b)
+{
+    return a && b && a->host.n == b->host.n && (!a->host.n || !memcmp(a->host.p, b->host.p, a->host.n));
+}
+
+void reply_times(struct reply_times *t, const struct wire_end *w)
+{
+    const struct wire_span *born = span_of(w, "tokenize"), *prefill = span_of(w, "prefill");
+    const struct wire_span *decode = span_of(w, "decode"), *transfer = span_of(w, "transfer");
+    uint64_t sum = 0;
+    *t = (struct reply_times){
+        .load_ns = w->load_ns,
+        .decode_ns = since(w->first_ns, w->last_ns),
+        .n_prompt = w->prompt_tokens,
+        .n_cached = w->cached_tokens,
+        .n_answer = w->completion_tokens,
+    };
+    for (uint32_t i = 0; i < w->n_span; i++) {
+        t->queue_ns += since(w->span[i].queued_ns, w->span[i].start_ns);
+        sum += since(w->span[i].queued_ns, w->span[i].end_ns);
+    }
+    /* A decode that read the prompt itself has no prefill before it. */
+    if (prefill)
+        t->prefill_ns = since(prefill->start_ns, prefill->end_ns);
+    else if (decode)
+        t->prefill_ns = since(decode->start_ns, w->first_ns);
+    if (transfer)
+        t->transfer_ns = since(transfer->start_ns, transfer->end_ns);
+    else if (prefill && same_host(prefill, decode))
+        t->transfer_ns = since(prefill->end_ns, decode->queued_ns);
+    bool one_clock = w->born_ns && (!born || !decode || same_host(born, decode));
+    if (one_clock) {
+        t->total_ns = since(w->born_ns, w->last_ns);
+        t->ttft_ns = since(w->born_ns, w->first_ns);
+    } else {
+        t->total_ns = sum;
+        t->ttft_ns = since(t->decode_ns, sum);
+    }
+}
+
+/* ---- the object ---- */
+
+static json_t *u64(uint64_t v)
+{
+    return json_integer((json_int_t)(v > INT64_MAX ? INT64_MAX : v));
+}
+
+static json_t *text_json(const char *p, size_t n)
+{
+    json_t *s = json_stringn(p ? p : "", n);
+    return s ? s : json_string(""); /* decode sends whole characters; a stage of another make may not */
+}
+
+static json_t *ids_json(const struct reply *a)
+{
+    json_t *v = json_array();
+    for (size_t i = 0; v && i < a->n_id; i++)
+        json_array_append_new(v, json_integer(a->ids[i]));
+    return v;
+}
+
+static json_t *logprobs_json(const struct reply *a)
+{
+    if (!a->tokens)
+        return json_null();
+    return json_pack("{s:O,s:O,s:O,s:O}", "tokens", a->tokens, "token_logprobs", a->logprobs, "top_logprobs", a->top,
+                     "text_offset", a->offset);
+}
+
+static json_t *stop_json(const struct wire_end *w)
+{
+    if (w->stop_text.n)
+        return text_json(w->stop_text.p, w->stop_text.n);
+    return w->has_stop_id ? json_integer(w->stop_id) : json_null();
+}
+
+static json_t *times_json(const struct wire_end *w)
+{
+    struct reply_times t;
+    reply_times(&t, w);
+    return json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "total_duration", u64(t.total_ns), "load_duration",
+                     u64(t.load_ns), "prompt_eval_count", u64(t.n_prompt), "prompt_eval_duration", u64(t.prefill_ns),
+                     "eval_count", u64(t.n_answer), "eval_duration", u64(t.decode_ns), "ttft_ns", u64(t.ttft_ns),
+                     "queue_ns", u64(t.queue_ns), "transfer_ns", u64(t.transfer_ns));
+}
+
+/* Fields of the request come last and never replace one of the answer. */
+static int finish(struct err *e, json_t **out, json_t *o, const json_t *extra)
+{
+    if (!o)
+        return err_nomem(e, "answer", 0);
+    if (extra && json_object_update_missing(o, (json_t *)extra)) {
+        json_decref(o);
+        return err_nomem(e, "answer", 0);
+    }
+    *out = o;
+    return 0;
+}
+
+int reply_json(struct err *e, json_t **out, const struct reply *a, const struct wire_end *w, const json_t *extra)
+{
+    json_t *usage = json_pack("{s:o,s:o,s:o}", "prompt_tokens", u64(w->prompt_tokens), "completion_tokens",
+                              u64(w->completion_tokens), "cached_tokens", u64(w->cached_tokens));
+    json_t *o = json_pack("{s:o,s:o,s:o,s:o,s:s,s:o,s:o,s:o,s:o,s:n}", "id", text_json(w->id.p, w->id.n), "index",
+                          u64(a->index), "text", text_json(a->text, a->n_text), "token_ids", ids_json(a),
+                          "finish_reason", wire_reason_name(w->reason), "stop_reason", stop_json(w), "logprobs",
+                          logprobs_json(a), "usage", usage, "timings", times_json(w), "error");
+    return finish(e, out, o, extra);
+}
+
+int reply_error_json(struct err *e, json_t **out, const struct reply *a, const struct wire_error *w,
+                     const json_t *extra)
+{
+    json_t *o = json_pack("{s:o,s:o,s:o,s:o,s:s,s:n,s:o,s:n,s:n,s:{s:o,s:i}}", "id", text_json(w->id.p, w->id.n),
+                          "index", u64(a->index), "text", text_json(a->text, a->n_text), "token_ids", ids_json(a),
+                          "finish_reason", "error", "stop_reason", "logprobs", logprobs_json(a), "usage", "timings",
+                          "error", "message", text_json(w->text.p, w->text.n), "code", (int)w->code);
+    return finish(e, out, o, extra);
+}
+
+int reply_extra(struct err *e, json_t **out, uint32_t *n_choice, const struct wire_extra *x)
+{
+    *out = NULL;
+    *n_choice = 1;
+    if (!x->n_pair)
+        return 0;
+    /* A bye has the fewest fields of its own that a name could meet. */
+    struct wire_frame f = {.kind = WIRE_BYE};
+    f.bye.from = (struct wire_str){"stream", 6};
+    f.bye.extra = *x;
+    char *line = NULL;
+    if (wire_to_json(e, &line, &f, NULL, true))
+        return e->code;
+    json_t *o = json_loads(line, JSON_ALLOW_NUL, NULL);
+    free(line);
+    if (!o)
+        return err_set(e, ERR_PROTO, "fields passed through are not JSON");
+    static const char *const own[] = {"k", "from", "n_ok", "n_error"};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        json_object_del(o, own[i]);
+    const json_t *choices = json_object_get(o, "choices");
+    if (json_is_integer(choices) && json_integer_value(choices) > 0 && json_integer_value(choices) <= UINT32_MAX)
+        *n_choice = (uint32_t)json_integer_value(choices);
+    json_object_del(o, "choices");
+    json_t *request = json_object_get(o, "request");
+    if (json_is_object(request)) {
+        json_incref(request);
+        json_object_del(o, "request");
+        json_object_update_missing(o, request);
+        json_decref(request);
+    }
+    *out = o;
+    return 0;
+}
