@@ -1,0 +1,315 @@
+/*
+ * Limits of this machine, measured now: plain reads of a footprint (median and best pass), and register-only int8 and
+ * float32 products (best pass), each with one thread and with all. Prints one line of JSON; scripts/bench-peers divides
+ * by it.
+ *
+ *     probe [-t THREADS] [-s SECONDS] [MB ...]
+ */
+#include <immintrin.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PASSES_MAX 4096
+#define PASSES_MIN 5
+#define THREADS_MAX 256
+#define FOOTPRINTS_MAX 16
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- what a pass does; each returns a value that depends on everything read, so that nothing is dropped ---- */
+
+/* Four streams, as the kernels read: a quarter of the part each, a cache line a step. */
+__attribute__((target("avx512f"))) static uint64_t read_avx512(const uint8_t *p, size_t n)
+{
+    __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
+    size_t q = n / 4;
+    for (size_t i = 0; i + 64 <= q; i += 64) {
+        a = _mm512_xor_si512(a, _mm512_load_si512(p + i));
+        b = _mm512_xor_si512(b, _mm512_load_si512(p + q + i));
+        c = _mm512_xor_si512(c, _mm512_load_si512(p + 2 * q + i));
+        d = _mm512_xor_si512(d, _mm512_load_si512(p + 3 * q + i));
+    }
+    return (uint64_t)_mm512_reduce_add_epi64(_mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d)));
+}
+
+static uint64_t read_plain(const uint8_t *p, size_t n)
+{
+    uint64_t s[4] = {0}, v;
+    size_t q = n / 4;
+    for (size_t i = 0; i + 64 <= q; i += 64)
+        for (int k = 0; k < 4; k++)
+            for (size_t j = 0; j < 64; j += 8) {
+                memcpy(&v, p + (size_t)k * q + i + j, 8);
+                s[k] ^= v;
+            }
+    return s[0] ^ s[1] ^ s[2] ^ s[3];
+}
+
+#define N_ACC 12
+#define KEEP(x) __asm__ volatile("" : "+v"(x))
+
+/* Each loop: `rounds` times N_ACC independent products in registers; the KEEPs stop the compiler from moving them. */
+__attribute__((target("avx512f,avx512vnni"))) static void int8_avx512(uint64_t rounds)
+{
+    __m512i acc[N_ACC], a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
+    for (int k = 0; k < N_ACC; k++)
+        acc[k] = _mm512_setzero_si512();
+    for (uint64_t r = 0; r < rounds; r++)
+#pragma GCC unroll 12
+        for (int k = 0; k < N_ACC; k++) {
+            acc[k] = _mm512_dpbusd_epi32(acc[k], a, b);
+            KEEP(acc[k]);
+        }
+}
+
+__attribute__((target("avx2"))) static void int8_avx2(uint64_t rounds)
+{
+    __m256i acc[N_ACC], a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), one = _mm256_set1_epi16(1);
+    for (int k = 0; k < N_ACC; k++)
+        acc[k] = _mm256_setzero_si256();
+    for (uint64_t r = 0; r < rounds; r++)
+#pragma GCC unroll 12
+        for (int k = 0; k < N_ACC; k++) {
+            __m256i x = a;
+            KEEP(x);
+            acc[k] = _mm256_add_epi32(acc[k], _mm256_madd_epi16(_mm256_maddubs_epi16(x, b), one));
+            KEEP(acc[k]);
+        }
+}
+
+__attribute__((target("avx512f"))) static void f32_avx512(uint64_t rounds)
+{
+    __m512 acc[N_ACC], a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(0.25f);
+    for (int k = 0; k < N_ACC; k++)
+        acc[k] = _mm512_setzero_ps();
+    for (uint64_t r = 0; r < rounds; r++)
+#pragma GCC unroll 12
+        for (int k = 0; k < N_ACC; k++) {
+            acc[k] = _mm512_fmadd_ps(a, b, acc[k]);
+            KEEP(acc[k]);
+        }
+}
+
+__attribute__((target("avx2,fma"))) static void f32_avx2(uint64_t rounds)
+{
+    __m256 acc[N_ACC], a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(0.25f);
+    for (int k = 0; k < N_ACC; k++)
+        acc[k] = _mm256_setzero_ps();
+    for (uint64_t r = 0; r < rounds; r++)
+#pragma GCC unroll 12
+        for (int k = 0; k < N_ACC; k++) {
+            acc[k] = _mm256_fmadd_ps(a, b, acc[k]);
+            KEEP(acc[k]);
+        }
+}
+
+/* ---- timed passes by several threads ---- */
+
+enum what { READ, INT8, F32 };
+
+struct job {
+    enum what what;
+    int n_thread;
+    double seconds;
+    const uint8_t *p; /* READ: [bytes], shared out in equal parts */
+    size_t bytes;
+    uint64_t rounds; /* INT8, F32: products of a pass / N_ACC */
+    bool avx512, vnni;
+    pthread_barrier_t gate;
+    bool stop; /* written by thread 0 between two gates */
+    double took[PASSES_MAX];
+    int n_pass;
+};
+
+struct part {
+    struct job *j;
+    int index;
+    uint64_t seen;
+};
+
+static void pass(struct part *w)
+{
+    struct job *j = w->j;
+    size_t n = j->bytes / (size_t)j->n_thread & ~(size_t)255;
+    if (j->what == READ)
+        w->seen ^= (j->avx512 ? read_avx512 : read_plain)(j->p + (size_t)w->index * n, n);
+    else if (j->what == INT8)
+        (j->vnni ? int8_avx512 : int8_avx2)(j->rounds);
+    else
+        (j->avx512 ? f32_avx512 : f32_avx2)(j->rounds);
+}
+
+static void *work(void *arg)
+{
+    struct part *w = arg;
+    struct job *j = w->j;
+    double begin = now();
+    while (!j->stop) {
+        pthread_barrier_wait(&j->gate);
+        double t = now();
+        pass(w);
+        pthread_barrier_wait(&j->gate);
+        if (w->index == 0) {
+            j->took[j->n_pass++] = now() - t;
+            j->stop = j->n_pass == PASSES_MAX || (j->n_pass >= PASSES_MIN && now() - begin > j->seconds);
+        }
+        pthread_barrier_wait(&j->gate);
+    }
+    return NULL;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Seconds of a pass: the shortest, and in *median the middle one. The process exits where threads cannot be made. */
+static double measure(struct job *j, double *median)
+{
+    pthread_t id[THREADS_MAX];
+    struct part part[THREADS_MAX];
+    j->n_pass = 0;
+    j->stop = false;
+    pthread_barrier_init(&j->gate, NULL, (unsigned)j->n_thread);
+    for (int i = 0; i < j->n_thread; i++) {
+        part[i] = (struct part){j, i, 0};
+        if (i && pthread_create(&id[i], NULL, work, &part[i])) {
+            fprintf(stderr, "probe: cannot start %d threads\n", j->n_thread);
+            exit(111);
+        }
+    }
+    work(&part[0]);
+    for (int i = 1; i < j->n_thread; i++)
+        pthread_join(id[i], NULL);
+    pthread_barrier_destroy(&j->gate);
+    qsort(j->took, (size_t)j->n_pass, sizeof *j->took, ascending);
+    *median = j->took[j->n_pass / 2];
+    return j->took[0];
+}
+
+/* ---- the report ---- */
+
+static void cpu_name(char *out, size_t n)
+{
+    char line[256];
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    snprintf(out, n, "unknown");
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, "model name", 10) && strchr(line, ':')) {
+            char *v = strchr(line, ':') + 1;
+            v += strspn(v, " \t");
+            v[strcspn(v, "\n\"\\")] = 0;
+            snprintf(out, n, "%s", v);
+            break;
+        }
+    if (f)
+        fclose(f);
+}
+
+static uint8_t *footprint(size_t bytes)
+{
+    uint8_t *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        fprintf(stderr, "probe: no memory for %zu bytes\n", bytes);
+        exit(111);
+    }
+    madvise(p, bytes, MADV_HUGEPAGE);
+    for (size_t i = 0; i < bytes; i += 8)
+        memcpy(p + i, &(uint64_t){i * 0x9e3779b97f4a7c15u}, 8);
+    return p;
+}
+
+static void print_products(struct job *j, const char *name, enum what what, double macs)
+{
+    int n_thread = j->n_thread;
+    double median;
+    j->what = what;
+    j->rounds = 1 << 20;
+    printf(", \"%s_gmacs\": [", name);
+    for (int t = 1; t <= n_thread; t = t < n_thread ? n_thread : t + 1) {
+        j->n_thread = t;
+        printf("%s%.1f", t > 1 ? ", " : "", macs * N_ACC * (double)j->rounds * t / measure(j, &median) * 1e-9);
+    }
+    j->n_thread = n_thread;
+    printf("]");
+}
+
+static void print_read(struct job *j, size_t mb)
+{
+    int n_thread = j->n_thread;
+    j->what = READ;
+    j->bytes = mb * 1000000 & ~(size_t)4095;
+    uint8_t *p = footprint(j->bytes);
+    j->p = p;
+    printf("{\"mb\": %zu, \"median_best_gb_s\": [", mb);
+    for (int t = 1; t <= n_thread; t = t < n_thread ? n_thread : t + 1) {
+        double median, best;
+        j->n_thread = t;
+        best = measure(j, &median);
+        printf("%s[%.1f, %.1f]", t > 1 ? ", " : "", (double)j->bytes / median * 1e-9, (double)j->bytes / best * 1e-9);
+    }
+    j->n_thread = n_thread;
+    printf("]}");
+    munmap(p, j->bytes);
+}
+
+int main(int argc, char **argv)
+{
+    static struct job j;
+    char cpu[256];
+    size_t mb[FOOTPRINTS_MAX];
+    int n_mb = 0, c;
+    j.n_thread = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    j.seconds = 0.2;
+    while ((c = getopt(argc, argv, "t:s:")) != -1) {
+        char *end = NULL;
+        double v = c == '?' ? 0 : strtod(optarg, &end);
+        if (c == '?' || *end || !(v > 0) || (c == 't' && v > THREADS_MAX) || v > 3600) {
+            fprintf(stderr, "usage: probe [-t THREADS] [-s SECONDS] [MB ...]\n");
+            return 100;
+        }
+        if (c == 't')
+            j.n_thread = (int)v;
+        else
+            j.seconds = v;
+    }
+    for (; optind < argc && n_mb < FOOTPRINTS_MAX; optind++) {
+        unsigned long v = strtoul(argv[optind], NULL, 10);
+        if (!v || v > 1000000) {
+            fprintf(stderr, "probe: %s: megabytes must be 1 to 1000000\n", argv[optind]);
+            return 100;
+        }
+        mb[n_mb++] = v;
+    }
+    if (!n_mb)
+        mb[n_mb++] = 90;
+    __builtin_cpu_init();
+    j.avx512 = __builtin_cpu_supports("avx512f");
+    j.vnni = __builtin_cpu_supports("avx512vnni");
+    cpu_name(cpu, sizeof cpu);
+    printf("{\"cpu\": \"%s\", \"threads\": %d, \"int8\": \"%s\"", cpu, j.n_thread, j.vnni ? "vpdpbusd" : "vpmaddubsw");
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        print_products(&j, "int8", INT8, j.vnni ? 64 : 32);
+        print_products(&j, "f32", F32, j.avx512 ? 16 : 8);
+    }
+    printf(", \"reads\": [");
+    for (int i = 0; i < n_mb; i++) {
+        printf("%s", i ? ", " : "");
+        print_read(&j, mb[i]);
+    }
+    printf("]}\n");
+    return fflush(stdout) ? 111 : 0;
+}
