@@ -4,10 +4,6 @@
 #include <string.h>
 #include <xmmintrin.h>
 
-/* The tables for wider instructions may be left out of a build; what is absent has the address NULL. */
-extern const struct kern_ops kern_ops_avx2 __attribute__((weak));
-extern const struct kern_ops kern_ops_avx512 __attribute__((weak));
-
 /* These builtins also ask whether the operating system saves the registers. */
 static bool has_avx2(void)
 {
@@ -36,7 +32,7 @@ int kern_select(struct err *e, const struct kern_ops **out, const char *name)
     else
         return err_set(e, ERR_USAGE, "kernels %.40s: unknown, there are c, avx2 and avx512", name);
     if (!*out)
-        return err_set(e, ERR_USAGE, "kernels %s: this machine or this build lacks them", name);
+        return err_set(e, ERR_USAGE, "kernels %s: this machine lacks them", name);
     return 0;
 }
 

@@ -16,7 +16,7 @@
 #define BLOCKS 24
 #define HEAD 128
 
-static const struct kern_ops *ops = &kern_ops_c;
+static const struct kern_ops *ops; /* each implementation that this machine runs, in turn */
 static const int heads[] = {8, 16, 32, 64, 96, 128};
 #define N_HEADS ((int)(sizeof(heads) / sizeof(*heads)))
 
@@ -438,5 +438,11 @@ int main(void)
         cmocka_unit_test(prepared_queries),
         cmocka_unit_test(merging),
     };
-    return cmocka_run_group_tests(tests, setup, NULL);
+    static const char *const names[] = {"c", "avx2", "avx512"};
+    struct err e;
+    int failed = 0;
+    for (int i = 0; i < 3; i++)
+        if (kern_select(&e, &ops, names[i]) == 0)
+            failed += cmocka_run_group_tests_name(names[i], tests, setup, NULL);
+    return failed;
 }

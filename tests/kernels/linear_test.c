@@ -16,7 +16,7 @@
 #define COLS_MAX 512
 #define N_ROW 19 /* two tiles and a part */
 
-static const struct kern_ops *ops = &kern_ops_c;
+static const struct kern_ops *ops; /* each implementation that this machine runs, in turn */
 
 /* A random matrix: its GGUF rows, the packed one, and its values. */
 struct weights {
@@ -392,5 +392,11 @@ int main(void)
         cmocka_unit_test(act_rounds),          cmocka_unit_test(act_in_pieces),   cmocka_unit_test(act_edges),
         cmocka_unit_test(bad_rows_stay_alone),
     };
-    return cmocka_run_group_tests(tests, setup, NULL);
+    static const char *const names[] = {"c", "avx2", "avx512"};
+    struct err e;
+    int failed = 0;
+    for (int i = 0; i < 3; i++)
+        if (kern_select(&e, &ops, names[i]) == 0)
+            failed += cmocka_run_group_tests_name(names[i], tests, setup, NULL);
+    return failed;
 }
