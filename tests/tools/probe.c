@@ -59,60 +59,62 @@ static uint64_t read_plain(const uint8_t *p, size_t n)
 
 #define N_ACC 12
 #define KEEP(x) __asm__ volatile("" : "+v"(x))
+#define EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
-/* Each loop: `rounds` times N_ACC independent products in registers; the KEEPs stop the compiler from moving them. */
+/* Each loop: `rounds` times N_ACC independent products, in named registers because an array would go to memory; the
+ * KEEPs stop the compiler from moving them. */
+#define ZERO_I512(k) __m512i acc##k = _mm512_setzero_si512();
+#define STEP_I512(k)                                                                                                   \
+    acc##k = _mm512_dpbusd_epi32(acc##k, a, b);                                                                        \
+    KEEP(acc##k);
 __attribute__((target("avx512f,avx512vnni"))) static void int8_avx512(uint64_t rounds)
 {
-    __m512i acc[N_ACC], a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
-    for (int k = 0; k < N_ACC; k++)
-        acc[k] = _mm512_setzero_si512();
-    for (uint64_t r = 0; r < rounds; r++)
-#pragma GCC unroll 12
-        for (int k = 0; k < N_ACC; k++) {
-            acc[k] = _mm512_dpbusd_epi32(acc[k], a, b);
-            KEEP(acc[k]);
-        }
+    __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
+    EACH(ZERO_I512)
+    for (uint64_t r = 0; r < rounds; r++) {
+        EACH(STEP_I512)
+    }
 }
 
+#define ZERO_I256(k) __m256i acc##k = _mm256_setzero_si256();
+#define STEP_I256(k)                                                                                                   \
+    x = a;                                                                                                             \
+    KEEP(x);                                                                                                           \
+    acc##k = _mm256_add_epi32(acc##k, _mm256_madd_epi16(_mm256_maddubs_epi16(x, b), one));                             \
+    KEEP(acc##k);
 __attribute__((target("avx2"))) static void int8_avx2(uint64_t rounds)
 {
-    __m256i acc[N_ACC], a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), one = _mm256_set1_epi16(1);
-    for (int k = 0; k < N_ACC; k++)
-        acc[k] = _mm256_setzero_si256();
-    for (uint64_t r = 0; r < rounds; r++)
-#pragma GCC unroll 12
-        for (int k = 0; k < N_ACC; k++) {
-            __m256i x = a;
-            KEEP(x);
-            acc[k] = _mm256_add_epi32(acc[k], _mm256_madd_epi16(_mm256_maddubs_epi16(x, b), one));
-            KEEP(acc[k]);
-        }
+    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), one = _mm256_set1_epi16(1), x;
+    EACH(ZERO_I256)
+    for (uint64_t r = 0; r < rounds; r++) {
+        EACH(STEP_I256)
+    }
 }
 
+#define ZERO_F512(k) __m512 acc##k = _mm512_setzero_ps();
+#define STEP_F512(k)                                                                                                   \
+    acc##k = _mm512_fmadd_ps(a, b, acc##k);                                                                            \
+    KEEP(acc##k);
 __attribute__((target("avx512f"))) static void f32_avx512(uint64_t rounds)
 {
-    __m512 acc[N_ACC], a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(0.25f);
-    for (int k = 0; k < N_ACC; k++)
-        acc[k] = _mm512_setzero_ps();
-    for (uint64_t r = 0; r < rounds; r++)
-#pragma GCC unroll 12
-        for (int k = 0; k < N_ACC; k++) {
-            acc[k] = _mm512_fmadd_ps(a, b, acc[k]);
-            KEEP(acc[k]);
-        }
+    __m512 a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(0.25f);
+    EACH(ZERO_F512)
+    for (uint64_t r = 0; r < rounds; r++) {
+        EACH(STEP_F512)
+    }
 }
 
+#define ZERO_F256(k) __m256 acc##k = _mm256_setzero_ps();
+#define STEP_F256(k)                                                                                                   \
+    acc##k = _mm256_fmadd_ps(a, b, acc##k);                                                                            \
+    KEEP(acc##k);
 __attribute__((target("avx2,fma"))) static void f32_avx2(uint64_t rounds)
 {
-    __m256 acc[N_ACC], a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(0.25f);
-    for (int k = 0; k < N_ACC; k++)
-        acc[k] = _mm256_setzero_ps();
-    for (uint64_t r = 0; r < rounds; r++)
-#pragma GCC unroll 12
-        for (int k = 0; k < N_ACC; k++) {
-            acc[k] = _mm256_fmadd_ps(a, b, acc[k]);
-            KEEP(acc[k]);
-        }
+    __m256 a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(0.25f);
+    EACH(ZERO_F256)
+    for (uint64_t r = 0; r < rounds; r++) {
+        EACH(STEP_F256)
+    }
 }
 
 /* ---- timed passes by several threads ---- */
