@@ -341,12 +341,19 @@ static int f_ignored(struct err *e, struct ask *a, struct ask_path *at, const js
     return 0;
 }
 
+/* The name of the field at a path: no name of a field has a point in it. */
+static const char *last_name(const struct ask_path *at)
+{
+    const char *point = strrchr(at->text, '.');
+    return point ? point + 1 : at->text;
+}
+
 /* Known, and passed on without a word: nothing of the answer depends on it. */
 static int f_carried(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     if (!a->extra && !(a->extra = json_object()))
         return err_nomem(e, "fields", 0);
-    return json_object_set(a->extra, at->text, (json_t *)v) ? err_nomem(e, "fields", 0) : 0;
+    return json_object_set(a->extra, last_name(at), (json_t *)v) ? err_nomem(e, "fields", 0) : 0;
 }
 
 /* Cannot be honoured, unless the value asks for what happens anyway. */
@@ -377,7 +384,7 @@ static int f_refused(struct err *e, struct ask *a, struct ask_path *at, const js
     char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_SORT_KEYS);
     bool ok = false;
     for (size_t i = 0; text && i < sizeof harmless / sizeof *harmless; i++)
-        ok |= !strcmp(harmless[i].name, at->text) && !strcmp(harmless[i].value, text);
+        ok |= !strcmp(harmless[i].name, last_name(at)) && !strcmp(harmless[i].value, text);
     free(text);
     return ok ? 0 : err_set(e, ERR_NO, "%s: is not supported", at->text);
 }
@@ -467,11 +474,10 @@ int fields_read(struct err *e, struct ask *a, const struct ask_path *at, const j
         const json_t *v = json_object_get(o, fields[i].name);
         if (!v || json_is_null(v))
             continue;
-        /* Inside a batch line, `at` holds "body"; f_carried and f_refused look at the name alone. */
-        struct ask_path here = {.n = 0};
+        struct ask_path here = *at; /* "body" inside a batch line */
         path_field(&here, fields[i].name);
         if (fields[i].read(e, a, &here, v))
-            return at->n ? err_set(e, e->code, "%s.%.400s", at->text, e->text) : e->code;
+            return e->code;
     }
     const char *key;
     json_t *v;
