@@ -131,7 +131,8 @@ static int chatml_turn(struct err *e, struct chat *c, const char *role, const ch
     return r == 0 ? put_mark(e, c, "<|im_end|>\n") : r;
 }
 
-/* Models that reason: what they thought in an earlier turn is not told again, only what follows it. */
+/* Models that reason: what they thought in a turn that is over is not told again, only what follows it. (In a turn that
+ * is not over it would be; such chats are refused.) */
 static void leave_out_reasoning(const char **s, size_t *n)
 {
     static const char mark[] = "</think>";
@@ -149,7 +150,10 @@ static void leave_out_reasoning(const char **s, size_t *n)
 static int render_chatml(struct err *e, struct chat *c, const struct text_message *m, size_t n, bool answer)
 {
     const struct text_chat_style *style = c->style;
+    size_t last_user = n;
     int r = 0;
+    while (last_user > 0 && !is_role(&m[last_user - 1], "user"))
+        last_user--;
     if (style->default_system != NULL && !is_role(&m[0], "system"))
         r = chatml_turn(e, c, "system", style->default_system, style->n_default_system);
     for (size_t i = 0; r == 0 && i < n; i++) {
@@ -159,8 +163,8 @@ static int render_chatml(struct err *e, struct chat *c, const struct text_messag
         if (!known && (style->tool || !is_role(&m[i], "tool")))
             return refuse_role(e, c, &m[i], i);
         if (style->think && is_role(&m[i], "assistant")) {
-            if (i + 1 == n)
-                return err_set(e, ERR_NO, "%s: a chat for this model must not end with an answer", c->t->path);
+            if (i >= last_user)
+                return err_set(e, ERR_NO, "%s: an answer needs a user message behind it (message %zu)", c->t->path, i);
             leave_out_reasoning(&s, &n_s);
         }
         r = chatml_turn(e, c, m[i].role, s, n_s);

@@ -250,8 +250,8 @@ static double seconds(const struct text *t, const char *unit, size_t times)
  * with marks are for the normaliser, the last is a half spelling of a control token over and over. */
 static void time_is_near_linear(void **state)
 {
-    static const char *const unit[] = {"a", "-", " ", "\n", "\xe6\xbc\xa2", "1", "\t\n", "'", "ab", "\xcc\x81\xcc\xa3",
-                                       "\xed\x95\x9c", "<|im_"};
+    static const char *const unit[] = {
+        "a", "-", " ", "\n", "\xe6\xbc\xa2", "1", "\t\n", "'", "ab", "\xcc\x81\xcc\xa3", "\xed\x95\x9c", "<|im_"};
     struct golden *s = need_golden(state);
     for (int k = 0; k < 4; k++)
         for (size_t i = 0; i < sizeof unit / sizeof unit[0]; i++) {
