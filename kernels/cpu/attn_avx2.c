@@ -1,0 +1,4 @@
+/* Attention for AVX2. */
+#include "kernels/cpu/simd_avx2.h"
+
+#include "kernels/cpu/vec_attn.h"

@@ -1,0 +1,4 @@
+/* Attention for AVX-512. */
+#include "kernels/cpu/simd_avx512.h"
+
+#include "kernels/cpu/vec_attn.h"

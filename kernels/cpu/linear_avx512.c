@@ -1,0 +1,4 @@
+/* The linears for AVX-512. */
+#include "kernels/cpu/simd_avx512.h"
+
+#include "kernels/cpu/vec_linear.h"

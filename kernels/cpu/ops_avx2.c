@@ -1,0 +1,23 @@
+/* The table for AVX2. Rows of the embedding are a few a step: plain C reads them. */
+#include "kernels/cpu/simd_avx2.h"
+
+#include "kernels/cpu/plain.h"
+#include "kernels/cpu/vec_ops.h"
+
+const struct kern_ops kern_ops_avx2 = {
+    .name = "avx2",
+    .act = vec_act_avx2,
+    .norm = vec_norm_avx2,
+    .linear = vec_linear_avx2,
+    .row = plain_row,
+    .silu_mul = vec_silu_mul_avx2,
+    .add = vec_add_avx2,
+    .rope = vec_rope_avx2,
+    .kv_write = vec_kv_write_avx2,
+    .q_prep = vec_q_prep_avx2,
+    .attn = vec_attn_avx2,
+    .attn_merge = vec_attn_merge_avx2,
+    .attn_finish = vec_attn_finish_avx2,
+    .argmax = vec_argmax_avx2,
+    .expsum = vec_expsum_avx2,
+};

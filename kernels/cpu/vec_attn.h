@@ -1,0 +1,471 @@
+/*
+ * One partition of attention: the rows in tiles of ATTN_ROWS, each tile in three steps over the partition: scores with
+ * their maxima, exp2 with its sums, values. Lanes are tokens in the first two and head columns in the last, so what a
+ * stale token holds never meets a row that does not see it: scores outside a row's range become -inf, their weights
+ * exactly 0.
+ */
+#ifndef VEC_ATTN_H
+#define VEC_ATTN_H
+
+#include <math.h>
+
+#include "kernels/cpu/vec_float.h"
+#include "kernels/cpu/vec_ops.h"
+
+#define ATTN_ROWS 4
+#define BLOCK_REGS (KERN_KV_BLOCK / LANES)
+
+/* What a tile of rows keeps between the steps: scores, then exp2 (float KV) or two planes of weights (int8 KV). */
+struct attn_tile {
+    float e[ATTN_ROWS][KERN_KV_PARTITION];
+    uint8_t hi[ATTN_ROWS][KERN_KV_PARTITION], lo[ATTN_ROWS][KERN_KV_PARTITION];
+    float q[ATTN_ROWS][KERN_HEAD_MAX]; /* bf16 queries widened */
+    const uint8_t *row[ATTN_ROWS];     /* prepared queries */
+    int from[ATTN_ROWS], to[ATTN_ROWS];
+    float max[ATTN_ROWS], sum[ATTN_ROWS], back[ATTN_ROWS];
+    int first, end;       /* blocks that any row sees */
+    int all_from, all_to; /* tokens that every row sees */
+    bool fetch;           /* the tile is the first to touch the blocks */
+};
+
+INLINE float attn_float(const uint8_t *p)
+{
+    float x;
+
+    memcpy(&x, p, 4);
+    return x;
+}
+
+INLINE int32_t attn_int(const uint8_t *p)
+{
+    int32_t x;
+
+    memcpy(&x, p, 4);
+    return x;
+}
+
+/* Fetches 64-byte line number i of a run of `bytes`. */
+INLINE void attn_fetch(const uint8_t *p, size_t bytes, size_t i)
+{
+    if (i * 64 < bytes)
+        _mm_prefetch((const char *)(p + i * 64), _MM_HINT_T0);
+}
+
+/* Scores of LANES·n tokens from token t, scaled; those out of a row's range -inf. Keeps the running maxima. */
+INLINE void scores_keep(struct attn_tile *w, vf max[], int rows, int t, const vf s[], int n)
+{
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < n; j++)
+    {
+        const int first = t + j * LANES;
+        vf v = s[r * n + j];
+
+        if (first < w->all_from || first + LANES > w->all_to)
+            v = vf_select(vm_range(first, w->from[r], w->to[r]), v, vf_set(-INFINITY));
+        max[r] = vf_max(v, max[r]);
+        vf_store(&w->e[r][first], v);
+    }
+}
+
+/* Both planes of the int8 scores of one block: exact sums, joined, then scaled. */
+INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const uint8_t *tile, int t)
+{
+    const int n = SCORE_REGS;
+    const float *scale = (const float *)(tile + 32 * hd);
+    const uint8_t *values = tile + 32 * hd + 128;
+    const int zero = DOT_TAKES_128_OFF ? 0 : -128;
+
+    for (int j = 0; j < BLOCK_REGS; j += n) {
+        vdot hi[ATTN_ROWS * SCORE_REGS], lo[ATTN_ROWS * SCORE_REGS];
+        vf s[ATTN_ROWS * SCORE_REGS];
+
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int i = 0; i < n; i++)
+        {
+            hi[r * n + i] = dot_begin(vi_set(zero * attn_int(w->row[r] + 2 * hd + 4)));
+            lo[r * n + i] = dot_begin(vi_set(zero * attn_int(w->row[r] + 2 * hd + 8)));
+        }
+        for (int d = 0; d < hd; d += 4) {
+            vi k[SCORE_REGS];
+
+            if (w->fetch && j == 0) {
+                attn_fetch(values, (size_t)32 * hd + 128, (size_t)d / 2);
+                attn_fetch(values, (size_t)32 * hd + 128, (size_t)d / 2 + 1);
+            }
+            UNROLL for (int i = 0; i < n; i++) k[i] = vi_load(tile + d * 32 + (j + i) * 4 * LANES);
+            UNROLL for (int r = 0; r < rows; r++)
+            {
+                vi a = vi_bcast4(w->row[r] + d), b = vi_bcast4(w->row[r] + hd + d);
+
+                UNROLL for (int i = 0; i < n; i++)
+                {
+                    hi[r * n + i] = dot_step(hi[r * n + i], k[i], a, 8, 0);
+                    lo[r * n + i] = dot_step(lo[r * n + i], k[i], b, 8, 0);
+                }
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+        {
+            vf dq = vf_set(attn_float(w->row[r] + 2 * hd));
+
+            UNROLL for (int i = 0; i < n; i++)
+            {
+                vi joined = vi_add(vi_shl(dot_end(hi[r * n + i]), 7), dot_end(lo[r * n + i]));
+                s[r * n + i] = vf_mul(vf_from_i(joined), vf_mul(vf_load(scale + (j + i) * LANES), dq));
+            }
+        }
+        scores_keep(w, max, rows, t + j * LANES, s, n);
+    }
+}
+
+/* bf16: pairs of columns, the odd one first. f16: columns ascending. */
+INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, int rows, int hd, const uint8_t *tile, int t)
+{
+    const int n = SCORE_REGS;
+    const size_t q_end = type == KERN_KV_BF16 ? 2 * (size_t)hd : 4 * (size_t)hd;
+    const uint8_t *values = tile + (size_t)64 * hd;
+    const vi high = vi_set((int32_t)0xffff0000u);
+
+    for (int j = 0; j < BLOCK_REGS; j += n) {
+        vf s[ATTN_ROWS * SCORE_REGS];
+
+        UNROLL for (int i = 0; i < rows * n; i++) s[i] = vf_zero();
+        for (int d = 0; d < hd; d += 2) {
+            vf k0[SCORE_REGS], k1[SCORE_REGS];
+
+            if (w->fetch && j == 0) {
+                attn_fetch(values, (size_t)64 * hd, (size_t)d);
+                attn_fetch(values, (size_t)64 * hd, (size_t)d + 1);
+            }
+            UNROLL for (int i = 0; i < n; i++)
+            {
+                if (type == KERN_KV_BF16) {
+                    vi pair = vi_load(tile + d * 64 + (j + i) * 4 * LANES);
+                    k0[i] = vf_bits(vi_shl(pair, 16));
+                    k1[i] = vf_bits(vi_and(pair, high));
+                } else {
+                    k0[i] = vf_load_f16(tile + d * 64 + (j + i) * 2 * LANES);
+                    k1[i] = vf_load_f16(tile + (d + 1) * 64 + (j + i) * 2 * LANES);
+                }
+            }
+            UNROLL for (int r = 0; r < rows; r++)
+            {
+                vf a = vf_set(w->q[r][d]), b = vf_set(w->q[r][d + 1]);
+
+                UNROLL for (int i = 0; i < n; i++)
+                {
+                    vf *x = &s[r * n + i];
+                    *x = type == KERN_KV_BF16 ? vf_fma(k0[i], a, vf_fma(k1[i], b, *x))
+                                              : vf_fma(k1[i], b, vf_fma(k0[i], a, *x));
+                }
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int i = 0; i < n; i++) s[r * n + i] =
+            vf_mul(s[r * n + i], vf_set(attn_float(w->row[r] + q_end)));
+        scores_keep(w, max, rows, t + j * LANES, s, n);
+    }
+}
+
+/* e = exp2(s - max) and its sums in 16 lanes; a score of -inf gives 0. For int8 KV e becomes e·vs, with its maximum. */
+INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int rows)
+{
+    vf sum[ATTN_ROWS][LANE_REGS], top[ATTN_ROWS], max[ATTN_ROWS];
+    const size_t scales = (size_t)64 * (size_t)a->hd + 128;
+
+    UNROLL for (int r = 0; r < rows; r++)
+    {
+        UNROLL for (int j = 0; j < LANE_REGS; j++) sum[r][j] = vf_zero();
+        top[r] = vf_zero();
+        max[r] = vf_set(w->max[r]);
+    }
+    for (int b = w->first; b < w->end; b++) {
+        const float *vs = int8 ? (const float *)(a->tile[b] + scales) : NULL;
+
+        UNROLL for (int j = 0; j < BLOCK_REGS; j++)
+        {
+            const int t = b * KERN_KV_BLOCK + j * LANES;
+            const bool all = t >= w->all_from && t + LANES <= w->all_to;
+
+            UNROLL for (int r = 0; r < rows; r++)
+            {
+                vf e = vf_exp2(vf_sub(vf_load(&w->e[r][t]), max[r]));
+                vm sees = vm_range(t, w->from[r], w->to[r]);
+
+                if (!all)
+                    e = vf_select(sees, e, vf_zero());
+                sum[r][j % LANE_REGS] = vf_add(sum[r][j % LANE_REGS], e);
+                if (int8) {
+                    e = vf_mul(e, vf_load(vs + j * LANES));
+                    if (!all)
+                        e = vf_select(sees, e, vf_zero());
+                    top[r] = vf_max(e, top[r]);
+                }
+                vf_store(&w->e[r][t], e);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+    {
+        w->sum[r] = vf_fold16(sum[r]);
+        if (int8)
+            w->back[r] = vf_max_lane(top[r]);
+    }
+}
+
+/* Weights as 14 bits in two planes of 7; `back` becomes the scale of their sums. */
+INLINE void weights_int8(struct attn_tile *w, int rows)
+{
+    UNROLL for (int r = 0; r < rows; r++)
+    {
+        const float c = w->back[r];
+        const vf inv = vf_set(c < SCALE_MIN ? 0.0f : 16383.0f / c);
+
+        for (int t = w->first * KERN_KV_BLOCK; t < w->end * KERN_KV_BLOCK; t += LANES) {
+            vi p = round_limit(vf_mul(vf_load(&w->e[r][t]), inv), 16383.0f);
+
+            if (t < w->all_from || t + LANES > w->all_to)
+                p = vi_select(vm_range(t, w->from[r], w->to[r]), p, vi_zero());
+            vi_store_8(&w->hi[r][t], vi_shr(p, 7));
+            vi_store_8(&w->lo[r][t], vi_and(p, vi_set(127)));
+        }
+        w->back[r] = c * (1 / 16383.0f);
+    }
+}
+
+/* VALUE_REGS registers of head columns from column i: exact sums over the partition. */
+INLINE void values_int8(float *o, const struct attn_tile *w, const struct kern_attn *a, int rows, int i, int n)
+{
+    const int hd = a->hd;
+    vdot hi[ATTN_ROWS * VALUE_REGS], lo[ATTN_ROWS * VALUE_REGS];
+
+    UNROLL for (int j = 0; j < rows * n; j++) hi[j] = lo[j] = dot_begin(vi_zero());
+    for (int b = w->first; b < w->end; b++) {
+        const uint8_t *v = a->tile[b] + 32 * hd + 128 + 4 * i;
+
+        for (int t = 0; t < KERN_KV_BLOCK; t += 4, v += 4 * hd) {
+            vi x[VALUE_REGS];
+
+            UNROLL for (int j = 0; j < n; j++) x[j] = vi_load(v + j * 4 * LANES);
+            UNROLL for (int r = 0; r < rows; r++)
+            {
+                vi p = vi_bcast4(&w->hi[r][b * KERN_KV_BLOCK + t]), q = vi_bcast4(&w->lo[r][b * KERN_KV_BLOCK + t]);
+
+                UNROLL for (int j = 0; j < n; j++)
+                {
+                    hi[r * n + j] = dot_step(hi[r * n + j], p, x[j], 7, 0);
+                    lo[r * n + j] = dot_step(lo[r * n + j], q, x[j], 7, 0);
+                }
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < n; j++)
+    {
+        vi joined = vi_add(vi_shl(dot_end(hi[r * n + j]), 7), dot_end(lo[r * n + j]));
+        vf x = vf_add(vf_mul(vf_from_i(joined), vf_set(w->back[r])), vf_zero());
+        const int at = i + j * LANES;
+
+        vf_store_n(o + r * hd + at, x, hd - at);
+    }
+}
+
+/* acc += weights times values of tokens t … t+1 (bf16) or token t (f16), for the rows in the bits of `rows_mask`. */
+INLINE void value_step(vf acc[], const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, int row,
+                       int n_row, int t, int i, int n)
+{
+    const int hd = a->hd;
+    const uint8_t *v = a->tile[t / KERN_KV_BLOCK] + (size_t)64 * hd + (size_t)(t % KERN_KV_BLOCK) * hd * 2;
+    const vi high = vi_set((int32_t)0xffff0000u);
+
+    if (type == KERN_KV_F16) {
+        UNROLL for (int j = 0; j < n; j++)
+        {
+            vf x = vf_load_f16_n(v + (i + j * LANES) * 2, hd - i - j * LANES);
+
+            UNROLL for (int r = row; r < row + n_row; r++) acc[r * n + j] =
+                vf_fma(vf_set(w->e[r][t]), x, acc[r * n + j]);
+        }
+        return;
+    }
+    UNROLL for (int j = 0; j < n; j++)
+    {
+        vi pair = vi_load_n(v + (i + j * LANES) * 4, hd - i - j * LANES);
+        vf even = vf_bits(vi_shl(pair, 16)), odd = vf_bits(vi_and(pair, high));
+
+        UNROLL for (int r = row; r < row + n_row; r++) acc[r * n + j] =
+            vf_fma(vf_set(w->e[r][t]), even, vf_fma(vf_set(w->e[r][t + 1]), odd, acc[r * n + j]));
+    }
+}
+
+/* Tokens t0 <= t < t1 of one row. Where a bf16 pair is half seen, the other half counts as zeros. */
+INLINE void value_edge(vf acc[], const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, int row,
+                       int t0, int t1, int i, int n)
+{
+    const int step = type == KERN_KV_F16 ? 1 : 2;
+
+    for (int t = t0; t < t1; t += step) {
+        const bool whole = step == 1 || (t >= w->from[row] && t + 1 < w->to[row]);
+
+        if (whole) {
+            value_step(acc, w, a, type, row, 1, t, i, n);
+            continue;
+        }
+        const uint8_t *v = a->tile[t / KERN_KV_BLOCK] + (size_t)64 * a->hd + (size_t)(t % KERN_KV_BLOCK) * a->hd * 2;
+        const bool first = t >= w->from[row];
+
+        UNROLL for (int j = 0; j < n; j++)
+        {
+            vi pair = vi_load_n(v + (i + j * LANES) * 4, a->hd - i - j * LANES);
+            vf seen = vf_bits(first ? vi_shl(pair, 16) : vi_and(pair, vi_set((int32_t)0xffff0000u)));
+
+            acc[row * n + j] = vf_fma(vf_set(w->e[row][first ? t : t + 1]), seen, acc[row * n + j]);
+        }
+    }
+}
+
+/* bf16 and f16 values: tokens ascending; the range that all rows see together, what lies around it row by row. */
+INLINE void values_float(float *o, const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, int rows,
+                         int i, int n)
+{
+    const int step = type == KERN_KV_F16 ? 1 : 2;
+    int t0 = (w->all_from + step - 1) / step * step, t1 = w->all_to / step * step;
+    vf acc[ATTN_ROWS * VALUE_REGS];
+
+    /* Nothing in common: each row alone. */
+    if (t1 <= t0)
+        t0 = t1 = 0;
+    UNROLL for (int j = 0; j < rows * n; j++) acc[j] = vf_zero();
+    if (t1 > t0)
+        UNROLL for (int r = 0; r < rows; r++) value_edge(acc, w, a, type, r, w->from[r] / step * step, t0, i, n);
+    for (int t = t0; t < t1; t += step)
+        value_step(acc, w, a, type, 0, rows, t, i, n);
+    UNROLL for (int r = 0; r < rows; r++)
+        value_edge(acc, w, a, type, r, t1 > t0 ? t1 : w->from[r] / step * step, w->to[r], i, n);
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < n; j++)
+    {
+        const int at = i + j * LANES;
+
+        vf_store_n(o + r * a->hd + at, vf_add(acc[r * n + j], vf_zero()), a->hd - at);
+    }
+}
+
+/* Ranges, prepared queries and the blocks of a tile of rows; false where no row sees a token. */
+INLINE bool tile_begin(struct attn_tile *w, const struct kern_attn *a, int row, int rows)
+{
+    int first = KERN_KV_PARTITION, end = 0;
+
+    w->all_from = 0;
+    w->all_to = KERN_KV_PARTITION;
+    for (int r = 0; r < rows; r++) {
+        bool none = a->from[row + r] >= a->to[row + r];
+
+        w->row[r] = a->q + (size_t)(row + r) * kern_q_bytes(a->type, a->hd);
+        w->from[r] = none ? 0 : a->from[row + r];
+        w->to[r] = none ? 0 : a->to[row + r];
+        if (!none && w->from[r] < first)
+            first = w->from[r];
+        if (w->to[r] > end)
+            end = w->to[r];
+        if (w->from[r] > w->all_from)
+            w->all_from = w->from[r];
+        if (w->to[r] < w->all_to)
+            w->all_to = w->to[r];
+        if (a->type == KERN_KV_BF16) {
+            for (int i = 0; i < a->hd; i += LANES)
+                vf_store(&w->q[r][i], vf_bits(vi_shl(vi_load_u16((const uint16_t *)(const void *)w->row[r] + i), 16)));
+        } else if (a->type == KERN_KV_F16) {
+            memcpy(w->q[r], w->row[r], (size_t)a->hd * 4);
+        }
+    }
+    w->first = first / KERN_KV_BLOCK;
+    w->end = (end + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK;
+    return end > 0;
+}
+
+/* A tile of rows that sees something. Rows that see nothing get -inf, 0, 0 without a step of their own. */
+INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const struct kern_attn *a, enum kern_kv type,
+                      int rows)
+{
+    const int hd = a->hd;
+    vf max[ATTN_ROWS];
+
+    UNROLL for (int r = 0; r < rows; r++) max[r] = vf_set(-INFINITY);
+    for (int b = w->first; b < w->end; b++) {
+        if (type == KERN_KV_INT8)
+            scores_int8(w, max, rows, hd, a->tile[b], b * KERN_KV_BLOCK);
+        else
+            scores_float(w, max, type, rows, hd, a->tile[b], b * KERN_KV_BLOCK);
+    }
+    UNROLL for (int r = 0; r < rows; r++) w->max[r] = vf_max_lane(max[r]);
+    weigh(w, a, type == KERN_KV_INT8, rows);
+    if (type == KERN_KV_INT8)
+        weights_int8(w, rows);
+    if (type == KERN_KV_BF16)
+        for (int r = 0; r < rows; r++)
+            for (int t = w->first * KERN_KV_BLOCK; t < w->end * KERN_KV_BLOCK; t += LANES)
+                vf_store(&w->e[r][t], vf_bits(vi_shl(bf16_bits(vf_load(&w->e[r][t])), 16)));
+    for (int i = 0; i < hd;) {
+        const int left = (hd - i + LANES - 1) / LANES;
+
+        if (left >= VALUE_REGS && type == KERN_KV_INT8)
+            values_int8(o, w, a, rows, i, VALUE_REGS);
+        else if (type == KERN_KV_INT8)
+            values_int8(o, w, a, rows, i, 1);
+        else if (left >= VALUE_REGS)
+            values_float(o, w, a, type, rows, i, VALUE_REGS);
+        else
+            values_float(o, w, a, type, rows, i, 1);
+        i += (left >= VALUE_REGS ? VALUE_REGS : 1) * LANES;
+    }
+    for (int r = 0; r < rows; r++) {
+        const bool none = w->from[r] >= w->to[r];
+
+        m[r] = none ? -INFINITY : w->max[r];
+        l[r] = none ? 0.0f : w->sum[r];
+        if (none)
+            memset(o + (size_t)r * hd, 0, (size_t)hd * sizeof(float));
+    }
+}
+
+#define ATTN(NAME, TYPE, ROWS)                                                                                         \
+    static void attn_##NAME##_##ROWS(float *m, float *l, float *o, struct attn_tile *w, const struct kern_attn *a)     \
+    {                                                                                                                  \
+        attn_rows(m, l, o, w, a, TYPE, ROWS);                                                                          \
+    }
+#define ATTN_TYPE(NAME, TYPE)                                                                                          \
+    ATTN(NAME, TYPE, 1)                                                                                                \
+    ATTN(NAME, TYPE, 2)                                                                                                \
+    ATTN(NAME, TYPE, 3)                                                                                                \
+    ATTN(NAME, TYPE, 4)
+
+ATTN_TYPE(int8, KERN_KV_INT8)
+ATTN_TYPE(bf16, KERN_KV_BF16)
+ATTN_TYPE(f16, KERN_KV_F16)
+
+typedef void attn_fn(float *m, float *l, float *o, struct attn_tile *w, const struct kern_attn *a);
+static attn_fn *const attn_fns[3][ATTN_ROWS] = {
+    [KERN_KV_INT8] = {attn_int8_1, attn_int8_2, attn_int8_3, attn_int8_4},
+    [KERN_KV_BF16] = {attn_bf16_1, attn_bf16_2, attn_bf16_3, attn_bf16_4},
+    [KERN_KV_F16] = {attn_f16_1, attn_f16_2, attn_f16_3, attn_f16_4},
+};
+
+void VF(vec_attn)(float *m, float *l, float *o, const struct kern_attn *a)
+{
+    struct attn_tile *w = a->scratch;
+
+    w->fetch = true;
+    for (int row = 0; row < a->n_row; row += ATTN_ROWS) {
+        const int rows = a->n_row - row < ATTN_ROWS ? a->n_row - row : ATTN_ROWS;
+        float *out = o + (size_t)row * a->hd;
+
+        if (tile_begin(w, a, row, rows)) {
+            attn_fns[a->type][rows - 1](m + row, l + row, out, w, a);
+            w->fetch = false;
+            continue;
+        }
+        for (int r = row; r < row + rows; r++) {
+            m[r] = -INFINITY;
+            l[r] = 0.0f;
+        }
+        memset(out, 0, (size_t)rows * a->hd * sizeof(float));
+    }
+}
+
+#endif

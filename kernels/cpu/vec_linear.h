@@ -1,0 +1,175 @@
+/*
+ * The `linear` operation of a vector instruction set: which kernel for which type and number of rows. One copy of the
+ * direct kernel is built for each type, number of columns and number of groups, one of the panel kernel for each type.
+ */
+#ifndef VEC_LINEAR_H
+#define VEC_LINEAR_H
+
+#include "kernels/cpu/vec_linear_float.h"
+#include "kernels/cpu/vec_linear_quant.h"
+#include "kernels/cpu/vec_ops.h"
+
+typedef void direct_fn(float *out, size_t ld, int n, const uint8_t *w, size_t group_bytes, int64_t steps,
+                       const struct kern_act *x, int64_t tile);
+typedef void panel_fn(float *out, size_t ld, const struct kern_mat *w, int64_t g, const struct kern_act *x, int64_t r0,
+                      int64_t r1, void *scratch);
+
+#define DIRECT(T, NAME, GROUPS, COLS)                                                                                  \
+    static void direct_##T##_##NAME##_##COLS(float *out, size_t ld, int n, const uint8_t *w, size_t group_bytes,       \
+                                             int64_t steps, const struct kern_act *x, int64_t tile)                    \
+    {                                                                                                                  \
+        direct_tile(out, ld, KERN_##T, GROUPS, COLS, n, w, group_bytes, steps, quant_tile_at(x, tile, 0));             \
+    }
+#define DIRECT_FLOAT(T, NAME, GROUPS, COLS, X)                                                                         \
+    static void direct_##T##_##NAME##_##COLS(float *out, size_t ld, int n, const uint8_t *w, size_t group_bytes,       \
+                                             int64_t steps, const struct kern_act *x, int64_t tile)                    \
+    {                                                                                                                  \
+        float_tile(out, ld, KERN_##T, GROUPS, COLS, n, w, group_bytes, steps, X);                                      \
+    }
+
+/* Whole panels of PANEL_GROUPS groups from group g, or one group alone; x tiles from row r0, a multiple of 8. */
+INLINE void panel_rows(float *out, size_t ld, enum kern_type t, int groups, const struct kern_mat *w, int64_t g,
+                       const struct kern_act *x, int64_t r0, int64_t r1, uint8_t *panel)
+{
+    const int64_t blocks = w->cols / 32;
+
+    for (int64_t b = 0; b < blocks; b += PANEL_BLOCKS) {
+        const int64_t n = blocks - b < PANEL_BLOCKS ? blocks - b : PANEL_BLOCKS;
+
+        panel_unpack(panel, t, groups, w->data + (size_t)g * w->group_bytes, w->group_bytes, b, n);
+        for (int64_t r = r0; r < r1; r += PANEL_COLS) {
+            struct quant_tile tile = quant_tile_at(x, r / 8, b);
+            const int c = (int)(r % 8);
+
+            tile.q += 32 * c, tile.d += c, tile.z += c, tile.s += c;
+            panel_tile(out + (size_t)(r - r0) * ld, ld, t, groups, (int)(r1 - r < PANEL_COLS ? r1 - r : PANEL_COLS),
+                       panel, n, b > 0, tile);
+        }
+    }
+}
+
+#define PANEL(T, NAME, GROUPS)                                                                                         \
+    static void panel_##T##_##NAME(float *out, size_t ld, const struct kern_mat *w, int64_t g,                         \
+                                   const struct kern_act *x, int64_t r0, int64_t r1, void *scratch)                    \
+    {                                                                                                                  \
+        panel_rows(out, ld, KERN_##T, GROUPS, w, g, x, r0, r1, scratch);                                               \
+    }
+
+#define QUANT_TYPE(T)                                                                                                  \
+    DIRECT(T, one, 1, 1)                                                                                               \
+    DIRECT(T, one, 1, 2)                                                                                               \
+    DIRECT(T, one, 1, 4)                                                                                               \
+    DIRECT(T, one, 1, 8)                                                                                               \
+    DIRECT(T, many, DIRECT_GROUPS_FEW, 1)                                                                              \
+    DIRECT(T, many, DIRECT_GROUPS_FEW, 2)                                                                              \
+    DIRECT(T, many, DIRECT_GROUPS_MANY, 3)                                                                             \
+    DIRECT(T, many, DIRECT_GROUPS_MANY, 4)                                                                             \
+    DIRECT(T, many, DIRECT_GROUPS_MANY, 6)                                                                             \
+    DIRECT(T, many, DIRECT_GROUPS_MANY, 8)                                                                             \
+    PANEL(T, one, 1)                                                                                                   \
+    PANEL(T, many, PANEL_GROUPS)
+
+#define FLOAT_TYPE(T, X)                                                                                               \
+    DIRECT_FLOAT(T, one, 1, 1, X)                                                                                      \
+    DIRECT_FLOAT(T, one, 1, 2, X)                                                                                      \
+    DIRECT_FLOAT(T, one, 1, 4, X)                                                                                      \
+    DIRECT_FLOAT(T, one, 1, 8, X)                                                                                      \
+    DIRECT_FLOAT(T, many, DIRECT_GROUPS_FEW, 1, X)                                                                     \
+    DIRECT_FLOAT(T, many, DIRECT_GROUPS_FEW, 2, X)                                                                     \
+    DIRECT_FLOAT(T, many, FLOAT_GROUPS, 3, X)                                                                          \
+    DIRECT_FLOAT(T, many, FLOAT_GROUPS, 4, X)                                                                          \
+    DIRECT_FLOAT(T, many, FLOAT_GROUPS, 6, X)                                                                          \
+    DIRECT_FLOAT(T, many, FLOAT_GROUPS, 8, X)
+
+/* Columns 1 … 8 rounded up to what is built. */
+#define ONE(T)                                                                                                         \
+    {                                                                                                                  \
+        direct_##T##_one_1, direct_##T##_one_2, direct_##T##_one_4, direct_##T##_one_4, direct_##T##_one_8,            \
+            direct_##T##_one_8, direct_##T##_one_8, direct_##T##_one_8                                                 \
+    }
+#define MANY(T)                                                                                                        \
+    {                                                                                                                  \
+        direct_##T##_many_1, direct_##T##_many_2, direct_##T##_many_3, direct_##T##_many_4, direct_##T##_many_6,       \
+            direct_##T##_many_6, direct_##T##_many_8, direct_##T##_many_8                                              \
+    }
+
+QUANT_TYPE(Q8_0)
+QUANT_TYPE(Q4_0)
+QUANT_TYPE(Q4_1)
+QUANT_TYPE(Q5_0)
+QUANT_TYPE(Q5_1)
+QUANT_TYPE(Q4_K)
+QUANT_TYPE(Q5_K)
+QUANT_TYPE(Q6_K)
+FLOAT_TYPE(F32, x->f + tile * x->k * 8)
+FLOAT_TYPE(F16, x->f + tile * x->k * 8)
+FLOAT_TYPE(BF16, x->b + tile * ((x->k + 1) / 2) * 16)
+
+static direct_fn *const direct_one[KERN_TYPES][8] = {
+    [KERN_F32] = ONE(F32),   [KERN_F16] = ONE(F16),   [KERN_BF16] = ONE(BF16), [KERN_Q8_0] = ONE(Q8_0),
+    [KERN_Q4_0] = ONE(Q4_0), [KERN_Q4_1] = ONE(Q4_1), [KERN_Q5_0] = ONE(Q5_0), [KERN_Q5_1] = ONE(Q5_1),
+    [KERN_Q4_K] = ONE(Q4_K), [KERN_Q5_K] = ONE(Q5_K), [KERN_Q6_K] = ONE(Q6_K),
+};
+static direct_fn *const direct_many[KERN_TYPES][8] = {
+    [KERN_F32] = MANY(F32),   [KERN_F16] = MANY(F16),   [KERN_BF16] = MANY(BF16), [KERN_Q8_0] = MANY(Q8_0),
+    [KERN_Q4_0] = MANY(Q4_0), [KERN_Q4_1] = MANY(Q4_1), [KERN_Q5_0] = MANY(Q5_0), [KERN_Q5_1] = MANY(Q5_1),
+    [KERN_Q4_K] = MANY(Q4_K), [KERN_Q5_K] = MANY(Q5_K), [KERN_Q6_K] = MANY(Q6_K),
+};
+
+#define PANELS(T)                                                                                                      \
+    [KERN_##T] = {                                                                                                     \
+        panel_##T##_one,                                                                                               \
+        panel_##T##_many,                                                                                              \
+    }
+static panel_fn *const panels[KERN_TYPES][2] = {
+    PANELS(Q8_0), PANELS(Q4_0), PANELS(Q4_1), PANELS(Q5_0), PANELS(Q5_1), PANELS(Q4_K), PANELS(Q5_K), PANELS(Q6_K),
+};
+
+/* Groups that the kernel for n columns walks at once. */
+static int direct_groups(enum kern_type t, int64_t n)
+{
+    return n <= 2 ? DIRECT_GROUPS_FEW : kern_type_is_quant(t) ? DIRECT_GROUPS_MANY : FLOAT_GROUPS;
+}
+
+/* All tiles over one panel of groups, which stays in cache from tile to tile. */
+static void linear_direct(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1,
+                          const struct kern_act *x, int64_t r0, int64_t r1)
+{
+    const int64_t steps = kern_type_is_quant(w->type) ? w->cols / 32
+                          : w->type == KERN_BF16      ? (w->cols + 1) / 2
+                                                      : w->cols;
+    const int64_t last = r1 - (r1 - 1) / 8 * 8;
+    const int many = direct_groups(w->type, r1 - r0 > 8 ? 8 : last);
+
+    for (int64_t g = g0; g < g1;) {
+        int step = g1 - g >= many ? many : 1;
+
+        for (int64_t r = r0; r < r1; r += 8) {
+            int n = (int)(r1 - r < 8 ? r1 - r : 8);
+            /* A narrow last tile walks as many groups as the full ones before it. */
+            int cols = r1 - r0 > 8 && n <= 2 && step > 1 ? 3 : n;
+
+            (step > 1 ? direct_many : direct_one)[w->type][cols - 1](out + (size_t)(r - r0) * ld + (g - g0) * 16, ld, n,
+                                                                     w->data + (size_t)g * w->group_bytes,
+                                                                     w->group_bytes, steps, x, r / 8);
+        }
+        g += step;
+    }
+}
+
+void VF(vec_linear)(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1, const struct kern_act *x,
+                    int64_t r0, int64_t r1, void *scratch)
+{
+    if (!kern_type_is_quant(w->type) || r1 - r0 <= DIRECT_ROWS) {
+        linear_direct(out, ld, w, g0, g1, x, r0, r1);
+        return;
+    }
+    for (int64_t g = g0; g < g1;) {
+        const bool whole = g1 - g >= PANEL_GROUPS;
+
+        panels[w->type][whole](out + (g - g0) * 16, ld, w, g, x, r0, r1, scratch);
+        g += whole ? PANEL_GROUPS : 1;
+    }
+}
+
+#endif
