@@ -112,9 +112,10 @@ static float logprob_of(float x, float max, double log_sum)
     return (float)((double)x - (double)max - log_sum);
 }
 
-int sample_logprob(struct err *e, struct sampler *s, struct sample_result *out, const float *logits, int64_t n_token,
-                   uint32_t id, int32_t n_top)
+int sample_logprob(struct err *e, struct sampler *s, struct sample_result *out, const float *logits, uint32_t id,
+                   int32_t n_top)
 {
+    int64_t n_token = s->vocab;
     float max;
     s->k->argmax(logits, n_token, &max);
     double sum = sum_exp(s, NULL, logits, n_token, max, LOG2E);
@@ -274,7 +275,7 @@ int sample(struct err *e, struct sampler *s, struct sample_result *out, float *x
     out->n_top = 0;
     if (changes(p, n_ban)) {
         if (p->logprobs >= 0)
-            raw = memcpy(s->raw, x, (size_t)n_token * sizeof *x);
+            raw = memcpy(s->raw, x, (size_t)s->vocab * sizeof *x);
         change(s, x, n_token, p, prompt, n_prompt, answer, n_answer, ban, n_ban);
     }
     int64_t id = s->k->argmax(x, n_token, &max);
@@ -285,7 +286,7 @@ int sample(struct err *e, struct sampler *s, struct sample_result *out, float *x
         id = draw(s->cand, filter(s, p, x, n_token), uniform(p->seed, p->choice, position));
     }
     if (p->logprobs >= 0)
-        return sample_logprob(e, s, out, raw, n_token, (uint32_t)id, p->logprobs);
+        return sample_logprob(e, s, out, raw, (uint32_t)id, p->logprobs);
     out->id = (uint32_t)id;
     out->logprob = 0;
     return 0;

@@ -49,7 +49,7 @@ int sampler_new(struct err *e, struct sampler **out, const struct kern_ops *k, i
 void sampler_free(struct sampler *s);
 
 /*
- * Chooses a token. logits: [n_token], overwritten; ids at or past n_token (padding rows) are never chosen. prompt, answer:
+ * Chooses a token. logits: [vocab], overwritten; ids at or past n_token (padding rows) are never chosen. prompt, answer:
  * the ids so far, for penalties. ban: n_ban ids that must not be chosen (end tokens before min_tokens). position: place of
  * the token in the sequence. ERR_NO where a logit is NaN or nothing may be chosen.
  */
@@ -57,9 +57,9 @@ int sample(struct err *e, struct sampler *s, struct sample_result *out, float *l
            const struct sample_params *p, const uint32_t *prompt, int64_t n_prompt, const uint32_t *answer, int64_t n_answer,
            const uint32_t *ban, int64_t n_ban, uint64_t position);
 
-/* Log-probability of `id` and the n_top best, without choosing: for prompts. logits are not changed. */
-int sample_logprob(struct err *e, struct sampler *s, struct sample_result *out, const float *logits, int64_t n_token,
-                   uint32_t id, int32_t n_top);
+/* Log-probability of `id` and the n_top best over the whole vocabulary, without choosing. logits: [vocab], not changed. */
+int sample_logprob(struct err *e, struct sampler *s, struct sample_result *out, const float *logits, uint32_t id,
+                   int32_t n_top);
 
 /* Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11). */
 void sample_philox(uint32_t out[4], const uint32_t counter[4], const uint32_t key[2]);

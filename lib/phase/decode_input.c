@@ -1,0 +1,373 @@
+/* decode's input: frames become requests, and blocks go from the pipe into the slots where they will be read. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "phase/decode.h"
+#include "proc/proc.h"
+
+#define WAITING_MAX 256 /* requests read ahead of the engine */
+
+void decode_push(struct request ***tail, struct request *q)
+{
+    q->next = NULL;
+    **tail = q;
+    *tail = &q->next;
+}
+
+bool decode_admit(struct decode *d, struct request *q)
+{
+    struct err no;
+    return kv_table_grow(&no, &q->kv, d->s.pool, request_blocks(q, true)) == 0;
+}
+
+bool decode_ready(const struct request *q)
+{
+    return !q->given_first || q->kv_seen;
+}
+
+/* Something that holds blocks, or will be given some, ends without further input. */
+static bool will_free(const struct decode *d)
+{
+    return d->n_held > d->n_streaming || (!d->n_streaming && d->waiting && decode_ready(d->waiting));
+}
+
+static struct request *find(struct request *list, uint64_t seq, uint32_t index)
+{
+    for (; list; list = list->next)
+        if (list->r->seq == seq && list->r->index == index)
+            return list;
+    return NULL;
+}
+
+static struct request *find_any(struct decode *d, uint64_t seq, uint32_t index)
+{
+    struct request *q = find(d->held, seq, index);
+    return q ? q : find(d->waiting, seq, index);
+}
+
+/* A hello begins anew: the stream before has ended and all its requests are done. */
+static int take_hello(struct err *e, struct decode *d, const struct wire_hello *h)
+{
+    enum kern_kv kv;
+    int rc = stage_check_hello(e, &d->s, h);
+    if (!rc && h->has_kv) {
+        char name[16] = {0};
+        memcpy(name, h->kv_type.p, h->kv_type.n < 15 ? h->kv_type.n : 15);
+        rc = kv_type_parse(e, &kv, name);
+        enum kern_kv mine;
+        if (!rc && strcmp(d->s.o->kv_type, "auto") && !kv_type_parse(e, &mine, d->s.o->kv_type) && mine != kv)
+            rc = err_set(e, ERR_PROTO, "stream of %.*s carries %s KV, --kv-cache-dtype is %s", (int)h->from.n, h->from.p,
+                         name, d->s.o->kv_type);
+    } else if (!rc) {
+        rc = kv_type_parse(e, &kv, d->s.o->kv_type);
+    }
+    if (!rc)
+        rc = stage_engine(e, &d->s, kv);
+    if (rc)
+        return rc;
+    struct wire_frame f = {.kind = WIRE_HELLO};
+    stage_hello(&d->s, &f.hello, false);
+    f.hello.extra = h->extra;
+    return wire_write(e, d->s.out, &f);
+}
+
+/*
+ * Gives the request its blocks, waiting while others will free some. Where nothing will, everything that holds blocks waits
+ * for this very input, so the request must give way instead: false. One without blocks on their way gives way at once.
+ */
+static bool wait_room(struct decode *d, struct request *q)
+{
+    while (!d->quit) {
+        if (!d->waiting && decode_admit(d, q)) /* in turn: nobody overtakes those that wait */
+            return true;
+        if (!will_free(d) || (!q->streaming && d->n_waiting < WAITING_MAX))
+            return false;
+        pthread_cond_wait(&d->room, &d->lock);
+    }
+    return false;
+}
+
+static int take_request(struct err *e, struct decode *d, const struct wire_req *r, bool streaming)
+{
+    struct request *q;
+    int rc = request_new(e, &q, &d->s, r);
+    if (rc)
+        return rc;
+    q->streaming = streaming && q->max_new > 1;
+    q->n_block = request_blocks(q, false);
+    q->streaming &= !q->err.code;
+    if (q->streaming && !(q->arrived = calloc((size_t)q->n_block, sizeof *q->arrived))) {
+        request_free(q, &d->s);
+        return err_nomem(e, "a request's blocks", (size_t)q->n_block * sizeof *q->arrived);
+    }
+    q->given_first = streaming;
+    if (streaming)
+        q->want_prompt = false; /* prefill has scored the prompt */
+    pthread_mutex_lock(&d->lock);
+    if (find_any(d, r->seq, r->index)) {
+        pthread_mutex_unlock(&d->lock);
+        rc = err_set(e, ERR_PROTO, "stdin: request %llu.%u opened twice", (unsigned long long)r->seq, r->index);
+        request_free(q, &d->s);
+        return rc;
+    }
+    bool needs = !q->err.code && !(streaming && q->max_new <= 1);
+    bool in = needs ? wait_room(d, q) : true;
+    if (in) {
+        decode_push(&d->held_tail, q);
+        d->n_held++;
+        d->n_streaming += streaming && !q->err.code;
+    } else {
+        q->dropped = streaming; /* its blocks are thrown away and computed again from the ids */
+        decode_push(&d->waiting_tail, q);
+        d->n_waiting++;
+    }
+    pthread_cond_signal(&d->work);
+    pthread_mutex_unlock(&d->lock);
+    return 0;
+}
+
+/* Layer ranges of a block come in order, each once. */
+static int check_block(struct err *e, const struct decode *d, const struct request *q, const struct wire_blk *b)
+{
+    int64_t n_id = q->r->n_id;
+    if (b->block >= (uint64_t)q->n_block || b->layer + (uint64_t)b->n_layer > (uint64_t)d->s.layout.n_layer || !b->n_layer)
+        return err_set(e, ERR_PROTO, "stdin: block %llu, layers %u+%u is outside request %llu.%u (%lld blocks of %lld layers)",
+                       (unsigned long long)b->block, b->layer, b->n_layer, (unsigned long long)b->seq, b->index,
+                       (long long)q->n_block, (long long)d->s.layout.n_layer);
+    int64_t n = n_id - (int64_t)b->block * KERN_KV_BLOCK;
+    n = n < KERN_KV_BLOCK ? n : KERN_KV_BLOCK;
+    if (b->n_token != (uint32_t)n || b->n_data != kv_packed_bytes(&d->s.layout, b->n_layer, (int)n))
+        return err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u holds %u tokens in %llu bytes, %lld in %zu are due",
+                       (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->n_token,
+                       (unsigned long long)b->n_data, (long long)n, kv_packed_bytes(&d->s.layout, b->n_layer, (int)n));
+    if (!q->dropped && q->arrived[b->block] != b->layer)
+        return err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u: layer %u came where %u was due",
+                       (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->layer, q->arrived[b->block]);
+    return 0;
+}
+
+static int read_block(struct err *e, struct decode *d, struct request *q, const struct wire_blk *b)
+{
+    uint8_t *to = kv_layer(d->s.pool, q->kv.slot[b->block], b->layer);
+    uint64_t sum = b->sum, n = b->n_data;
+    int n_token = (int)b->n_token;
+    int64_t n_layer = b->n_layer;
+    uint8_t *flat = n_token < KERN_KV_BLOCK ? malloc(n) : NULL;
+    if (n_token < KERN_KV_BLOCK && !flat)
+        return err_nomem(e, "a tail block", n);
+    int rc = wire_read_data(e, d->in, flat ? flat : to, n);
+    if (!rc && wire_sum(flat ? flat : to, n) != sum)
+        rc = err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u is damaged: its checksum differs",
+                     (unsigned long long)b->block, (unsigned long long)b->seq, b->index);
+    if (!rc && flat)
+        kv_unpack(to, &d->s.layout, flat, n_layer, n_token);
+    free(flat);
+    return rc;
+}
+
+/* All has arrived: the request is the loop's. With the lock held. */
+static void arrived(struct decode *d, struct request *q)
+{
+    if (!q->dropped) {
+        d->n_streaming--;
+        q->n_kv = q->streaming ? (int64_t)q->r->n_id : 0;
+    }
+    q->streaming = false;
+    pthread_cond_signal(&d->work);
+}
+
+static struct request *find_streaming(struct err *e, struct decode *d, uint64_t seq, uint32_t index, const char *kind)
+{
+    pthread_mutex_lock(&d->lock);
+    struct request *q = find_any(d, seq, index);
+    if (!q || q->kv_seen || !q->given_first) {
+        err_set(e, ERR_PROTO, "stdin: %s frame of request %llu.%u, which %s", kind, (unsigned long long)seq, index,
+                q ? "is complete" : "was not opened");
+        q = NULL;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return q;
+}
+
+static int take_block(struct err *e, struct decode *d, const struct wire_blk *b)
+{
+    struct request *q = find_streaming(e, d, b->seq, b->index, "blk");
+    if (!q)
+        return e->code;
+    if (q->err.code || !q->arrived)
+        return 0; /* refused here already */
+    int rc = check_block(e, d, q, b);
+    if (rc || q->dropped)
+        return rc;
+    uint64_t block = b->block;
+    uint32_t upto = b->layer + b->n_layer;
+    uint64_t n = b->n_data;
+    rc = read_block(e, d, q, b);
+    if (rc)
+        return rc;
+    q->arrived[block] = upto;
+    q->n_whole += upto == d->s.layout.n_layer;
+    q->bytes_in += n;
+    return 0;
+}
+
+/* Spans of the stages before, with their names, in one piece of memory. */
+static int keep_spans(struct err *e, struct request *q, const struct wire_kv *k)
+{
+    uint32_t n = q->r->n_span + k->n_span;
+    size_t names = 1;
+    for (uint32_t i = 0; i < k->n_span; i++)
+        names += k->span[i].stage.n + k->span[i].host.n;
+    q->span = malloc(n * sizeof *q->span + names);
+    if (!q->span)
+        return err_nomem(e, "spans", n * sizeof *q->span + names);
+    char *at = (char *)(q->span + n);
+    if (q->r->n_span)
+        memcpy(q->span, q->r->span, q->r->n_span * sizeof *q->span);
+    q->n_span = q->r->n_span;
+    for (uint32_t i = 0; i < k->n_span; i++) {
+        struct wire_span *s = &q->span[q->n_span++];
+        *s = k->span[i];
+        s->stage.p = memcpy(at, s->stage.p, s->stage.n);
+        at += s->stage.n;
+        s->host.p = memcpy(at, s->host.p, s->host.n);
+        at += s->host.n;
+    }
+    return 0;
+}
+
+static int keep_prompt(struct err *e, struct request *q, const struct wire_kv *k)
+{
+    if (!k->n_prompt)
+        return 0;
+    if (k->n_prompt != q->r->n_id || !q->pos.lp)
+        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %u prompt log-probabilities, %u are due",
+                       (unsigned long long)k->seq, k->index, k->n_prompt, q->pos.lp ? q->r->n_id : 0);
+    uint32_t n_top = (uint32_t)q->sp.logprobs;
+    for (uint32_t i = 0; i < k->n_prompt; i++) {
+        struct wire_logprob *lp = &q->pos.lp[i];
+        *lp = k->prompt[i];
+        if (lp->n_top > n_top)
+            return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %u best of a position, %u were asked for",
+                           (unsigned long long)k->seq, k->index, lp->n_top, n_top);
+        if (lp->n_top)
+            memcpy(q->pos.top + (size_t)i * n_top, lp->top, lp->n_top * sizeof *lp->top);
+        lp->top = q->pos.top + (size_t)i * n_top;
+    }
+    return 0;
+}
+
+static int take_kv(struct err *e, struct decode *d, const struct wire_kv *k)
+{
+    struct request *q = find_streaming(e, d, k->seq, k->index, "kv");
+    if (!q)
+        return e->code;
+    if (k->has_first && (k->first.id >= (uint64_t)d->s.m->c.vocab || k->first.n_top > SAMPLE_TOP_MAX))
+        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u: first id %u is not in the model's %lld",
+                       (unsigned long long)k->seq, k->index, k->first.id, (long long)d->s.m->c.vocab);
+    if (!q->err.code && k->has_first != (q->max_new > 0))
+        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %s first token", (unsigned long long)k->seq,
+                       k->index, k->has_first ? "an unwanted" : "no");
+    if (!q->err.code && q->streaming && !q->dropped && q->n_whole < q->n_block)
+        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u after %lld of %lld blocks",
+                       (unsigned long long)k->seq, k->index, (long long)q->n_whole, (long long)q->n_block);
+    int rc = q->err.code ? 0 : keep_spans(e, q, k);
+    if (!rc && !q->err.code)
+        rc = keep_prompt(e, q, k);
+    if (rc)
+        return rc;
+    q->first = (struct sample_result){.id = k->first.id, .logprob = k->first.logprob, .n_top = (int32_t)k->first.n_top};
+    for (uint32_t i = 0; i < k->first.n_top; i++)
+        q->first.top[i] = (struct sample_top){k->first.top[i].id, k->first.top[i].logprob};
+    q->cached = k->cached;
+    q->load_ns = k->load_ns > q->load_ns ? k->load_ns : q->load_ns;
+    pthread_mutex_lock(&d->lock);
+    q->has_first = k->has_first;
+    q->kv_seen = true;
+    if (q->err.code)
+        pthread_cond_signal(&d->work);
+    else
+        arrived(d, q);
+    pthread_mutex_unlock(&d->lock);
+    return 0;
+}
+
+/* A request that failed before us. One that was opened here ends with that error; any other is passed on. */
+static int take_error(struct err *e, struct decode *d, const struct wire_frame *f)
+{
+    const struct wire_error *w = &f->error;
+    pthread_mutex_lock(&d->lock);
+    struct request *q = find_any(d, w->seq, w->index);
+    if (q && q->given_first && !q->kv_seen) {
+        if (!q->err.code) {
+            err_set(&q->err, w->code ? (int)w->code : ERR_NO, "%.*s", (int)w->text.n, w->text.p);
+            d->n_streaming -= !q->dropped;
+        }
+        q->kv_seen = true;
+        q->streaming = false;
+        pthread_cond_signal(&d->work);
+    }
+    d->n_error += !q;
+    pthread_mutex_unlock(&d->lock);
+    return q ? 0 : wire_write(e, d->s.out, f);
+}
+
+/* No request may be left half-way. */
+static int take_bye(struct err *e, struct decode *d, const struct wire_bye *b)
+{
+    pthread_mutex_lock(&d->lock);
+    int64_t open = 0;
+    for (struct request *q = d->held; q; q = q->next)
+        open += !decode_ready(q);
+    for (struct request *q = d->waiting; q; q = q->next)
+        open += !decode_ready(q);
+    d->last = *b; /* borrowed until the next read, which waits until the loop has written it on */
+    d->bye = !open;
+    pthread_cond_signal(&d->work);
+    while (d->bye && !d->quit)
+        pthread_cond_wait(&d->room, &d->lock);
+    pthread_mutex_unlock(&d->lock);
+    return open ? err_set(e, ERR_PROTO, "stdin: bye of %.*s with %lld requests half-way", (int)b->from.n, b->from.p,
+                          (long long)open)
+                : 0;
+}
+
+static int take_frame(struct err *e, struct decode *d, struct wire_frame *f)
+{
+    switch (f->kind) {
+    case WIRE_HELLO:
+        return take_hello(e, d, &f->hello);
+    case WIRE_TOK:
+        return take_request(e, d, &f->req, false);
+    case WIRE_OPEN:
+        return take_request(e, d, &f->req, true);
+    case WIRE_BLK:
+        return take_block(e, d, &f->blk);
+    case WIRE_KV:
+        return take_kv(e, d, &f->kv);
+    case WIRE_ERR:
+        return take_error(e, d, f);
+    case WIRE_BYE:
+        return take_bye(e, d, &f->bye);
+    default:
+        return err_set(e, ERR_PROTO, "stdin: a %s frame where tok, open, blk or kv is due", wire_kind_name(f->kind));
+    }
+}
+
+void *decode_input(void *arg)
+{
+    struct decode *d = arg;
+    struct err e = {0};
+    struct wire_frame *f = NULL;
+    int rc;
+    while (!(rc = wire_read(&e, d->in, &f)) && f)
+        if ((rc = take_frame(&e, d, f)))
+            break;
+    pthread_mutex_lock(&d->lock);
+    d->end = true;
+    if (rc)
+        d->in_err = e;
+    pthread_cond_signal(&d->work);
+    pthread_mutex_unlock(&d->lock);
+    return NULL;
+}

@@ -1,0 +1,164 @@
+#include "phase/stage.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proc/proc.h"
+
+int kv_type_parse(struct err *e, enum kern_kv *out, const char *name)
+{
+    static const enum kern_kv all[] = {KERN_KV_INT8, KERN_KV_BF16, KERN_KV_F16};
+    if (!strcmp(name, "auto"))
+        name = "int8";
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (!strcmp(name, kern_kv_name(all[i]))) {
+            *out = all[i];
+            return 0;
+        }
+    return err_set(e, ERR_PROTO, "unknown KV type '%s': int8, bf16 or f16 are known", name);
+}
+
+int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
+{
+    *s = (struct stage){.o = o};
+    uint64_t t0 = proc_now_ns();
+    s->n_thread = o->threads ? o->threads : proc_cpus("");
+    struct model_opts mo = {.path = o->model, .progress = o->progress, .progress_arg = o->progress_arg};
+    int rc = model_open(e, &s->m, &mo);
+    if (!rc)
+        rc = text_open(e, &s->text, s->m->gguf);
+    if (!rc)
+        rc = wire_writer_new(e, &s->out, o->fd_out, "stdout");
+    if (rc)
+        return rc;
+    s->context = s->m->c.context;
+    if (o->model_len > (uint64_t)s->context)
+        return err_set(e, ERR_USAGE, "--max-model-len %llu is over the window of %s, %lld",
+                       (unsigned long long)o->model_len, s->m->path, (long long)s->context);
+    if (o->model_len)
+        s->context = (int64_t)o->model_len;
+    s->load_ns = proc_now_ns() - t0;
+    return 0;
+}
+
+static void close_engine(struct stage *s)
+{
+    for (int i = 0; s->sampler && i < s->n_thread; i++)
+        sampler_free(s->sampler[i]);
+    free(s->sampler);
+    free(s->logits);
+    batch_free(s->batch);
+    engine_free(s->g);
+    kv_pool_free(s->pool);
+    s->sampler = NULL;
+    s->logits = NULL;
+    s->batch = NULL;
+    s->g = NULL;
+    s->pool = NULL;
+}
+
+void stage_close(struct stage *s)
+{
+    close_engine(s);
+    wire_writer_free(s->out);
+    text_free(s->text);
+    model_free(s->m);
+}
+
+static void say_start(const struct stage *s)
+{
+    char line[512];
+    if (!s->o->say)
+        return;
+    snprintf(line, sizeof line, "%s: %s, %d thread%s, %s KV, %lld blocks of %d tokens (%.1f MiB)", s->m->path,
+             engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s", kern_kv_name(s->kv),
+             (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK,
+             (double)kv_pool_slots(s->pool) * (double)s->layout.slot_bytes / 1048576.0);
+    s->o->say(s->o->say_arg, line);
+}
+
+int stage_engine(struct err *e, struct stage *s, enum kern_kv kv)
+{
+    if (s->g && s->kv == kv)
+        return 0;
+    uint64_t t0 = proc_now_ns(), memory = proc_memory(""), bytes = s->o->kv_bytes ? s->o->kv_bytes : memory / 4;
+    if (bytes > memory)
+        return err_set(e, ERR_USAGE, "KV budget of %llu bytes is over the %llu bytes of memory this process may use",
+                       (unsigned long long)bytes, (unsigned long long)memory);
+    close_engine(s);
+    s->kv = kv;
+    engine_layout(&s->layout, s->m, kv);
+    struct engine_opts eo = {.isa = s->o->isa, .threads = s->n_thread, .kv = kv, .row_max = (int64_t)s->o->batched_tokens,
+                             .delay_seed = s->o->delay_seed};
+    int rc = kv_pool_new(e, &s->pool, &s->layout, bytes);
+    if (!rc)
+        rc = engine_open(e, &s->g, s->m, s->pool, &eo);
+    if (!rc)
+        rc = batch_new(e, &s->batch, s);
+    if (rc)
+        return rc;
+    size_t n = LOGITS_ROWS * (size_t)engine_logits_ld(s->g) * sizeof(float);
+    s->logits = aligned_alloc(64, n);
+    s->sampler = calloc((size_t)s->n_thread, sizeof *s->sampler);
+    if (!s->logits || !s->sampler)
+        return err_nomem(e, "logits", n);
+    for (int i = 0; i < s->n_thread && !rc; i++)
+        rc = sampler_new(e, &s->sampler[i], engine_ops(s->g), s->m->c.vocab);
+    s->load_ns += proc_now_ns() - t0;
+    if (!rc)
+        say_start(s);
+    return rc;
+}
+
+static struct wire_str str_of(const char *s)
+{
+    return (struct wire_str){s, strlen(s)};
+}
+
+void stage_hello(const struct stage *s, struct wire_hello *h, bool with_kv)
+{
+    *h = (struct wire_hello){.version = WIRE_VERSION, .from = str_of(s->o->prog), .has_vocab = true,
+                             .vocab_fp = {text_fingerprint(s->text), 32}, .vocab_n = text_n_token(s->text)};
+    if (!with_kv)
+        return;
+    h->has_kv = true;
+    h->model_fp = (struct wire_bytes){s->m->fingerprint, 32};
+    h->kv_type = str_of(kern_kv_name(s->kv));
+    h->arith = str_of(KV_ARITH);
+    h->layout = str_of(KV_LAYOUT);
+    h->n_layer = (uint32_t)s->m->c.n_layer;
+    h->n_kv_head = (uint32_t)s->m->c.n_kv_head;
+    h->head_dim = (uint32_t)s->m->c.head_dim;
+}
+
+static int differs(struct wire_str a, const char *b)
+{
+    return a.n != strlen(b) || memcmp(a.p, b, a.n);
+}
+
+int stage_check_hello(struct err *e, const struct stage *s, const struct wire_hello *h)
+{
+    const struct model_config *c = &s->m->c;
+    int from = (int)h->from.n;
+    if (!h->has_vocab)
+        return err_set(e, ERR_PROTO, "stream of %.*s has no vocabulary section", from, h->from.p);
+    if (h->vocab_fp.n != 32 || memcmp(h->vocab_fp.p, text_fingerprint(s->text), 32))
+        return err_set(e, ERR_PROTO, "vocabulary of %.*s is not that of %s: both must run the same model", from, h->from.p,
+                       s->m->path);
+    if (!h->has_kv)
+        return 0;
+    if (h->model_fp.n != 32 || memcmp(h->model_fp.p, s->m->fingerprint, 32))
+        return err_set(e, ERR_PROTO, "KV of %.*s was made by another model than %s", from, h->from.p, s->m->path);
+    if (differs(h->arith, KV_ARITH))
+        return err_set(e, ERR_PROTO, "KV of %.*s was made by arithmetic %.*s, here it is %s", from, h->from.p,
+                       (int)h->arith.n, h->arith.p, KV_ARITH);
+    if (differs(h->layout, KV_LAYOUT))
+        return err_set(e, ERR_PROTO, "KV of %.*s has layout %.*s, here it is %s", from, h->from.p, (int)h->layout.n,
+                       h->layout.p, KV_LAYOUT);
+    if (h->n_layer != c->n_layer || (int)h->n_kv_head != c->n_kv_head || (int)h->head_dim != c->head_dim)
+        return err_set(e, ERR_PROTO, "KV of %.*s has shape %u layers, %u heads of %u; %s has %lld, %d of %d", from,
+                       h->from.p, h->n_layer, h->n_kv_head, h->head_dim, s->m->path, (long long)c->n_layer, c->n_kv_head,
+                       c->head_dim);
+    return 0;
+}
