@@ -221,6 +221,122 @@ static void equals_softmax(void **state)
         }
 }
 
+/* Scores of one partition by the rules of docs/arithmetic.md, from a prepared row and the tiles. */
+static void scores_as_written(float *e, const struct sequence *s, const uint8_t *q, int from, int to)
+{
+    int hd = s->hd;
+    const int8_t *plane = (const int8_t *)q;
+    float last = (float)f32_at(q + hd * (s->type == KERN_KV_F16 ? 4 : 2), 0);
+    for (int t = from; t < to; t++) {
+        float acc = 0;
+        int32_t sum = 0;
+        for (int d = 0; d < hd; d++) {
+            int odd_first = d ^ 1;
+            if (s->type == KERN_KV_INT8)
+                sum += (plane[d] * 128 + plane[hd + d]) * (s->tile[t / 32][d / 4 * 128 + t % 32 * 4 + d % 4] - 128);
+            else if (s->type == KERN_KV_BF16)
+                acc = fmaf((float)half_at(q, s->type, odd_first), (float)s->k_back[t][odd_first], acc);
+            else
+                acc = fmaf((float)f32_at(q, d), (float)s->k_back[t][d], acc);
+        }
+        e[t] = s->type == KERN_KV_INT8 ? (float)sum * ((float)s->k_scale[t] * last) : acc * last;
+    }
+}
+
+static float value_as_written(const struct sequence *s, const float *e, int from, int to, int d)
+{
+    const uint8_t *const *tile = (const uint8_t *const *)s->tile;
+    float w[KERN_KV_PARTITION], c = 0, acc = 0;
+    int32_t sum = 0;
+    if (s->type == KERN_KV_F16)
+        for (int t = from; t < to; t++)
+            acc = fmaf(e[t], (float)s->v_back[t][d], acc);
+    if (s->type == KERN_KV_BF16)
+        for (int i = from & ~1; i < ((to + 1) & ~1); i++) {
+            int t = i ^ 1; /* the odd token of a pair first */
+            if (t >= from && t < to)
+                acc = fmaf(f32_of_bf16(bf16_of_f32(e[t])), (float)s->v_back[t][d], acc);
+        }
+    if (s->type != KERN_KV_INT8)
+        return acc;
+    for (int t = from; t < to; t++) {
+        w[t] = e[t] * (float)f32_at(tile[t / 32] + 64 * s->hd + 128, t % 32);
+        c = w[t] > c ? w[t] : c;
+    }
+    for (int t = from; t < to; t++) {
+        const int8_t *v = (const int8_t *)tile[t / 32] + 32 * s->hd + 128;
+        sum += (int32_t)lrintf(w[t] * (16383.0f / c)) * v[t % 32 / 4 * s->hd * 4 + d * 4 + t % 4];
+    }
+    return (float)sum * (c * (1 / 16383.0f));
+}
+
+/* Maximum, sum and output of one partition in every bit. */
+static void order_of_sums(void **state)
+{
+    (void)state;
+    uint64_t seed = 28;
+    for (int type = KERN_KV_INT8; type <= KERN_KV_F16; type++)
+        for (int i = 0; i < 4 * N_HEADS; i++) {
+            static const int starts[] = {0, 0, 37, 200}, ends[] = {256, 7, 222, 256};
+            int hd = heads[i / 4];
+            int32_t from = starts[i % 4], to = ends[i % 4];
+            struct sequence *s = sequence_make(type, hd, from, to, &seed);
+            uint8_t *q = stale(kern_q_bytes(type, hd));
+            void *scratch = stale(kern_attn_scratch(type, hd, 1));
+            float row[HEAD], e[KERN_KV_PARTITION], lane[16] = {0}, max = -INFINITY, m, l, o[HEAD];
+            draw_row(row, hd, 1.0f, &seed);
+            ops->q_prep(q, type, hd, row, 0.25f);
+            struct kern_attn at = {type,           hd,     1, q, &from, &to, (const uint8_t *const *)s->tile,
+                                   (to + 31) / 32, scratch};
+            ops->attn(&m, &l, o, &at);
+            scores_as_written(e, s, q, from, to);
+            for (int t = from; t < to; t++)
+                max = e[t] > max ? e[t] : max;
+            for (int t = from; t < to; t++) {
+                e[t] = kern_exp2(e[t] - max);
+                lane[t % 16] += e[t];
+            }
+            for (int h = 8; h; h /= 2)
+                for (int k = 0; k < h; k++)
+                    lane[k] += lane[k + h];
+            assert_true(m == max);
+            assert_true(l == lane[0]);
+            for (int d = 0; d < hd; d++)
+                if (o[d] != value_as_written(s, e, from, to, d))
+                    fail_msg("%s head %d: %a, not %a", kern_kv_name(type), hd, o[d],
+                             value_as_written(s, e, from, to, d));
+            free(scratch);
+            free(q);
+            sequence_free(s);
+        }
+}
+
+/* A product that is flushed leaves -0 in a sum; what comes out has no sign, whoever skipped which token. */
+static void no_negative_zero(void **state)
+{
+    (void)state;
+    for (int type = KERN_KV_BF16; type <= KERN_KV_F16; type++) {
+        uint8_t *tile = stale(kern_kv_tile_bytes(type, 8)), *q = stale(kern_q_bytes(type, 8));
+        void *scratch = stale(kern_attn_scratch(type, 8, 1));
+        int32_t from = 0, to = 3;
+        float k[8] = {0}, v[8] = {0}, query[8] = {1}, m, l, o[8];
+        ops->kv_write(tile, type, 8, 0, k, v);
+        ops->kv_write(tile, type, 8, 1, k, v);
+        k[0] = -80; /* 2^-115 of the greatest weight */
+        for (int d = 0; d < 8; d++)
+            v[d] = -0x1p-24f;
+        ops->kv_write(tile, type, 8, 2, k, v);
+        ops->q_prep(q, type, 8, query, 1.0f);
+        struct kern_attn at = {type, 8, 1, q, &from, &to, (const uint8_t *const[]){tile}, 1, scratch};
+        ops->attn(&m, &l, o, &at);
+        for (int d = 0; d < 8; d++)
+            assert_true(o[d] == 0.0f && !signbit(o[d]));
+        free(scratch);
+        free(q);
+        free(tile);
+    }
+}
+
 /* What is stored is near what was given: half a step of the format. */
 static void stores_k_and_v(void **state)
 {
@@ -437,6 +553,8 @@ int main(void)
         cmocka_unit_test(f16_is_clamped),
         cmocka_unit_test(prepared_queries),
         cmocka_unit_test(merging),
+        cmocka_unit_test(order_of_sums),
+        cmocka_unit_test(no_negative_zero),
     };
     static const char *const names[] = {"c", "avx2", "avx512"};
     struct err e;

@@ -142,6 +142,8 @@ static void rope_turns(void **state)
         for (int i = 0; i < 24; i++) {
             int a = neox ? i : 2 * i, b = neox ? i + 24 : 2 * i + 1;
             double c = cs[2 * i], s = cs[2 * i + 1];
+            assert_true(y[a] == fmaf(-x[b], cs[2 * i + 1], x[a] * cs[2 * i]));
+            assert_true(y[b] == fmaf(x[b], cs[2 * i], x[a] * cs[2 * i + 1]));
             near(y[a], x[a] * c - x[b] * s, 20 * 0x1p-24);
             near(y[b], x[b] * c + x[a] * s, 20 * 0x1p-24);
         }
