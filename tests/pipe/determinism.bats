@@ -1,0 +1,105 @@
+#!/usr/bin/env bats
+# The determinism promise: the same request gives the same ids and log-probabilities, bit for bit, whatever the batch mates,
+# the chunk size, the threads, the instruction set, and whether the phases are split. Log-probabilities are printed with
+# nine digits, which tell two float32 apart.
+
+load pipe
+
+setup_file() {
+    cd "$BATS_FILE_TMPDIR" || return 1
+    requests | sed 's/"18446744073709551615"/18446744073709551615/' > requests.jsonl
+    tokenize --jsonl requests.jsonl > all.tok
+    prefill < all.tok | decode | stream --jsonl | jq -cS 'del(.timings)' > want
+    export BATS_NO_PARALLELIZE_WITHIN_FILE=true
+}
+
+setup() {
+    cd "$BATS_FILE_TMPDIR" || return 1
+}
+
+same() {
+    diff want "$1"
+}
+
+@test "five answers, each with ids and log-probabilities" {
+    [ "$(wc -l < want)" = 5 ]
+    jq -se 'all(.[]; (.token_ids | length) > 0 and (.logprobs.token_logprobs | length) >= (.token_ids | length))' want
+    [ "$(jq -r 'select(.id=="stops") | .finish_reason' want)" = stop ]
+}
+
+@test "chunks of 1, 7, 32 and 500 rows" {
+    for n in 1 7 32 500; do
+        pipe --max-num-batched-tokens $n < all.tok > got
+        same got
+    done
+}
+
+@test "one thread, and two" {
+    for n in 1 2; do
+        prefill --threads $n < all.tok | decode --threads $n | stream --jsonl | answers > got
+        same got
+    done
+}
+
+@test "both phases in one process, in chunks" {
+    for n in 64 65 512; do
+        decode --max-num-batched-tokens $n < all.tok | stream --jsonl | answers > got
+        same got
+    done
+}
+
+@test "alone, and in a batch of nine" {
+    while read -r line; do
+        printf '%s\n' "$line" | tokenize --jsonl | pipe
+    done < requests.jsonl > got
+    same got
+    { cat requests.jsonl; for i in 1 2 3 4; do jq -cn --arg p "$(seq -s ' ' $((i * 40)))" '{prompt:$p,max_tokens:40}'; done; } |
+        tokenize --jsonl | prefill | decode --max-num-seqs 9 | stream --jsonl | answers | head -5 > got
+    same got
+}
+
+@test "answers that take turns" {
+    decode --max-num-seqs 2 < all.tok | stream --jsonl | answers > got
+    same got
+}
+
+@test "plain C, AVX2 and AVX-512" {
+    for isa in c avx2 avx512; do
+        PHASEPIPE_ISA=$isa prefill < all.tok > isa.kv 2> isa.err || { cat isa.err; grep -q 'lacks' isa.err && continue; return 1; }
+        PHASEPIPE_ISA=$isa decode < isa.kv | stream --jsonl | answers > got
+        same got
+    done
+}
+
+@test "random delays at the ends of phases" {
+    for seed in 1 2 3 4 5 6; do
+        PHASEPIPE_TEST_DELAY=$seed prefill --max-num-batched-tokens 40 --threads 2 < all.tok |
+            PHASEPIPE_TEST_DELAY=$((seed + 100)) decode --threads 3 | stream --jsonl | answers > got
+        same got
+    done
+}
+
+@test "f16 and bf16 KV keep the promise too" {
+    for kv in f16 bf16; do
+        decode --kv-cache-dtype $kv < all.tok | stream --jsonl | answers > want.$kv
+        for n in 7 500; do
+            pipe --kv-cache-dtype $kv --max-num-batched-tokens $n < all.tok > got
+            diff want.$kv got
+        done
+    done
+}
+
+@test "a long context, split over partitions" {
+    jq -cn --arg p "$(seq -s ' ' 400)" '{prompt:$p,max_tokens:16,logprobs:1}' | tokenize --jsonl > long.tok
+    prefill --threads 1 < long.tok | decode --threads 1 | stream --jsonl | answers > long.want
+    [ "$(jq .usage.prompt_tokens long.want)" -gt 1000 ]
+    prefill --threads 2 --max-num-batched-tokens 300 < long.tok | decode --threads 4 | stream --jsonl | answers | diff long.want -
+    decode --threads 2 --max-num-batched-tokens 77 < long.tok | stream --jsonl | answers | diff long.want -
+}
+
+@test "again and again" {
+    for i in $(seq 8); do
+        prefill < all.tok | decode | stream --jsonl | answers > got
+        same got
+    done
+}

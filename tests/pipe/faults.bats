@@ -1,0 +1,180 @@
+#!/usr/bin/env bats
+# What goes wrong in a pipe is said by name, with the documented exit status; nothing hangs, nothing is taken for an end.
+
+load pipe
+
+setup_file() {
+    cd "$BATS_FILE_TMPDIR" || return 1
+    tokenize --raw -n 400 --ignore-eos -p 'A long story about the sea:' > long.tok
+    for i in 1 2 3; do echo "Line $i says"; done | tokenize --raw --lines -n 4 > three.tok
+    prefill < three.tok > three.kv
+    decode < three.kv > three.out
+}
+
+setup() {
+    cd "$BATS_FILE_TMPDIR" || return 1
+}
+
+# A stage that dies: $1 of the four. The others end by themselves and say what happened.
+kill_stage() {
+    rm -f p1 p2 p3
+    mkfifo p1 p2 p3
+    ( while :; do cat long.tok; sleep 30; done ) > p1 3>&- 2>/dev/null & feeder=$!
+    prefill < p1 > p2 2> prefill.err 3>&- & a=$!
+    decode < p2 > p3 2> decode.err 3>&- & b=$!
+    stream --jsonl < p3 > stream.out 2> stream.err 3>&- & c=$!
+    sleep 0.7
+    case $1 in
+    prefill) kill -9 $a ;;
+    decode) kill -9 $b ;;
+    stream) kill -9 $c ;;
+    esac
+    pkill -P $feeder sleep || true
+    kill $feeder 2>/dev/null || true
+    ra=0 rb=0 rc=0
+    wait $a || ra=$?
+    wait $b || rb=$?
+    wait $c || rc=$?
+}
+
+@test "prefill killed" {
+    kill_stage prefill
+    [ $rb = 2 ] && grep -q 'prefill' decode.err
+    [ $rc = 2 ] && grep -q 'decode' stream.err
+}
+
+@test "decode killed" {
+    kill_stage decode
+    [ $rc = 2 ]
+    grep -q 'decode' stream.err
+    [ $ra != 0 ]
+}
+
+@test "stream killed" {
+    kill_stage stream
+    [ $rb = 111 ]
+    grep -q 'next stage has gone' decode.err
+}
+
+@test "a recording cut anywhere is an error that names the stage before and the place" {
+    size=$(stat -c%s three.kv)
+    for at in 1 4 5 100 $((size / 2)) $((size - 1)); do
+        rc=0
+        head -c $at three.kv | decode > cut.out 2> cut.err || rc=$?
+        [ $rc = 2 ]
+        grep -Eq 'byte|ended without' cut.err
+    done
+    size=$(stat -c%s three.out)
+    for at in 3 50 $((size / 2)) $((size - 1)); do
+        rc=0
+        head -c $at three.out | stream --jsonl > cut.json 2> cut.err || rc=$?
+        [ $rc = 2 ]
+    done
+}
+
+@test "between two frames too" {
+    frames --full < three.kv | sed '$d' | frames -e > nobye.kv || true
+    rc=0
+    decode < nobye.kv > cut.out 2> cut.err || rc=$?
+    [ $rc = 2 ]
+    grep -q 'prefill' cut.err
+}
+
+@test "a damaged block is found by its checksum" {
+    frames --full < three.kv | jq -c 'if .k == "blk" and .layer == 4 then .sum = "1" else . end' | frames -e > bad.kv
+    rc=0
+    decode < bad.kv > bad.out 2> bad.err || rc=$?
+    [ $rc = 2 ]
+    grep -q 'checksum' bad.err
+}
+
+@test "a full disk" {
+    [ -c /dev/full ]
+    for stage in 'prefill < three.tok' 'decode < three.kv' 'stream --jsonl < three.out' 'tokenize -p x' 'frames < three.kv'; do
+        rc=0
+        eval "$stage" > /dev/full 2> full.err || rc=$?
+        [ $rc = 111 ]
+        grep -qi 'no space' full.err
+    done
+}
+
+@test "a prompt over the window, and over the budget, fails alone" {
+    { jq -cn --arg p "$(seq -s ' ' 6000)" '{id:"window",prompt:$p,max_tokens:4}'
+      jq -cn --arg p "$(seq -s ' ' 300)" '{id:"budget",prompt:$p,max_tokens:4}'
+      echo '{"id":"fits","prompt":"One two three","max_tokens":4}'; } > sizes.jsonl
+    rc=0
+    tokenize --jsonl sizes.jsonl | prefill | decode --kv-cache-memory-bytes 4M | stream --jsonl > got 2> err || rc=$?
+    [ $rc = 1 ]
+    [ "$(jq -r 'select(.id=="fits") | .finish_reason' got)" = length ]
+    [ "$(jq -r 'select(.id=="window") | .finish_reason' got)" = error ]
+    jq -r 'select(.id=="window") | .error | tostring' got | grep -q 8192
+    jq -r 'select(.id=="budget") | .error | tostring' got | grep -q 'KV blocks'
+}
+
+@test "an answer that outgrows the budget ends by length" {
+    tokenize --raw -n 4000 --ignore-eos -p 'One two three four five' > grow.tok
+    timeout 60 decode --kv-cache-memory-bytes 1200K < grow.tok | stream --jsonl > got
+    [ "$(jq -r .finish_reason got)" = length ]
+    [ "$(jq .usage.completion_tokens got)" -lt 100 ]
+}
+
+@test "the end of the window ends by length" {
+    tokenize --raw -n 4000 --ignore-eos -p 'One two three four five' | decode --max-model-len 40 | stream --jsonl > got
+    [ "$(jq -r .finish_reason got)" = length ]
+    [ "$(jq '.usage | .prompt_tokens + .completion_tokens' got)" = 40 ]
+}
+
+@test "a stream that is no stream" {
+    for stage in prefill decode 'stream --jsonl' frames; do
+        rc=0
+        echo 'hello there' | $stage > junk.out 2> junk.err || rc=$?
+        [ $rc = 2 ]
+        [ -s junk.err ]
+    done
+}
+
+@test "frames in the wrong place" {
+    for stage in prefill decode; do
+        rc=0
+        $stage < three.out > junk.out 2> junk.err || rc=$?
+        [ $rc = 2 ]
+        grep -q 'frame' junk.err
+    done
+    rc=0
+    prefill < three.kv > junk.out 2> junk.err || rc=$?
+    [ $rc = 2 ]
+    grep -q 'prefilled already' junk.err
+}
+
+@test "KV types that do not fit" {
+    rc=0
+    decode --kv-cache-dtype f16 < three.kv > junk.out 2> junk.err || rc=$?
+    [ $rc = 2 ]
+    grep -q 'int8' junk.err
+}
+
+@test "ids that are not the model's" {
+    frames --full < three.tok | jq -c 'if .k == "tok" and .seq == "1" then .ids = [49152] else . end' | frames -e > ids.tok
+    for stage in prefill decode; do
+        rc=0
+        if [ $stage = prefill ]; then prefill < ids.tok | decode; else decode < ids.tok; fi | stream --jsonl > got 2> err || rc=$?
+        [ $rc = 1 ]
+        [ "$(jq -r 'select(.finish_reason=="error") | .error | tostring' got | grep -c 49152)" = 1 ]
+        [ "$(jq -r 'select(.finish_reason=="length") | .id' got | wc -l)" = 2 ]
+    done
+}
+
+@test "wrong flags" {
+    for cmd in 'prefill --nope' 'prefill --threads 0' 'decode --max-num-seqs x' 'prefill --kv-cache-dtype int9' \
+        'decode --kv-cache-memory-bytes 1Q' 'prefill --max-num-batched-tokens' 'prefill extra'; do
+        rc=0
+        $cmd < three.tok > junk.out 2> junk.err || rc=$?
+        [ $rc = 100 ]
+        [ ! -s junk.out ]
+        [ -s junk.err ]
+    done
+    rc=0
+    PHASEPIPE_ISA=sse9 prefill < three.tok > junk.out 2> junk.err || rc=$?
+    [ $rc = 100 ]
+    grep -q sse9 junk.err
+}

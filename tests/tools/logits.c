@@ -1,0 +1,95 @@
+/* logits -m MODEL [--kv-cache-dtype T] [--chunk N] [--threads N] [--isa I] < ids > raw f32 logits [n, vocab]: every position
+ * of a text, for the quality tests. ids: decimal numbers in white space. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "engine/engine.h"
+
+static int read_ids(struct err *e, uint32_t **ids, int64_t *n, int64_t vocab)
+{
+    int64_t cap = 0;
+    char word[32];
+    while (scanf("%31s", word) == 1) {
+        uint64_t v;
+        int rc = cli_u64(e, "id", word, &v, 0, (uint64_t)vocab - 1);
+        if (rc)
+            return rc;
+        if (*n == cap) {
+            cap = cap ? 2 * cap : 1024;
+            *ids = realloc(*ids, (size_t)cap * sizeof **ids);
+            if (!*ids)
+                return err_nomem(e, "ids", (size_t)cap * sizeof **ids);
+        }
+        (*ids)[(*n)++] = (uint32_t)v;
+    }
+    return 0;
+}
+
+static int run(struct err *e, struct engine *g, struct kv_pool *pool, const struct model *m, const uint32_t *ids, int64_t n,
+               int64_t chunk)
+{
+    struct kv_table kv = {0};
+    int64_t ld = engine_logits_ld(g);
+    float *x = aligned_alloc(64, 32 * (size_t)ld * sizeof *x);
+    int rc = x ? kv_table_grow(e, &kv, pool, (n + 31) / 32) : err_nomem(e, "logits", 32 * (size_t)ld * sizeof *x);
+    for (int64_t pos = 0; !rc && pos < n; pos += chunk) {
+        struct engine_chunk c = {&kv, ids + pos, n - pos < chunk ? n - pos : chunk, pos, ENGINE_ALL};
+        rc = engine_step(e, g, &c, 1, NULL, NULL);
+        for (int64_t i = 0; !rc && i < c.n; i += 32) {
+            int64_t rows = c.n - i < 32 ? c.n - i : 32;
+            engine_logits(g, x, i, rows);
+            for (int64_t r = 0; r < rows; r++)
+                if (fwrite(x + r * ld, sizeof *x, (size_t)m->c.vocab, stdout) != (size_t)m->c.vocab)
+                    rc = err_sys(e, "stdout");
+        }
+    }
+    kv_table_release(&kv, pool);
+    free(x);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    const char *path = NULL, *kv = "int8", *isa = NULL;
+    uint64_t threads = 1, chunk = 512;
+    const struct cli_opt opts[] = {
+        {'m', "model", CLI_STR, &path, "MODEL", "GGUF file", .lo = 0},
+        {0, "kv-cache-dtype", CLI_CHOICE, &kv, "T", "int8, bf16 or f16", .choices = "int8|bf16|f16"},
+        {0, "chunk", CLI_U64, &chunk, "N", "rows of a step", .lo = 1, .hi = 65536},
+        {0, "threads", CLI_U64, &threads, "N", "threads", .lo = 1, .hi = 64},
+        {0, "isa", CLI_STR, &isa, "I", "c, avx2 or avx512", .lo = 0},
+    };
+    const struct cli_prog p = {"logits", "-m MODEL < ids > logits", "logits of every position", opts, 5, 0};
+    size_t n_arg;
+    int rc = cli_parse(&e, &p, argc, argv, &n_arg);
+    if (rc)
+        return rc == CLI_DONE ? 0 : cli_fail("logits", &e);
+    enum kern_kv type = !strcmp(kv, "int8") ? KERN_KV_INT8 : !strcmp(kv, "bf16") ? KERN_KV_BF16 : KERN_KV_F16;
+    struct model *m = NULL;
+    struct kv_pool *pool = NULL;
+    struct engine *g = NULL;
+    uint32_t *ids = NULL;
+    int64_t n = 0;
+    struct model_opts mo = {.path = path};
+    struct kv_layout l;
+    rc = model_open(&e, &m, &mo);
+    if (!rc)
+        rc = read_ids(&e, &ids, &n, m->c.vocab);
+    if (!rc) {
+        engine_layout(&l, m, type);
+        rc = kv_pool_new(&e, &pool, &l, (uint64_t)(n / 32 + 1) * l.slot_bytes);
+    }
+    struct engine_opts eo = {.isa = isa, .threads = (int)threads, .kv = type, .row_max = (int64_t)chunk};
+    if (!rc)
+        rc = engine_open(&e, &g, m, pool, &eo);
+    if (!rc)
+        rc = run(&e, g, pool, m, ids, n, (int64_t)chunk);
+    free(ids);
+    engine_free(g);
+    kv_pool_free(pool);
+    model_free(m);
+    return rc ? cli_fail("logits", &e) : cli_close_stdout(&e) ? cli_fail("logits", &e) : 0;
+}
