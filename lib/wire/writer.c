@@ -154,7 +154,7 @@ int wire_write(struct err *e, struct wire_writer *w, const struct wire_frame *f)
 int wire_write_raw(struct err *e, struct wire_writer *w, const uint8_t *frame, size_t n)
 {
     struct iovec iov = {(void *)(uintptr_t)frame, n};
-    assert(n <= WIRE_HEAD_BYTES_MAX);
+    assert(n <= WIRE_FRAME_BYTES_MAX);
     return write_frame(e, w, NULL, &iov, 1, n);
 }
 
