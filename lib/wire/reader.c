@@ -46,7 +46,7 @@ int wire_reader_new(struct err *e, struct wire_reader **out, int fd, const char 
     r->buf = malloc(BUFFER_BYTES);
     r->size = BUFFER_BYTES;
     r->arena = wire_arena_new();
-    strcpy(r->from, "the program before"); /* until a hello says more */
+    snprintf(r->from, sizeof r->from, "the program before"); /* until a hello says more */
     if (!r->name || !r->buf || !r->arena) {
         wire_reader_free(r);
         return err_nomem(e, "a reader", BUFFER_BYTES);
@@ -274,7 +274,7 @@ static int check_place(struct err *e, struct wire_reader *r)
         memcpy(r->from, f->hello.from.p, f->hello.from.n);
         r->from[f->hello.from.n] = 0;
         if (!f->hello.from.n)
-            strcpy(r->from, "the program before");
+            snprintf(r->from, sizeof r->from, "the program before");
     } else if (f->kind == WIRE_BYE) {
         r->place = AFTER_BYE;
     }

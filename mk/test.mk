@@ -1,0 +1,67 @@
+# Tests, in tiers. `make check` is the core one; `make test-NAME` runs the suites of that name, `make test-` lists them.
+
+# The folders whose C is formatted and looked over.
+SOURCES := $(wildcard cmd/*.[ch] cmd/*/*.[ch] lib/*/*.[ch] kernels/*.[ch] kernels/cpu/*.[ch] tests/*/*.[ch])
+SHELL_SOURCES := scripts/setup scripts/get-model scripts/quickstart scripts/check scripts/run-tests scripts/check-layers \
+	.ci/run
+MAN_PAGES := $(wildcard docs/man/*.[1-9])
+
+.PHONY: check
+check: all unit
+	@B=$(B) scripts/run-tests
+
+.PHONY: test-
+test-:
+	@scripts/run-tests --list
+
+test-%: all unit
+	@B=$(B) scripts/run-tests $*
+
+# cppcheck 2.10 takes loops that always run once, and a realloc whose result is kept where it fails, for faults; the
+# compiler and the sanitizers watch over both.
+.PHONY: lint
+lint:
+	@clang-format --dry-run -Werror $(SOURCES)
+	@cppcheck -q --enable=warning --inline-suppr --error-exitcode=1 --std=c11 -j2 -Ilib -I. \
+		--suppress=uninitvar --suppress=legacyUninitvar --suppress=arrayIndexOutOfBoundsCond --suppress=memleak \
+		lib cmd kernels
+	@shellcheck $(SHELL_SOURCES)
+
+.PHONY: format
+format:
+	clang-format -i $(SOURCES)
+
+# What mandoc warns about is a fault; "referenced manual not found" is about pages of the machine, not ours.
+.PHONY: man-lint
+man-lint:
+	@bad=0; for p in $(MAN_PAGES); do \
+		mandoc -T lint -W warning $$p || bad=1; mandoc -T utf8 $$p > /dev/null || bad=1; done; exit $$bad
+
+# Unit tests, kernels and programs once more under the address and undefined-behaviour sanitizers.
+SAN_OPT := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SAN_SUITES ?= unit kernels cli/tokenize cli/stream cli/chat cli/frames pipe
+.PHONY: san
+san:
+	@nice $(MAKE) -s B=build-san OPT="$(SAN_OPT)" all unit
+	@B=build-san ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		scripts/run-tests $(SAN_SUITES)
+
+# Each harness of tests/fuzz for FUZZ_SECONDS, beginning with its seeds and with what earlier runs found.
+FUZZ_SECONDS ?= 30
+FUZZ_OPT := -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+FUZZ_HARNESSES := $(patsubst tests/fuzz/%_fuzz.c,%,$(wildcard tests/fuzz/*_fuzz.c))
+.PHONY: fuzz fuzz-build
+fuzz-build: $(FUZZ_HARNESSES:%=$(B)/fuzz/%)
+$(B)/fuzz/%: tests/fuzz/%_fuzz.c $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(LDFLAGS) -fsanitize=fuzzer -Itests -o $@ $< $(LIB) $(LDLIBS)
+fuzz:
+	@nice $(MAKE) -s B=build-fuzz CC=clang OPT="$(FUZZ_OPT)" fuzz-build
+	@passed=0; failed=0; for h in $(FUZZ_HARNESSES); do \
+		mkdir -p build-fuzz/corpus/$$h tests/fuzz/seeds/$$h; \
+		if nice build-fuzz/fuzz/$$h -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 \
+			-artifact_prefix=build-fuzz/$$h- build-fuzz/corpus/$$h tests/fuzz/seeds/$$h > build-fuzz/$$h.log 2>&1; then \
+			passed=$$((passed + 1)); echo "$$h: $$(grep -c . build-fuzz/$$h.log > /dev/null; \
+				sed -n 's/^stat::number_of_executed_units: *//p' build-fuzz/$$h.log) runs"; \
+		else failed=$$((failed + 1)); tail -n 40 build-fuzz/$$h.log; fi; done; \
+		echo "$$passed passed, $$failed failed"; [ $$failed -eq 0 ]
