@@ -1,5 +1,6 @@
 /* frames: a stream of frames to JSON lines and back; dealt out to several processes, and merged again. */
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -50,5 +51,9 @@ int main(int argc, char **argv)
         return 0;
     rc = rc ? rc : run(&e, argv + 1, n_arg, encode, full);
     rc = rc ? rc : cli_close_stdout(&e);
-    return rc ? cli_fail(PROG, &e) : 0;
+    if (!rc)
+        return 0;
+    cli_fail(PROG, &e);
+    fflush(stdout);
+    _exit(rc); /* threads of deal and merge may still wait for a fifo; nothing is torn down under them */
 }
