@@ -69,6 +69,9 @@ struct model_opts {
 int model_open(struct err *e, struct model **out, const struct model_opts *o);
 void model_free(struct model *m);
 
+/* Bytes of the mapping that lie in huge pages now, by /proc/self/smaps; 0 where it cannot be read. */
+uint64_t model_huge_bytes(const struct model *m);
+
 /* Shape alone, without weights: for tokenize and tests. */
 int model_config_read(struct err *e, struct model_config *out, const struct gguf *g);
 

@@ -114,6 +114,9 @@ static void test_default_model(void **state)
     for (int i = 0; i < 32; i++)
         snprintf(hex + 2 * i, 3, "%02x", m->fingerprint[i]);
     assert_string_equal(hex, line);
+    assert_true(m->shared && model_huge_bytes(m) <= m->map_bytes);
+    print_message("%llu of %llu bytes in huge pages\n", (unsigned long long)model_huge_bytes(m),
+                  (unsigned long long)m->map_bytes);
     /* Its first group of the embedding against the file: w8 is the stored int8 plus 128, byte q*64 + 4r + t. */
     const struct gguf_tensor *t = gguf_tensor_find(m->gguf, "token_embd.weight");
     uint8_t block[34];
