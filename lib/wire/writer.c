@@ -3,6 +3,7 @@
 #include "wire/fdio.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 
 #define PREFIX 5
 #define IOV_N 256
+#define PIPE_BYTES (1 << 20)
 #define KEEP_BYTES ((size_t)1 << 20)
 
 struct wire_writer {
@@ -21,6 +23,14 @@ struct wire_writer {
     struct err failed;
 };
 
+/* Room for some blocks in a pipe lets the stages overlap. Other descriptors, or a limit on pipes, refuse: as good. */
+static void widen_pipe(int fd)
+{
+    int n = fcntl(fd, F_GETPIPE_SZ);
+    if (n >= 0 && n < PIPE_BYTES)
+        (void)fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES);
+}
+
 int wire_writer_new(struct err *e, struct wire_writer **out, int fd, const char *name)
 {
     struct wire_writer *w = calloc(1, sizeof *w);
@@ -30,6 +40,7 @@ int wire_writer_new(struct err *e, struct wire_writer **out, int fd, const char 
         return err_nomem(e, "a writer", sizeof *w);
     }
     w->fd = fd;
+    widen_pipe(fd);
     w->name = copy;
     pthread_mutex_init(&w->lock, NULL);
     msgpack_sbuffer_init(&w->buf);
