@@ -28,7 +28,7 @@ static const struct {
     {"smollm", SPLIT_SMOLLM, false, false, false}, {"starcoder", SPLIT_SMOLLM, false, false, false},
     {"refact", SPLIT_SMOLLM, false, false, false}, {"llama-bpe", SPLIT_LLAMA3, false, true, true},
     {"llama3", SPLIT_LLAMA3, false, true, true},   {"llama-v3", SPLIT_LLAMA3, false, true, true},
-    {"qwen2", SPLIT_QWEN2, true, false, false},    {"deepseek-r1-qwen", SPLIT_QWEN2, true, false, true},
+    {"qwen2", SPLIT_QWEN2, true, false, false},
 };
 
 static bool same(struct gguf_str a, const char *b)
@@ -169,7 +169,8 @@ static void mark_control(struct text *t, uint32_t id, bool end)
 }
 
 /* Files that were converted carelessly mark their turn markers as text: the ids the file names, and the markers of its
- * own template, are control tokens whatever the table of kinds says. */
+ * own template, are control tokens whatever the table of kinds says. A control token that is known to end turns or
+ * texts ends them also where the file names another as its eos, as files name only one of several. */
 static int read_special(struct err *e, struct text *t, const struct gguf *g)
 {
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
