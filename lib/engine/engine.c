@@ -108,6 +108,8 @@ int engine_open(struct err *e, struct engine **out, const struct model *m, struc
     if (c->n_layer * 12 + 8 > TEAM_PHASES)
         return err_set(e, ERR_NO, "%s: %lld layers, the engine takes %d", m->path, (long long)c->n_layer,
                        (TEAM_PHASES - 8) / 12);
+    if (c->head_dim > KERN_HEAD_MAX)
+        return err_set(e, ERR_NO, "%s: head size %d, the engine takes %d", m->path, c->head_dim, KERN_HEAD_MAX);
     struct engine *g = calloc(1, sizeof *g);
     if (!g)
         return err_nomem(e, "an engine", sizeof *g);

@@ -34,8 +34,13 @@ int err_prefix(struct err *e, const char *fmt, ...)
     va_start(ap, fmt);
     int n = vsnprintf(e->text, sizeof e->text, fmt, ap);
     va_end(ap);
-    if (n >= 0 && (size_t)n < sizeof e->text)
-        snprintf(e->text + n, sizeof e->text - (size_t)n, ": %s", old);
+    if (n >= 0 && (size_t)n + 2 < sizeof e->text) {
+        size_t at = (size_t)n, room = sizeof e->text - at - 3, len = strnlen(old, sizeof old);
+        memcpy(e->text + at, ": ", 2);
+        len = len < room ? len : room; /* cut at the end, as vsnprintf would */
+        memcpy(e->text + at + 2, old, len);
+        e->text[at + 2 + len] = 0;
+    }
     return e->code;
 }
 
