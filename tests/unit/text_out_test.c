@@ -66,7 +66,7 @@ static struct answer run(const struct text *t, const struct text_ids *prompt, co
     struct answer a = {.stopped = -1};
     struct text_out *o;
     struct err e;
-    size_t len[8], n;
+    size_t len[8] = {0}, n;
     const char *p;
     for (size_t i = 0; i < n_stop; i++)
         len[i] = strlen(stop[i]);
