@@ -117,10 +117,21 @@ run_examples() {
 @test "the pipelines of phasepipe(7)" { examples_of_page "$ROOT/docs/man/phasepipe.7" | run_examples; }
 @test "the pipelines of README.md" { examples_of_text "$ROOT/README.md" | run_examples; }
 
-@test "the pipelines in examples/" {
-    for example in "$ROOT"/examples/*.sh; do
-        run bash "$example"
-        echo "$example: $output"
-        [ "$status" -eq 0 ]
+@test "the scripts of examples/" {
+    PATH="$ROOT/examples:$PATH"
+    set -o pipefail
+    run record-and-replay.sh
+    [ "$status" -eq 0 ]
+    [ "$(uniq <<< "$output" | head -1)" = "1. Red: This is the most obvious colour, but it's also the" ]
+    printf '{"prompt":"One, two, three,","max_tokens":6}\n%.0s' 1 2 3 4 5 | fan-out.sh -n 3 | jq -r .text > got
+    printf ' four, five, six,\n%.0s' 1 2 3 4 5 | diff - got
+    tokenize -p 'Name a river.' | limit-tokens.sh 5 | tokenize -d | grep -q 'Name a river.'
+    tokenize -p 'Name a river.' | limit-tokens.sh 5 | decode | stream > got
+    [ "$(cat got)" = "The river that I mentioned" ]
+    run phase-times.sh
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"prefill: profile: attention"*"decode: profile: attention"*"eval rate:"* ]]
+    for example in $(cd "$ROOT/examples" && ls); do
+        grep -q "$example" "$BATS_TEST_FILENAME" || { echo "$example is not run here"; false; }
     done
 }
