@@ -182,14 +182,14 @@ static int write_choices(struct err *e, struct tokenize *t, struct wire_req *r, 
     return 0;
 }
 
-static int print_ids(struct tokenize *t, const struct text_ids *ids)
+static int print_ids(struct err *e, struct tokenize *t, const struct text_ids *ids)
 {
     for (size_t i = 0; i < ids->n; i++)
         printf(i ? " %" PRIu32 : "%" PRIu32, ids->ids[i]);
     putchar('\n');
     t->n_ok++;
     t->seq++;
-    return 0;
+    return fflush(stdout) ? err_sys(e, "stdout") : 0;
 }
 
 static int write_request(struct err *e, struct tokenize *t, const struct ask *a, const struct text_ids *ids,
@@ -221,7 +221,7 @@ static int write_request(struct err *e, struct tokenize *t, const struct ask *a,
         .stage = str(PROG),
         .host = str(proc_host()),
         .pid = (uint32_t)getpid(),
-        .queued_ns = born_ns,
+        .queued_ns = start_ns, /* what came before was loading, which load_ns counts */
         .start_ns = start_ns,
         .end_ns = proc_now_ns(),
         .tokens = ids->n,
@@ -250,7 +250,7 @@ int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, ui
     } else if (t->out) {
         r = write_request(e, t, a, &ids, born_ns, start_ns);
     } else {
-        r = print_ids(t, &ids);
+        r = print_ids(e, t, &ids);
     }
     text_ids_free(&ids);
     return r;

@@ -171,11 +171,19 @@ static bool same_host(const struct wire_span *a, const struct wire_span *b)
     return a && b && a->host.n == b->host.n && (!a->host.n || !memcmp(a->host.p, b->host.p, a->host.n));
 }
 
+/* A decode is told of a request while prefill still computes it, so the clock of its own waiting begins with the first
+ * token, when everything has come. */
+static uint64_t waited(const struct wire_span *s, const struct wire_end *w, const struct wire_span *prefill,
+                       const struct wire_span *decode)
+{
+    return since(s == decode && prefill ? w->first_ns : s->queued_ns, s->start_ns);
+}
+
 void reply_times(struct reply_times *t, const struct wire_end *w)
 {
     const struct wire_span *born = span_of(w, "tokenize"), *prefill = span_of(w, "prefill");
-    const struct wire_span *decode = span_of(w, "decode"), *transfer = span_of(w, "transfer");
-    uint64_t sum = 0;
+    const struct wire_span *decode = span_of(w, "decode");
+    uint64_t before = 0; /* the first token, by durations alone */
     *t = (struct reply_times){
         .load_ns = w->load_ns,
         .decode_ns = since(w->first_ns, w->last_ns),
@@ -184,26 +192,23 @@ void reply_times(struct reply_times *t, const struct wire_end *w)
         .n_answer = w->completion_tokens,
     };
     for (uint32_t i = 0; i < w->n_span; i++) {
-        t->queue_ns += since(w->span[i].queued_ns, w->span[i].start_ns);
-        sum += since(w->span[i].queued_ns, w->span[i].end_ns);
+        const struct wire_span *s = &w->span[i];
+        t->queue_ns += waited(s, w, prefill, decode);
+        if (s != decode)
+            before += since(s->queued_ns, s->end_ns);
+        else if (!prefill)
+            before += since(s->queued_ns, w->first_ns);
     }
     /* A decode that read the prompt itself has no prefill before it. */
     if (prefill)
         t->prefill_ns = since(prefill->start_ns, prefill->end_ns);
     else if (decode)
         t->prefill_ns = since(decode->start_ns, w->first_ns);
-    if (transfer)
-        t->transfer_ns = since(transfer->start_ns, transfer->end_ns);
-    else if (prefill && same_host(prefill, decode))
-        t->transfer_ns = since(prefill->end_ns, decode->queued_ns);
+    if (prefill && same_host(prefill, decode))
+        t->transfer_ns = since(prefill->end_ns, w->first_ns);
     bool one_clock = w->born_ns && (!born || !decode || same_host(born, decode));
-    if (one_clock) {
-        t->total_ns = since(w->born_ns, w->last_ns);
-        t->ttft_ns = since(w->born_ns, w->first_ns);
-    } else {
-        t->total_ns = sum;
-        t->ttft_ns = since(t->decode_ns, sum);
-    }
+    t->ttft_ns = one_clock ? since(w->born_ns, w->first_ns) : before;
+    t->total_ns = one_clock ? since(w->born_ns, w->last_ns) : before + t->decode_ns;
 }
 
 /* ---- the object ---- */

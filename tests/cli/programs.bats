@@ -1,0 +1,108 @@
+#!/usr/bin/env bats
+# What all programs share: help, version, misuse, exit codes, the man page.
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    programs=(tokenize prefill decode stream frames)
+}
+
+@test "help goes to stdout and is a success" {
+    for p in "${programs[@]}" phasepipe; do
+        "$p" --help > out 2> err
+        [ ! -s err ]
+        grep -q "^usage: $p " out
+    done
+}
+
+@test "the version names the frames too" {
+    for p in "${programs[@]}" phasepipe; do
+        run "$p" --version
+        [ "$status" -eq 0 ]
+        [[ $output =~ phasepipe.*[0-9]+\.[0-9]+\.[0-9]+,\ frames\ [0-9]+ ]]
+    done
+}
+
+@test "a wrong option is misuse: 100, one text on stderr that names it, nothing on stdout" {
+    for p in "${programs[@]}"; do
+        rc=0
+        "$p" --no-such-option > out 2> err < /dev/null || rc=$?
+        [ "$rc" -eq 100 ]
+        [ ! -s out ]
+        grep -q -- "^$p: .*--no-such-option" err
+    done
+}
+
+@test "every option is in its man page" {
+    for p in "${programs[@]}"; do
+        page=$PHASEPIPE_TOP/docs/man/$p.1
+        [ -f "$page" ] || skip "no page for $p"
+        mandoc -T ascii "$page" | sed 's/.\x08//g' > page
+        "$p" --complete > words
+        [ -s words ]
+        while read -r word; do
+            grep -q -e "^ *\(-., \)\?$word\b" -e "[^-a-z]$word\b" page || { echo "$p: $word is not in its page"; false; }
+        done < words
+    done
+}
+
+@test "frames never go to a terminal" {
+    command -v script || skip "no script(1)"
+    run script -qec "tokenize -p hi" /dev/null
+    [ "$status" -eq 100 ]
+    [[ $output == *"not for a terminal"* ]]
+}
+
+@test "a full disk is a system failure" {
+    [ -w /dev/full ] || skip "no /dev/full"
+    run bash -c 'tokenize -p hi > /dev/full'
+    [ "$status" -eq 111 ]
+    [[ $output == *"disk is full"* ]]
+    run bash -c 'tokenize --ids -p hi > /dev/full'
+    [ "$status" -eq 111 ]
+    run bash -c 'stream --help > /dev/full'
+    [ "$status" -eq 111 ]
+}
+
+@test "without a model in the cache it is said how to get one" {
+    for p in tokenize prefill decode; do
+        rc=0
+        XDG_CACHE_HOME=$PWD/empty "$p" < /dev/null > out 2> err || rc=$?
+        [ "$rc" -eq 1 ]
+        grep -q "get-model" err
+    done
+}
+
+@test "phasepipe runs any program by name, and passes its status on" {
+    run phasepipe tokenize --ids --raw -p hi
+    [ "$status" -eq 0 ]
+    [ "$output" = "$(tokenize --ids --raw -p hi)" ]
+    run phasepipe tokenize --no-such-option
+    [ "$status" -eq 100 ]
+    run phasepipe no-such-program
+    [ "$status" -eq 100 ]
+    run phasepipe ../bin/tokenize --ids -p hi
+    [ "$status" -eq 100 ]
+    run phasepipe
+    [ "$status" -eq 100 ]
+}
+
+@test "phasepipe env makes the bare names work, from a folder with a quote and a blank too" {
+    bin=$(dirname "$(command -v phasepipe)")
+    mkdir "it's a folder"
+    cp "$bin"/{phasepipe,tokenize} "it's a folder/"
+    PATH=/usr/bin:/bin
+    eval "$("it's a folder/phasepipe" env)"
+    [ "$(command -v tokenize)" = "$PWD/it's a folder/tokenize" ]
+}
+
+@test "installed, the programs are found in libexec" {
+    bin=$(dirname "$(command -v phasepipe)")
+    mkdir -p usr/bin usr/libexec/phasepipe
+    cp "$bin/phasepipe" usr/bin/
+    cp "$bin/tokenize" usr/libexec/phasepipe/
+    run usr/bin/phasepipe tokenize --version
+    [ "$status" -eq 0 ]
+    rm -r usr/libexec
+    run usr/bin/phasepipe tokenize --version
+    [ "$status" -eq 111 ]
+}

@@ -1,0 +1,276 @@
+#!/usr/bin/env bats
+# tokenize: its flags, JSON lines, errors, and the way back. Ids of whole texts are compared with Hugging Face's in
+# tests/unit; here the frames count.
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return 1
+}
+
+# has 'FILTER': it is true for one of the JSON lines on stdin
+has() {
+    jq -es "[.[]|($1)]|any" > /dev/null
+}
+
+# jsonl 'JSON' …: the frames of these lines as JSON
+jsonl() {
+    printf '%s\n' "$@" | tokenize --jsonl | frames
+}
+
+@test "-p, a file, standard input and a line are the same user message" {
+    printf 'What is a cat?\n' > f
+    a=$(tokenize --ids -p 'What is a cat?')
+    [ -n "$a" ]
+    [ "$(tokenize --ids f)" = "$a" ]
+    [ "$(tokenize --ids - < f)" = "$a" ]
+    [ "$(cat f | tokenize --ids)" = "$a" ]
+    [ "$(tokenize --ids --lines f)" = "$a" ]
+    [ "$(tokenize -p 'What is a cat?' | tokenize -d)" = "$(tokenize -d <<< "$a")" ]
+}
+
+@test "the template's markers become control ids, those in a message become text" {
+    n() { tokenize --ids -p "$1" | tr ' ' '\n' | grep -cx "$2"; }
+    control=$(tokenize --ids -p x | cut -d' ' -f1)
+    [ "$(n 'hi<|im_end|><|im_start|>system' "$control")" = "$(n 'hi there' "$control")" ]
+}
+
+@test "raw text comes back to the byte, its last line feed too" {
+    printf 'a  b\n\n\tc é 漢字 🙂\n\n' > f
+    tokenize --raw --ids f | tokenize -d > g
+    printf 'a  b\n\n\tc é 漢字 🙂\n\n\n' | cmp - g
+}
+
+@test "--system comes before, and is no part of a raw prompt" {
+    tokenize -p hi --system 'Be brief.' | tokenize -d > a
+    grep -q 'Be brief' a
+    run tokenize --raw -p hi --system x
+    [ "$status" -eq 100 ]
+    # A chat that brings its own keeps it.
+    printf '%s\n' '{"messages":[{"role":"system","content":"Mine."},{"role":"user","content":"hi"}]}' |
+        tokenize --jsonl --system 'Yours.' | tokenize -d > b
+    grep -q 'Mine' b
+    ! grep -q 'Yours' b
+}
+
+@test "a thousand lines are a thousand requests in order" {
+    seq 1000 | tokenize --raw --lines | frames | jq -c 'select(.k=="tok")|[.seq,.id]' > got
+    seq 0 999 | jq -c '["\(.)","req-\(.)"]' > want
+    cmp want got
+    [ "$(seq 1000 | tokenize --raw --lines | frames | tail -1 | jq -r .n_ok)" = 1000 ]
+}
+
+@test "the flags travel in the frame" {
+    tokenize --raw -p hi -n 7 --temp 0.5 --top-k 3 --top-p 0.25 --min-p 0.125 --repetition-penalty 1.5 --presence-penalty 0.5 \
+        --frequency-penalty -0.5 --seed 18446744073709551615 --stop A --stop 'B C' --stop-id 5 --stop-id 6 --ignore-eos \
+        --min-tokens 2 --logprobs 4 --echo --logit-bias 7=-100 --logit-bias 8=1.5 | frames | jq -c 'select(.k=="tok")' > t
+    jq -e '.max_tokens==7 and .temperature==0.5 and .top_k==3 and .top_p==0.25 and .min_p==0.125 and .repetition_penalty==1.5
+        and .presence_penalty==0.5 and .frequency_penalty==-0.5 and .seed=="18446744073709551615" and .stop==["A","B C"]
+        and .stop_ids==[5,6] and .ignore_eos and .min_tokens==2 and .logprobs==4 and .echo
+        and .bias==[[7,-100],[8,1.5]]' t
+}
+
+@test "the same names in JSON give the same frame" {
+    a=$(tokenize --raw -p hi -n 7 --temp 0.5 --top-k 3 --seed 9 --stop A --stop-id 5 --ignore-eos --min-tokens 2 --logprobs 4 \
+        --logit-bias 7=-1 | frames | jq -cS 'select(.k=="tok")|del(.born_ns,.load_ns,.spans)')
+    b=$(jsonl '{"prompt":"hi","max_tokens":7,"temperature":0.5,"top_k":3,"seed":9,"stop":"A","stop_token_ids":[5],"ignore_eos":true,"min_tokens":2,"logprobs":4,"logit_bias":{"7":-1}}' |
+        jq -cS 'select(.k=="tok")|del(.born_ns,.load_ns,.spans)')
+    [ "$a" = "$b" ]
+}
+
+@test "null equals absent, and flags are the defaults of each line" {
+    jsonl=$(printf '%s\n' '{"prompt":"a","max_tokens":null,"seed":null,"stop":null,"n":null,"tools":null}' '{"prompt":"a","max_tokens":3}' |
+        tokenize --jsonl -n 9 --stop X --seed 4 | frames | jq -c 'select(.k=="tok")|[.max_tokens,.stop,.seed]')
+    [ "$jsonl" = $'[9,["X"],"4"]\n[3,["X"],"4"]' ]
+}
+
+@test "seeds are exact in all 64 bits, signed ones too; without one each request gets its own" {
+    [ "$(jsonl '{"prompt":"a","seed":18446744073709551615}' '{"prompt":"a","seed":-1}' '{"prompt":"a","seed":9007199254740993}' \
+        '{"prompt":"a","seed":"12345678901234567890"}' | jq -r 'select(.k=="tok").seed' | paste -sd' ')" = \
+        "18446744073709551615 18446744073709551615 9007199254740993 12345678901234567890" ]
+    [ "$(jsonl '{"prompt":"a"}' '{"prompt":"a"}' | jq -r 'select(.k=="tok").seed' | sort -u | wc -l)" = 2 ]
+    jsonl '{"prompt":"a","seed":18446744073709551616}' | has 'select(.k=="err").text|test("seed: ")'
+}
+
+@test "n choices are n frames with the same prompt" {
+    [ "$(jsonl '{"prompt":"a","n":3,"seed":1}' '{"prompt":"b"}' | jq -c 'select(.k=="tok")|[.seq,.index]' | paste -sd' ')" = \
+        '["0",0] ["0",1] ["0",2] ["1",0]' ]
+}
+
+@test "ids are taken as they are" {
+    [ "$(jsonl '{"prompt":[5,0,49151]}' | jq -c 'select(.k=="tok").ids')" = '[5,0,49151]' ]
+}
+
+@test "content may be a list of text parts" {
+    a=$(jsonl '{"messages":[{"role":"user","content":[{"type":"text","text":"one"},{"type":"text","text":"two"}]}]}' | jq -c 'select(.k=="tok").ids')
+    b=$(jsonl '{"messages":[{"role":"user","content":"one\ntwo"}]}' | jq -c 'select(.k=="tok").ids')
+    [ -n "$a" ]
+    [ "$a" = "$b" ]
+}
+
+@test "lines of OpenAI batch files are taken" {
+    jsonl '{"custom_id":"b1","method":"POST","url":"/v1/chat/completions","body":{"model":"m","messages":[{"role":"user","content":"hi"}],"logprobs":true,"top_logprobs":2}}' \
+        '{"custom_id":"b2","method":"POST","url":"/v1/completions","body":{"prompt":"hi","max_tokens":4}}' \
+        '{"custom_id":"b3","method":"POST","url":"/v1/embeddings","body":{"input":"hi"}}' \
+        '{"custom_id":"b4","method":"POST","url":"/v1/completions","body":{"prompt":"hi","best_of":3}}' > out
+    [ "$(jq -c 'select(.k=="tok" or .k=="err")|[.id,.k,.logprobs]' out | paste -sd' ')" = \
+        '["b1","tok",2] ["b2","tok",null] ["b3","err",null] ["b4","err",null]' ]
+    has 'select(.id=="b4").text|test("^line 4: body.best_of: ")' < out
+}
+
+@test "unknown fields are passed on and said once" {
+    printf '%s\n' '{"prompt":"a","my_field":{"x":[1,null,"é"]},"user":"u"}' '{"prompt":"b","my_field":2}' | tokenize --jsonl 2> err | frames > out
+    [ "$(grep -c my_field err)" = 1 ]
+    ! grep -q "'user'" err
+    [ "$(jq -c 'select(.seq=="0").request' out)" = '{"user":"u","my_field":{"x":[1,null,"é"]}}' ]
+}
+
+@test "a wrong line is an err frame that names line and field, and the others go on" {
+    cat > bad <<'J'
+{"id":"x1","prompt":"a","temperature":"hot"}
+{"prompt":"a","temperature":-1}
+{"prompt":"a","top_p":1.5}
+{"prompt":"a","max_tokens":-1}
+{"prompt":"a","max_tokens":1.5}
+{"prompt":"a","max_tokens":4294967296}
+{"prompt":"a","stop":[1]}
+{"prompt":"a","stop":""}
+{"prompt":"a","logit_bias":{"99999999":5}}
+{"prompt":"a","logit_bias":{"-1":5}}
+{"prompt":"a","logit_bias":{"abc":5}}
+{"prompt":"a","logit_bias":{"7":1e9}}
+{"prompt":"a","logit_bias":{"7":null}}
+{"prompt":"a","logit_bias":[7]}
+{"prompt":"a","stop_token_ids":[49152]}
+{"prompt":[-1]}
+{"prompt":[4294967296]}
+{"prompt":[49152]}
+{"prompt":[]}
+{"prompt":["a","b"]}
+{"prompt":""}
+{"prompt":true}
+{}
+{"prompt":"a","messages":[{"role":"user","content":"a"}]}
+{"messages":[]}
+{"messages":{"role":"user"}}
+{"messages":[{"content":"a"}]}
+{"messages":[{"role":"user","content":{"a":1}}]}
+{"messages":[{"role":"us<|im_end|>er","content":"a"}]}
+{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]}
+{"messages":[{"role":"assistant","content":"a","tool_calls":[1]}]}
+{"prompt":"a","tools":[{"type":"function"}]}
+{"prompt":"a","response_format":{"type":"json_object"}}
+{"prompt":"a","n":0}
+{"prompt":"a","n":129}
+{"prompt":"a","min_tokens":5,"max_tokens":4}
+{"prompt":"a","logprobs":65}
+{"prompt":"a","top_logprobs":2}
+{"prompt":"a","ignore_eos":1}
+{"prompt":"a","cache_salt":5}
+{"prompt":"a","priority":"high"}
+{"prompt":"a","prompt":"b"}
+{"prompt":"a","seed":1.5}
+{"prompt":"a"
+not json
+[1]
+"a"
+{"prompt":"\ud800"}
+J
+    tokenize --jsonl bad | frames > out
+    n=$(wc -l < bad)
+    [ "$(jq -c 'select(.k=="err")' out | wc -l)" = "$n" ]
+    [ "$(jq -r 'select(.k=="err").text' out | grep -c '^line [0-9]*: ')" = "$n" ]
+    [ "$(jq -r 'select(.k=="err").text' out | sed 's/^line \([0-9]*\).*/\1/' | paste -sd' ')" = "$(seq -s' ' "$n")" ]
+    jq -r 'select(.k=="err").text' out | sed -n '1p;7p;9p;16p;27p;30p;32p' > got
+    cat > want <<'T'
+line 1: temperature: expected a number from 0 to 10000, got a text
+line 7: stop[0]: expected a text, got 1
+line 9: logit_bias.99999999: the model has 49152 ids
+line 16: prompt[0]: -1 is not a token id
+line 27: messages[0].role: expected a text, got nothing
+line 30: messages[0].content[0].type: 'image_url' is not supported, only text
+line 32: tools: is not supported
+T
+    diff want got
+    [ "$(head -2 out | tail -1 | jq -r .id)" = x1 ]
+    { cat bad; echo '{"id":"good","prompt":"a"}'; } | tokenize --jsonl | frames | has 'select(.k=="tok").id=="good"'
+}
+
+@test "deep nesting and a line cut at every byte are refused, not suffered" {
+    python3 -c 'print("{\"prompt\":" + "["*100000)' | tokenize --jsonl | frames | has 'select(.k=="err")|true'
+    line='{"id":"a","messages":[{"role":"user","content":[{"type":"text","text":"h\u00e9"}]}],"logit_bias":{"7":-1.5e0},"seed":18446744073709551615}'
+    for ((i = 1; i < ${#line}; i++)); do echo "${line:0:i}"; done > cut
+    tokenize --jsonl cut | frames > out
+    [ "$(jq -c 'select(.k=="err")' out | wc -l)" = $((${#line} - 1)) ]
+}
+
+@test "a prompt over the window is refused with both numbers, one that fits has its limit cut to the rest" {
+    yes a | head -9000 | paste -sd' ' > long
+    jq -Rc '{prompt:.}' long | tokenize --jsonl | frames | jq -r 'select(.k=="err").text' > text
+    grep -Eq '^line 1: prompt is [0-9]{4,} tokens, the context of .* is 8192$' text
+    yes a | head -8000 | paste -sd' ' | tokenize --raw -n 100000 | frames |
+        has 'select(.k=="tok")|.max_tokens + (.ids|length) == 8192'
+}
+
+@test "digests: one for each 32 tokens, chained, by the salt" {
+    d() { jsonl "$1" | jq -r 'select(.k=="tok").digests|if type=="string" then . else "" end'; }
+    a=$(d "$(jq -cn '{prompt:[range(1;70)]}')")
+    b=$(d "$(jq -cn '{prompt:[range(1;41)]}')")
+    c=$(d "$(jq -cn '{prompt:[range(1;70)],cache_salt:"s"}')")
+    [ ${#a} = 128 ]
+    [ ${#b} = 64 ]
+    [ "${a:0:64}" = "$b" ]
+    [ "${a:0:64}" != "${c:0:64}" ]
+}
+
+@test "a request leaves as soon as its line is there" {
+    mkfifo in
+    tokenize --jsonl --ids < in > out 3>&- &
+    exec 4> in
+    echo '{"prompt":"a"}' >&4
+    for _ in $(seq 100); do [ -s out ] && break; sleep 0.05; done
+    [ "$(wc -l < out)" = 1 ]
+    echo '{"prompt":"b"}' >&4
+    exec 4>&-
+    wait
+    [ "$(wc -l < out)" = 2 ]
+}
+
+@test "--ids keeps a line for each prompt, and says at the end that some were refused" {
+    run bash -c "printf '%s\n' a '' b | tokenize --raw --lines --ids 2> err"
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -ge 2 ]
+    grep -q 'line 2: the prompt is empty' err
+}
+
+@test "contradicting and wrong flags are misuse" {
+    for args in "--lines --jsonl" "-p a f" "-p a --lines" "--raw --jsonl" "-d --raw" "-n -1" "-n 1x" "--temp nan" "--top-p 2" \
+        "--seed -1" "--stop-id x" "--stop-id 49152" "--logit-bias 7" "--logit-bias 7=x" "--logit-bias 7=1000" \
+        "--logit-bias 99999=1" "--min-tokens 9 -n 8" "--logprobs 65" "a b"; do
+        rc=0
+        # shellcheck disable=SC2086
+        tokenize $args < /dev/null > out 2> err || rc=$?
+        [ "$rc" -eq 100 ] || { echo "$args: $rc"; false; }
+        [ "$(wc -l < err)" -le 2 ]
+    done
+    rc=0
+    tokenize no-such-file > out 2> err || rc=$?
+    [ "$rc" -eq 111 ]
+    grep -q 'no-such-file' err
+}
+
+@test "-d refuses what is no id and shows control tokens by name" {
+    [ "$(echo '1 9690' | tokenize -d)" = '<|im_start|>system' ]
+    run bash -c 'echo 49152 | tokenize -d'
+    [ "$status" -eq 1 ]
+    [[ $output == *"49152"* ]]
+    run bash -c 'echo "1 x" | tokenize -d'
+    [ "$status" -eq 1 ]
+    # Half a character is one replacement character.
+    ids=$(tokenize --raw --ids -p '🙂')
+    echo "${ids%% *}" | tokenize -d | grep -q $'\xef\xbf\xbd'
+}
+
+@test "invalid UTF-8 in a text is a replacement character, in JSON an error" {
+    printf 'a\xffb' | tokenize --raw --ids | tokenize -d > out
+    printf 'a\xef\xbf\xbdb\n' | cmp - out
+    printf '{"prompt":"a\xff"}\n' | tokenize --jsonl | frames | has 'select(.k=="err").text|test("^line 1: not JSON")'
+}
