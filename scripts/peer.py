@@ -43,7 +43,9 @@ def log_probs(model, text_path, window, n_window, options=(), threads=2):
         base = os.path.join(tmp, "base")
         cmd = [find("llama-perplexity"), "-m", model, "-f", text_path, "-c", str(window), "-b", str(window), "-t",
                str(threads), "--chunks", str(n_window), "--kl-divergence-base", base, *options]
-        run = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # its threads would spin at every barrier, which beside other work takes hours
+        run = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             env={**os.environ, "OMP_WAIT_POLICY": "passive"})
         if run.returncode != 0:
             raise SystemExit(f"peer: llama-perplexity failed:\n{run.stdout[-2000:]}")
         with open(base, "rb") as f:
