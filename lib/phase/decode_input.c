@@ -363,6 +363,8 @@ void *decode_input(void *arg)
     while (!(rc = wire_read(&e, d->in, &f)) && f)
         if ((rc = take_frame(&e, d, f)))
             break;
+    if (!rc && !wire_reader_seen_hello(d->in))
+        rc = err_set(&e, ERR_PROTO, EMPTY_STREAM);
     pthread_mutex_lock(&d->lock);
     d->end = true;
     if (rc)

@@ -212,6 +212,11 @@ static int wait_for(struct err *e, struct emit *m, const int64_t *count, int64_t
     return rc;
 }
 
+int emit_check(struct err *e, struct emit *m)
+{
+    return wait_for(e, m, &m->n_item, INT64_MAX);
+}
+
 int emit_wait(struct err *e, struct emit *m, int64_t n)
 {
     return wait_for(e, m, &m->n_pending, n);

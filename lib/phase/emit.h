@@ -20,6 +20,8 @@ void emit_done(struct emit *m, struct request *q);
 int64_t emit_pending(struct emit *m);
 /* Waits until at most `n` are pending, or a write failed. */
 int emit_wait(struct err *e, struct emit *m, int64_t n);
+/* The first error of the thread so far; does not wait. */
+int emit_check(struct err *e, struct emit *m);
 /* Writes all; the first error of the thread. */
 int emit_flush(struct err *e, struct emit *m);
 

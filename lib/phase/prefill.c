@@ -94,7 +94,7 @@ static int read_some(struct err *e, struct prefill *p, bool *end)
             return rc;
         if (!f) {
             *end = true;
-            return 0;
+            return wire_reader_seen_hello(p->in) ? 0 : err_set(e, ERR_PROTO, EMPTY_STREAM);
         }
         switch (f->kind) {
         case WIRE_HELLO:
@@ -253,7 +253,9 @@ static int step(struct err *e, struct prefill *p)
     p->sent = 0;
     if (!rc)
         rc = batch_run(e, p->s.batch, layer_done, p);
-    return rc ? rc : hand_over(e, p);
+    if (!rc)
+        rc = hand_over(e, p);
+    return rc ? rc : emit_check(e, p->emit); /* the next stage may have gone: no more is computed for it */
 }
 
 static int run(struct err *e, struct prefill *p)

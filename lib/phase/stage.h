@@ -9,6 +9,7 @@
 #include "text/text.h"
 #include "wire/wire.h"
 
+#define EMPTY_STREAM "stdin: empty, not even a hello: the stage before failed"
 #define LOGITS_ROWS 32 /* logits held at once; a multiple of 8 */
 
 struct stage {

@@ -5,7 +5,7 @@ load pipe
 
 setup_file() {
     cd "$BATS_FILE_TMPDIR" || return 1
-    tokenize --raw -n 400 --ignore-eos -p 'A long story about the sea:' > long.tok
+    for i in $(seq 60); do seq -s ' ' "$i" 500; done | tokenize --raw --lines -n 400 --ignore-eos > long.tok
     for i in 1 2 3; do echo "Line $i says"; done | tokenize --raw --lines -n 4 > three.tok
     prefill < three.tok > three.kv
     decode < three.kv > three.out
@@ -15,22 +15,19 @@ setup() {
     cd "$BATS_FILE_TMPDIR" || return 1
 }
 
-# A stage that dies: $1 of the four. The others end by themselves and say what happened.
+# A stage that dies ($1) while all of them have much to do. The others end by themselves and say what happened.
 kill_stage() {
-    rm -f p1 p2 p3
-    mkfifo p1 p2 p3
-    ( while :; do cat long.tok; sleep 30; done ) > p1 3>&- 2>/dev/null & feeder=$!
-    prefill < p1 > p2 2> prefill.err 3>&- & a=$!
-    decode < p2 > p3 2> decode.err 3>&- & b=$!
-    stream --jsonl < p3 > stream.out 2> stream.err 3>&- & c=$!
-    sleep 0.7
+    rm -f p1 p2
+    mkfifo p1 p2
+    prefill --threads 1 < long.tok > p1 2> prefill.err 3>&- & a=$!
+    decode --threads 1 < p1 > p2 2> decode.err 3>&- & b=$!
+    stream --jsonl < p2 > stream.out 2> stream.err 3>&- & c=$!
+    sleep 1
     case $1 in
     prefill) kill -9 $a ;;
     decode) kill -9 $b ;;
     stream) kill -9 $c ;;
     esac
-    pkill -P $feeder sleep || true
-    kill $feeder 2>/dev/null || true
     ra=0 rb=0 rc=0
     wait $a || ra=$?
     wait $b || rb=$?
@@ -39,15 +36,18 @@ kill_stage() {
 
 @test "prefill killed" {
     kill_stage prefill
-    [ $rb = 2 ] && grep -q 'prefill' decode.err
-    [ $rc = 2 ] && grep -q 'decode' stream.err
+    [ $rb = 2 ]
+    grep -q 'prefill' decode.err
+    [ $rc = 2 ]
+    grep -q 'decode' stream.err
 }
 
 @test "decode killed" {
     kill_stage decode
     [ $rc = 2 ]
     grep -q 'decode' stream.err
-    [ $ra != 0 ]
+    [ $ra = 111 ]
+    grep -q 'next stage has gone' prefill.err
 }
 
 @test "stream killed" {
@@ -94,7 +94,7 @@ kill_stage() {
         rc=0
         eval "$stage" > /dev/full 2> full.err || rc=$?
         [ $rc = 111 ]
-        grep -qi 'no space' full.err
+        grep -Eq 'disk is full|No space left' full.err
     done
 }
 
@@ -122,6 +122,15 @@ kill_stage() {
     tokenize --raw -n 4000 --ignore-eos -p 'One two three four five' | decode --max-model-len 40 | stream --jsonl > got
     [ "$(jq -r .finish_reason got)" = length ]
     [ "$(jq '.usage | .prompt_tokens + .completion_tokens' got)" = 40 ]
+}
+
+@test "a stage that dies before its hello" {
+    for stage in prefill decode 'stream --jsonl'; do
+        rc=0
+        $stage < /dev/null > junk.out 2> junk.err || rc=$?
+        [ $rc = 2 ]
+        grep -Eq 'stage before|hello' junk.err
+    done
 }
 
 @test "a stream that is no stream" {
