@@ -13,12 +13,12 @@
 #define LANES 8
 #define VF(name) name##_avx2
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
+#define foreach(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
-#define DIRECT_GROUPS_FEW 2
-#define DIRECT_GROUPS_MANY 2
-#define PANEL_GROUPS 2
+#define DIRECT_GROUPS 2
+#define FLOAT_GROUPS_FEW 2
 #define FLOAT_GROUPS 1
+#define PANEL_GROUPS 2
 #define SCORE_REGS 1
 #define VALUE_REGS 1
 #define DOT_STRIPS_FEW 2

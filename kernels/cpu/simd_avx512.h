@@ -17,18 +17,18 @@
 #define VF(name) name##_avx512
 #define INLINE static inline __attribute__((always_inline))
 /* Loops over registers must vanish: their arrays live in registers only when every index is a constant. */
-#define UNROLL _Pragma("GCC unroll 16")
+#define foreach(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
-/* Tile shapes of the linears: groups a direct kernel walks at once for few and for many columns, groups of a panel. */
-#define DIRECT_GROUPS_FEW 4
-#define DIRECT_GROUPS_MANY 2
-#define PANEL_GROUPS 2
+/* Groups that the linears walk at once: quantised, float for few (1, 2) and for many columns, a panel. */
+#define DIRECT_GROUPS 2
+#define FLOAT_GROUPS_FEW 4
 #define FLOAT_GROUPS 2
+#define PANEL_GROUPS 2
 /* Registers of tokens and of head columns that attention takes at once. */
 #define SCORE_REGS 2
 #define VALUE_REGS 2
 /* Strips (LANES output rows) whose dot products run together, so that one broadcast serves all. */
-#define DOT_STRIPS_FEW 4
+#define DOT_STRIPS_FEW 2
 #define DOT_STRIPS_MANY 2
 
 typedef __m512 vf;

@@ -54,16 +54,16 @@ INLINE void attn_fetch(const uint8_t *p, size_t bytes, size_t i)
 /* Scores of LANES·n tokens from token t, scaled; those out of a row's range -inf. Keeps the running maxima. */
 INLINE void scores_keep(struct attn_tile *w, vf max[], int rows, int t, const vf s[], int n)
 {
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < n; j++)
-    {
-        const int first = t + j * LANES;
-        vf v = s[r * n + j];
+    foreach (r, rows)
+        foreach (j, n) {
+            const int first = t + j * LANES;
+            vf v = s[r * n + j];
 
-        if (first < w->all_from || first + LANES > w->all_to)
-            v = vf_select(vm_range(first, w->from[r], w->to[r]), v, vf_set(-INFINITY));
-        max[r] = vf_max(v, max[r]);
-        vf_store(&w->e[r][first], v);
-    }
+            if (first < w->all_from || first + LANES > w->all_to)
+                v = vf_select(vm_range(first, w->from[r], w->to[r]), v, vf_set(-INFINITY));
+            max[r] = vf_max(v, max[r]);
+            vf_store(&w->e[r][first], v);
+        }
 }
 
 /* Both planes of the int8 scores of one block: exact sums, joined, then scaled. */
@@ -78,11 +78,11 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
         vdot hi[ATTN_ROWS * SCORE_REGS], lo[ATTN_ROWS * SCORE_REGS];
         vf s[ATTN_ROWS * SCORE_REGS];
 
-        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int i = 0; i < n; i++)
-        {
-            hi[r * n + i] = dot_begin(vi_set(zero * attn_int(w->row[r] + 2 * hd + 4)));
-            lo[r * n + i] = dot_begin(vi_set(zero * attn_int(w->row[r] + 2 * hd + 8)));
-        }
+        foreach (r, rows)
+            foreach (i, n) {
+                hi[r * n + i] = dot_begin(vi_set(zero * attn_int(w->row[r] + 2 * hd + 4)));
+                lo[r * n + i] = dot_begin(vi_set(zero * attn_int(w->row[r] + 2 * hd + 8)));
+            }
         for (int d = 0; d < hd; d += 4) {
             vi k[SCORE_REGS];
 
@@ -90,24 +90,21 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
                 attn_fetch(values, (size_t)32 * hd + 128, (size_t)d / 2);
                 attn_fetch(values, (size_t)32 * hd + 128, (size_t)d / 2 + 1);
             }
-            UNROLL for (int i = 0; i < n; i++) k[i] = vi_load(tile + d * 32 + (j + i) * 4 * LANES);
-            UNROLL for (int r = 0; r < rows; r++)
-            {
+            foreach (i, n)
+                k[i] = vi_load(tile + d * 32 + (j + i) * 4 * LANES);
+            foreach (r, rows) {
                 vi a = vi_bcast4(w->row[r] + d), b = vi_bcast4(w->row[r] + hd + d);
 
-                UNROLL for (int i = 0; i < n; i++)
-                {
+                foreach (i, n) {
                     hi[r * n + i] = dot_step(hi[r * n + i], k[i], a, 8, 0);
                     lo[r * n + i] = dot_step(lo[r * n + i], k[i], b, 8, 0);
                 }
             }
         }
-        UNROLL for (int r = 0; r < rows; r++)
-        {
+        foreach (r, rows) {
             vf dq = vf_set(attn_float(w->row[r] + 2 * hd));
 
-            UNROLL for (int i = 0; i < n; i++)
-            {
+            foreach (i, n) {
                 vi joined = vi_add(vi_shl(dot_end(hi[r * n + i]), 7), dot_end(lo[r * n + i]));
                 s[r * n + i] = vf_mul(vf_from_i(joined), vf_mul(vf_load(scale + (j + i) * LANES), dq));
             }
@@ -127,7 +124,8 @@ INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, int r
     for (int j = 0; j < BLOCK_REGS; j += n) {
         vf s[ATTN_ROWS * SCORE_REGS];
 
-        UNROLL for (int i = 0; i < rows * n; i++) s[i] = vf_zero();
+        foreach (i, rows * n)
+            s[i] = vf_zero();
         for (int d = 0; d < hd; d += 2) {
             vf k0[SCORE_REGS], k1[SCORE_REGS];
 
@@ -135,8 +133,7 @@ INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, int r
                 attn_fetch(values, (size_t)64 * hd, (size_t)d);
                 attn_fetch(values, (size_t)64 * hd, (size_t)d + 1);
             }
-            UNROLL for (int i = 0; i < n; i++)
-            {
+            foreach (i, n) {
                 if (type == KERN_KV_BF16) {
                     vi pair = vi_load(tile + d * 64 + (j + i) * 4 * LANES);
                     k0[i] = vf_bits(vi_shl(pair, 16));
@@ -146,20 +143,19 @@ INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, int r
                     k1[i] = vf_load_f16(tile + (d + 1) * 64 + (j + i) * 2 * LANES);
                 }
             }
-            UNROLL for (int r = 0; r < rows; r++)
-            {
+            foreach (r, rows) {
                 vf a = vf_set(w->q[r][d]), b = vf_set(w->q[r][d + 1]);
 
-                UNROLL for (int i = 0; i < n; i++)
-                {
+                foreach (i, n) {
                     vf *x = &s[r * n + i];
                     *x = type == KERN_KV_BF16 ? vf_fma(k0[i], a, vf_fma(k1[i], b, *x))
                                               : vf_fma(k1[i], b, vf_fma(k0[i], a, *x));
                 }
             }
         }
-        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int i = 0; i < n; i++) s[r * n + i] =
-            vf_mul(s[r * n + i], vf_set(attn_float(w->row[r] + q_end)));
+        foreach (r, rows)
+            foreach (i, n)
+                s[r * n + i] = vf_mul(s[r * n + i], vf_set(attn_float(w->row[r] + q_end)));
         scores_keep(w, max, rows, t + j * LANES, s, n);
     }
 }
@@ -170,22 +166,20 @@ INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int
     vf sum[ATTN_ROWS][LANE_REGS], top[ATTN_ROWS], max[ATTN_ROWS];
     const size_t scales = (size_t)64 * (size_t)a->hd + 128;
 
-    UNROLL for (int r = 0; r < rows; r++)
-    {
-        UNROLL for (int j = 0; j < LANE_REGS; j++) sum[r][j] = vf_zero();
+    foreach (r, rows) {
+        foreach (j, LANE_REGS)
+            sum[r][j] = vf_zero();
         top[r] = vf_zero();
         max[r] = vf_set(w->max[r]);
     }
     for (int b = w->first; b < w->end; b++) {
         const float *vs = int8 ? (const float *)(a->tile[b] + scales) : NULL;
 
-        UNROLL for (int j = 0; j < BLOCK_REGS; j++)
-        {
+        foreach (j, BLOCK_REGS) {
             const int t = b * KERN_KV_BLOCK + j * LANES;
             const bool all = t >= w->all_from && t + LANES <= w->all_to;
 
-            UNROLL for (int r = 0; r < rows; r++)
-            {
+            foreach (r, rows) {
                 vf e = vf_exp2(vf_sub(vf_load(&w->e[r][t]), max[r]));
                 vm sees = vm_range(t, w->from[r], w->to[r]);
 
@@ -202,8 +196,7 @@ INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int
             }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++)
-    {
+    foreach (r, rows) {
         w->sum[r] = vf_fold16(sum[r]);
         if (int8)
             w->back[r] = vf_max_lane(top[r]);
@@ -213,8 +206,7 @@ INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int
 /* Weights as 14 bits in two planes of 7; `back` becomes the scale of their sums. */
 INLINE void weights_int8(struct attn_tile *w, int rows)
 {
-    UNROLL for (int r = 0; r < rows; r++)
-    {
+    foreach (r, rows) {
         const float c = w->back[r];
         const vf inv = vf_set(c < SCALE_MIN ? 0.0f : 16383.0f / c);
 
@@ -236,34 +228,34 @@ INLINE void values_int8(float *o, const struct attn_tile *w, const struct kern_a
     const int hd = a->hd;
     vdot hi[ATTN_ROWS * VALUE_REGS], lo[ATTN_ROWS * VALUE_REGS];
 
-    UNROLL for (int j = 0; j < rows * n; j++) hi[j] = lo[j] = dot_begin(vi_zero());
+    foreach (j, rows * n)
+        hi[j] = lo[j] = dot_begin(vi_zero());
     for (int b = w->first; b < w->end; b++) {
         const uint8_t *v = a->tile[b] + 32 * hd + 128 + 4 * i;
 
         for (int t = 0; t < KERN_KV_BLOCK; t += 4, v += 4 * hd) {
             vi x[VALUE_REGS];
 
-            UNROLL for (int j = 0; j < n; j++) x[j] = vi_load(v + j * 4 * LANES);
-            UNROLL for (int r = 0; r < rows; r++)
-            {
+            foreach (j, n)
+                x[j] = vi_load(v + j * 4 * LANES);
+            foreach (r, rows) {
                 vi p = vi_bcast4(&w->hi[r][b * KERN_KV_BLOCK + t]), q = vi_bcast4(&w->lo[r][b * KERN_KV_BLOCK + t]);
 
-                UNROLL for (int j = 0; j < n; j++)
-                {
+                foreach (j, n) {
                     hi[r * n + j] = dot_step(hi[r * n + j], p, x[j], 7, 0);
                     lo[r * n + j] = dot_step(lo[r * n + j], q, x[j], 7, 0);
                 }
             }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < n; j++)
-    {
-        vi joined = vi_add(vi_shl(dot_end(hi[r * n + j]), 7), dot_end(lo[r * n + j]));
-        vf x = vf_add(vf_mul(vf_from_i(joined), vf_set(w->back[r])), vf_zero());
-        const int at = i + j * LANES;
+    foreach (r, rows)
+        foreach (j, n) {
+            vi joined = vi_add(vi_shl(dot_end(hi[r * n + j]), 7), dot_end(lo[r * n + j]));
+            vf x = vf_add(vf_mul(vf_from_i(joined), vf_set(w->back[r])), vf_zero());
+            const int at = i + j * LANES;
 
-        vf_store_n(o + r * hd + at, x, hd - at);
-    }
+            vf_store_n(o + r * hd + at, x, hd - at);
+        }
 }
 
 /* acc += weights times values of tokens t … t+1 (bf16) or token t (f16), for the rows in the bits of `rows_mask`. */
@@ -275,22 +267,24 @@ INLINE void value_step(vf acc[], const struct attn_tile *w, const struct kern_at
     const vi high = vi_set((int32_t)0xffff0000u);
 
     if (type == KERN_KV_F16) {
-        UNROLL for (int j = 0; j < n; j++)
-        {
+        foreach (j, n) {
             vf x = vf_load_f16_n(v + (i + j * LANES) * 2, hd - i - j * LANES);
 
-            UNROLL for (int r = row; r < row + n_row; r++) acc[r * n + j] =
-                vf_fma(vf_set(w->e[r][t]), x, acc[r * n + j]);
+            foreach (r, n_row)
+                acc[(row + r) * n + j] = vf_fma(vf_set(w->e[row + r][t]), x, acc[(row + r) * n + j]);
         }
         return;
     }
-    UNROLL for (int j = 0; j < n; j++)
-    {
+    foreach (j, n) {
         vi pair = vi_load_n(v + (i + j * LANES) * 4, hd - i - j * LANES);
         vf even = vf_bits(vi_shl(pair, 16)), odd = vf_bits(vi_and(pair, high));
 
-        UNROLL for (int r = row; r < row + n_row; r++) acc[r * n + j] =
-            vf_fma(vf_set(w->e[r][t]), even, vf_fma(vf_set(w->e[r][t + 1]), odd, acc[r * n + j]));
+        foreach (r, n_row) {
+            const float *e = &w->e[row + r][t];
+            vf *sum = &acc[(row + r) * n + j];
+
+            *sum = vf_fma(vf_set(e[0]), even, vf_fma(vf_set(e[1]), odd, *sum));
+        }
     }
 }
 
@@ -310,8 +304,7 @@ INLINE void value_edge(vf acc[], const struct attn_tile *w, const struct kern_at
         const uint8_t *v = a->tile[t / KERN_KV_BLOCK] + (size_t)64 * a->hd + (size_t)(t % KERN_KV_BLOCK) * a->hd * 2;
         const bool first = t >= w->from[row];
 
-        UNROLL for (int j = 0; j < n; j++)
-        {
+        foreach (j, n) {
             vi pair = vi_load_n(v + (i + j * LANES) * 4, a->hd - i - j * LANES);
             vf seen = vf_bits(first ? vi_shl(pair, 16) : vi_and(pair, vi_set((int32_t)0xffff0000u)));
 
@@ -331,19 +324,21 @@ INLINE void values_float(float *o, const struct attn_tile *w, const struct kern_
     /* Nothing in common: each row alone. */
     if (t1 <= t0)
         t0 = t1 = 0;
-    UNROLL for (int j = 0; j < rows * n; j++) acc[j] = vf_zero();
+    foreach (j, rows * n)
+        acc[j] = vf_zero();
     if (t1 > t0)
-        UNROLL for (int r = 0; r < rows; r++) value_edge(acc, w, a, type, r, w->from[r] / step * step, t0, i, n);
+        foreach (r, rows)
+            value_edge(acc, w, a, type, r, w->from[r] / step * step, t0, i, n);
     for (int t = t0; t < t1; t += step)
         value_step(acc, w, a, type, 0, rows, t, i, n);
-    UNROLL for (int r = 0; r < rows; r++)
+    foreach (r, rows)
         value_edge(acc, w, a, type, r, t1 > t0 ? t1 : w->from[r] / step * step, w->to[r], i, n);
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < n; j++)
-    {
-        const int at = i + j * LANES;
+    foreach (r, rows)
+        foreach (j, n) {
+            const int at = i + j * LANES;
 
-        vf_store_n(o + r * a->hd + at, vf_add(acc[r * n + j], vf_zero()), a->hd - at);
-    }
+            vf_store_n(o + r * a->hd + at, vf_add(acc[r * n + j], vf_zero()), a->hd - at);
+        }
 }
 
 /* Ranges, prepared queries and the blocks of a tile of rows; false where no row sees a token. */
@@ -386,14 +381,16 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
     const int hd = a->hd;
     vf max[ATTN_ROWS];
 
-    UNROLL for (int r = 0; r < rows; r++) max[r] = vf_set(-INFINITY);
+    foreach (r, rows)
+        max[r] = vf_set(-INFINITY);
     for (int b = w->first; b < w->end; b++) {
         if (type == KERN_KV_INT8)
             scores_int8(w, max, rows, hd, a->tile[b], b * KERN_KV_BLOCK);
         else
             scores_float(w, max, type, rows, hd, a->tile[b], b * KERN_KV_BLOCK);
     }
-    UNROLL for (int r = 0; r < rows; r++) w->max[r] = vf_max_lane(max[r]);
+    foreach (r, rows)
+        w->max[r] = vf_max_lane(max[r]);
     weigh(w, a, type == KERN_KV_INT8, rows);
     if (type == KERN_KV_INT8)
         weights_int8(w, rows);

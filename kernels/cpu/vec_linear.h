@@ -9,22 +9,24 @@
 #include "kernels/cpu/vec_linear_quant.h"
 #include "kernels/cpu/vec_ops.h"
 
-typedef void direct_fn(float *out, size_t ld, int n, const uint8_t *w, size_t group_bytes, int64_t steps,
+typedef void direct_fn(float *out, size_t ld, int n, const uint8_t *w, struct group_stride stride, int64_t steps,
                        const struct kern_act *x, int64_t tile);
 typedef void panel_fn(float *out, size_t ld, const struct kern_mat *w, int64_t g, const struct kern_act *x, int64_t r0,
                       int64_t r1, void *scratch);
 
 #define DIRECT(T, NAME, GROUPS, COLS)                                                                                  \
-    static void direct_##T##_##NAME##_##COLS(float *out, size_t ld, int n, const uint8_t *w, size_t group_bytes,       \
-                                             int64_t steps, const struct kern_act *x, int64_t tile)                    \
+    static void direct_##T##_##NAME##_##COLS(float *out, size_t ld, int n, const uint8_t *w,                           \
+                                             struct group_stride stride, int64_t steps, const struct kern_act *x,      \
+                                             int64_t tile)                                                             \
     {                                                                                                                  \
-        direct_tile(out, ld, KERN_##T, GROUPS, COLS, n, w, group_bytes, steps, quant_tile_at(x, tile, 0));             \
+        direct_tile(out, ld, KERN_##T, GROUPS, COLS, n, w, stride, steps, quant_tile_at(x, tile, 0));                  \
     }
 #define DIRECT_FLOAT(T, NAME, GROUPS, COLS, X)                                                                         \
-    static void direct_##T##_##NAME##_##COLS(float *out, size_t ld, int n, const uint8_t *w, size_t group_bytes,       \
-                                             int64_t steps, const struct kern_act *x, int64_t tile)                    \
+    static void direct_##T##_##NAME##_##COLS(float *out, size_t ld, int n, const uint8_t *w,                           \
+                                             struct group_stride stride, int64_t steps, const struct kern_act *x,      \
+                                             int64_t tile)                                                             \
     {                                                                                                                  \
-        float_tile(out, ld, KERN_##T, GROUPS, COLS, n, w, group_bytes, steps, X);                                      \
+        float_tile(out, ld, KERN_##T, GROUPS, COLS, n, w, stride, steps, X);                                           \
     }
 
 /* Whole panels of PANEL_GROUPS groups from group g, or one group alone; x tiles from row r0, a multiple of 8. */
@@ -60,12 +62,12 @@ INLINE void panel_rows(float *out, size_t ld, enum kern_type t, int groups, cons
     DIRECT(T, one, 1, 2)                                                                                               \
     DIRECT(T, one, 1, 4)                                                                                               \
     DIRECT(T, one, 1, 8)                                                                                               \
-    DIRECT(T, many, DIRECT_GROUPS_FEW, 1)                                                                              \
-    DIRECT(T, many, DIRECT_GROUPS_FEW, 2)                                                                              \
-    DIRECT(T, many, DIRECT_GROUPS_MANY, 3)                                                                             \
-    DIRECT(T, many, DIRECT_GROUPS_MANY, 4)                                                                             \
-    DIRECT(T, many, DIRECT_GROUPS_MANY, 6)                                                                             \
-    DIRECT(T, many, DIRECT_GROUPS_MANY, 8)                                                                             \
+    DIRECT(T, many, DIRECT_GROUPS, 1)                                                                                  \
+    DIRECT(T, many, DIRECT_GROUPS, 2)                                                                                  \
+    DIRECT(T, many, DIRECT_GROUPS, 3)                                                                                  \
+    DIRECT(T, many, DIRECT_GROUPS, 4)                                                                                  \
+    DIRECT(T, many, DIRECT_GROUPS, 6)                                                                                  \
+    DIRECT(T, many, DIRECT_GROUPS, 8)                                                                                  \
     PANEL(T, one, 1)                                                                                                   \
     PANEL(T, many, PANEL_GROUPS)
 
@@ -74,8 +76,8 @@ INLINE void panel_rows(float *out, size_t ld, enum kern_type t, int groups, cons
     DIRECT_FLOAT(T, one, 1, 2, X)                                                                                      \
     DIRECT_FLOAT(T, one, 1, 4, X)                                                                                      \
     DIRECT_FLOAT(T, one, 1, 8, X)                                                                                      \
-    DIRECT_FLOAT(T, many, DIRECT_GROUPS_FEW, 1, X)                                                                     \
-    DIRECT_FLOAT(T, many, DIRECT_GROUPS_FEW, 2, X)                                                                     \
+    DIRECT_FLOAT(T, many, FLOAT_GROUPS_FEW, 1, X)                                                                      \
+    DIRECT_FLOAT(T, many, FLOAT_GROUPS_FEW, 2, X)                                                                      \
     DIRECT_FLOAT(T, many, FLOAT_GROUPS, 3, X)                                                                          \
     DIRECT_FLOAT(T, many, FLOAT_GROUPS, 4, X)                                                                          \
     DIRECT_FLOAT(T, many, FLOAT_GROUPS, 6, X)                                                                          \
@@ -128,33 +130,38 @@ static panel_fn *const panels[KERN_TYPES][2] = {
 /* Groups that the kernel for n columns walks at once. */
 static int direct_groups(enum kern_type t, int64_t n)
 {
-    return n <= 2 ? DIRECT_GROUPS_FEW : kern_type_is_quant(t) ? DIRECT_GROUPS_MANY : FLOAT_GROUPS;
+    return kern_type_is_quant(t) ? DIRECT_GROUPS : n <= 2 ? FLOAT_GROUPS_FEW : FLOAT_GROUPS;
 }
 
-/* All tiles over one panel of groups, which stays in cache from tile to tile. */
-static void linear_direct(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1,
-                          const struct kern_act *x, int64_t r0, int64_t r1)
+/* All tiles over the groups walked at once, which stay in cache from tile to tile. */
+static void direct_walk(float *out, size_t ld, const struct kern_mat *w, int64_t g, bool many,
+                        struct group_stride stride, const struct kern_act *x, int64_t r0, int64_t r1)
 {
     const int64_t steps = kern_type_is_quant(w->type) ? w->cols / 32
                           : w->type == KERN_BF16      ? (w->cols + 1) / 2
                                                       : w->cols;
-    const int64_t last = r1 - (r1 - 1) / 8 * 8;
-    const int many = direct_groups(w->type, r1 - r0 > 8 ? 8 : last);
 
-    for (int64_t g = g0; g < g1;) {
-        int step = g1 - g >= many ? many : 1;
+    for (int64_t r = r0; r < r1; r += 8) {
+        const int n = (int)(r1 - r < 8 ? r1 - r : 8);
+        /* A narrow last tile walks as many groups as the full ones before it. */
+        const int cols = r1 - r0 > 8 && n <= 2 && many ? 3 : n;
 
-        for (int64_t r = r0; r < r1; r += 8) {
-            int n = (int)(r1 - r < 8 ? r1 - r : 8);
-            /* A narrow last tile walks as many groups as the full ones before it. */
-            int cols = r1 - r0 > 8 && n <= 2 && step > 1 ? 3 : n;
-
-            (step > 1 ? direct_many : direct_one)[w->type][cols - 1](out + (size_t)(r - r0) * ld + (g - g0) * 16, ld, n,
-                                                                     w->data + (size_t)g * w->group_bytes,
-                                                                     w->group_bytes, steps, x, r / 8);
-        }
-        g += step;
+        (many ? direct_many : direct_one)[w->type][cols - 1](
+            out + (size_t)(r - r0) * ld, ld, n, w->data + (size_t)g * w->group_bytes, stride, steps, x, r / 8);
     }
+}
+
+static void linear_direct(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1,
+                          const struct kern_act *x, int64_t r0, int64_t r1)
+{
+    const int many = direct_groups(w->type, r1 - r0);
+    const int64_t part = (g1 - g0) / many;
+    const struct group_stride stride = {(size_t)part * w->group_bytes, (size_t)part * 16};
+
+    for (int64_t g = g0; g < g0 + part; g++)
+        direct_walk(out + (g - g0) * 16, ld, w, g, true, stride, x, r0, r1);
+    for (int64_t g = g0 + part * many; g < g1; g++)
+        direct_walk(out + (g - g0) * 16, ld, w, g, false, stride, x, r0, r1);
 }
 
 void VF(vec_linear)(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1, const struct kern_act *x,

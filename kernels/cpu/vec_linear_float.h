@@ -7,6 +7,15 @@
 
 #include "kernels/kernels.h"
 
+/*
+ * Groups that a direct kernel walks at once lie far apart, a part of the matrix each, so that every stream of weights
+ * is sequential over many groups: interleaved neighbours of some KiB read at half the rate. Distance in bytes and in
+ * outputs.
+ */
+struct group_stride {
+    size_t bytes, out;
+};
+
 /* acc[strips][cols] += one step: a column k, or for BF16 the pair 2k, 2k+1. w: one pointer a strip; x: the tile's step.
  */
 INLINE void float_step(vf acc[], enum kern_type t, int strips, int cols, const uint8_t *const w[], size_t off,
@@ -15,8 +24,7 @@ INLINE void float_step(vf acc[], enum kern_type t, int strips, int cols, const u
     const vi high = vi_set((int32_t)0xffff0000u);
     vf even[8], odd[8];
 
-    UNROLL for (int s = 0; s < strips; s++)
-    {
+    foreach (s, strips) {
         if (t == KERN_F32) {
             even[s] = vf_load((const float *)(w[s] + off));
         } else if (t == KERN_F16) {
@@ -28,41 +36,45 @@ INLINE void float_step(vf acc[], enum kern_type t, int strips, int cols, const u
             odd[s] = vf_bits(vi_and(pair, high));
         }
     }
-    UNROLL for (int c = 0; c < cols; c++)
-    {
+    foreach (c, cols) {
         if (t != KERN_BF16) {
             vf a = vf_set(((const float *)x)[c]);
 
-            UNROLL for (int s = 0; s < strips; s++) acc[s * cols + c] = vf_fma(even[s], a, acc[s * cols + c]);
+            foreach (s, strips)
+                acc[s * cols + c] = vf_fma(even[s], a, acc[s * cols + c]);
         } else {
             vi pair = vi_bcast4((const uint8_t *)x + 4 * c);
             vf a = vf_bits(vi_shl(pair, 16)), b = vf_bits(vi_and(pair, high));
 
-            UNROLL for (int s = 0; s < strips; s++) acc[s * cols + c] =
-                vf_fma(even[s], a, vf_fma(odd[s], b, acc[s * cols + c]));
+            foreach (s, strips)
+                acc[s * cols + c] = vf_fma(even[s], a, vf_fma(odd[s], b, acc[s * cols + c]));
         }
     }
 }
 
 /* One tile of activations over `groups` groups: `cols` columns computed, the first n stored. */
 INLINE void float_tile(float *out, size_t ld, enum kern_type t, int groups, int cols, int n, const uint8_t *w,
-                       size_t group_bytes, int64_t steps, const void *x)
+                       struct group_stride stride, int64_t steps, const void *x)
 {
     const int strips = groups * (16 / LANES);
     const size_t strip_bytes = t == KERN_F16 ? 2 * LANES : 4 * LANES, step_bytes = t == KERN_F16 ? 32 : 64;
     const uint8_t *strip[8];
     vf acc[4 * 8];
 
-    UNROLL for (int s = 0; s < strips; s++) strip[s] =
-        w + (size_t)(s / (16 / LANES)) * group_bytes + (size_t)(s % (16 / LANES)) * strip_bytes;
-    UNROLL for (int i = 0; i < strips * cols; i++) acc[i] = vf_zero();
+    foreach (s, strips)
+        strip[s] = w + (size_t)(s / (16 / LANES)) * stride.bytes + (size_t)(s % (16 / LANES)) * strip_bytes;
+    foreach (i, strips * cols)
+        acc[i] = vf_zero();
     for (int64_t k = 0; k < steps; k++) {
-        UNROLL for (int g = 0; g < groups; g++)
-            _mm_prefetch((const char *)(w + (size_t)g * group_bytes + (size_t)k * step_bytes + 2048), _MM_HINT_T0);
+        foreach (g, groups)
+            _mm_prefetch((const char *)(w + (size_t)g * stride.bytes + (size_t)k * step_bytes + 2048), _MM_HINT_T0);
         float_step(acc, t, strips, cols, strip, (size_t)k * step_bytes, (const uint8_t *)x + k * 32);
     }
-    UNROLL for (int c = 0; c < cols; c++) if (c < n) UNROLL for (int s = 0; s < strips; s++)
-        vf_store(out + (size_t)c * ld + s * LANES, acc[s * cols + c]);
+    foreach (c, cols)
+        foreach (s, strips)
+            if (c < n)
+                vf_store(out + (size_t)c * ld + (size_t)(s / (16 / LANES)) * stride.out + s % (16 / LANES) * LANES,
+                         acc[s * cols + c]);
 }
 
 #endif
