@@ -1,0 +1,343 @@
+/*
+ * Sampling: Philox against the known answers of Random123 (kat_vectors), log-probabilities against libm in double, filters
+ * by sets counted by hand, frequencies by a chi-square bound. Reported failures S01 (tiny temperature, top_p 0, masks beside
+ * greedy rows), M09 (padding is never chosen).
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/sample.h"
+
+#define VOCAB 2000
+
+static struct sampler *s;
+static float x[VOCAB];
+
+static struct sample_params plain(float temperature)
+{
+    return (struct sample_params){.temperature = temperature, .top_p = 1, .repetition_penalty = 1, .logprobs = -1};
+}
+
+static void draw_logits(unsigned seed)
+{
+    srand(seed);
+    for (int i = 0; i < VOCAB; i++)
+        x[i] = (float)(rand() % 4001 - 2000) / 250.0f;
+}
+
+static uint32_t one(const struct sample_params *p, int64_t n, uint64_t position)
+{
+    static float copy[VOCAB];
+    struct err e;
+    struct sample_result r;
+    memcpy(copy, x, sizeof x);
+    assert_int_equal(sample(&e, s, &r, copy, n, p, NULL, 0, NULL, 0, NULL, 0, position), 0);
+    return r.id;
+}
+
+static void philox(void **state)
+{
+    (void)state;
+    static const uint32_t kat[3][10] = {
+        {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
+        {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
+        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1},
+    };
+    for (int i = 0; i < 3; i++) {
+        uint32_t out[4];
+        sample_philox(out, kat[i], kat[i] + 4);
+        assert_memory_equal(out, kat[i] + 6, sizeof out);
+    }
+}
+
+static void greedy_takes_the_best_and_the_lower_id(void **state)
+{
+    (void)state;
+    draw_logits(1);
+    x[700] = x[1200] = 9;
+    for (int i = 0; i < 4; i++) {
+        static const float t[] = {0, 1e-9f, 1e-4f, 9.9e-4f}; /* S01: next to nothing is greedy */
+        struct sample_params p = plain(t[i]);
+        assert_int_equal(one(&p, VOCAB, 5), 700);
+    }
+    struct sample_params p = plain(1);
+    p.top_p = 0;
+    for (uint64_t i = 0; i < 100; i++)
+        assert_int_equal(one(&p, VOCAB, i), 700);
+    p = plain(1);
+    p.top_k = 1;
+    for (uint64_t i = 0; i < 100; i++)
+        assert_int_equal(one(&p, VOCAB, i), 700);
+}
+
+static void log_probabilities(void **state)
+{
+    (void)state;
+    draw_logits(2);
+    double sum = 0;
+    for (int i = 0; i < VOCAB; i++)
+        sum += exp((double)x[i]);
+    struct err e;
+    struct sample_result r;
+    for (uint32_t id = 0; id < VOCAB; id += 97) {
+        assert_int_equal(sample_logprob(&e, s, &r, x, id, 10), 0);
+        assert_true(fabs((double)r.logprob - ((double)x[id] - log(sum))) < 3e-6);
+        assert_int_equal(r.n_top, 10);
+        for (int i = 0; i < 10; i++) {
+            assert_true(fabs((double)r.top[i].logprob - ((double)x[r.top[i].id] - log(sum))) < 3e-6);
+            if (i)
+                assert_true(r.top[i].logprob < r.top[i - 1].logprob ||
+                            (r.top[i].logprob == r.top[i - 1].logprob && r.top[i].id > r.top[i - 1].id));
+        }
+        int above = 0;
+        for (int i = 0; i < VOCAB; i++)
+            above += x[i] > x[r.top[9].id];
+        assert_true(above <= 9);
+    }
+}
+
+/* The log-probability reported is the model's own, whatever the request changes. */
+static void changes_do_not_touch_the_report(void **state)
+{
+    (void)state;
+    draw_logits(3);
+    struct err e;
+    struct sample_result plain_r, r;
+    static float copy[VOCAB];
+    uint32_t best = one(&(struct sample_params){.top_p = 1, .repetition_penalty = 1, .logprobs = -1}, VOCAB, 0);
+    struct sample_params p = plain(0);
+    struct sample_bias bias = {17, 100};
+    p.bias = &bias;
+    p.n_bias = 1;
+    p.logprobs = 4;
+    memcpy(copy, x, sizeof x);
+    assert_int_equal(sample(&e, s, &r, copy, VOCAB, &p, NULL, 0, NULL, 0, NULL, 0, 0), 0);
+    assert_int_equal(r.id, 17);
+    assert_int_equal(sample_logprob(&e, s, &plain_r, x, 17, 4), 0);
+    assert_true(r.logprob == plain_r.logprob);
+    assert_int_equal(r.top[0].id, best);
+}
+
+static void frequencies(void **state)
+{
+    (void)state;
+    for (int i = 0; i < VOCAB; i++)
+        x[i] = -100;
+    const int n = 40000, ids = 6;
+    for (int i = 0; i < ids; i++)
+        x[300 * i] = (float)i * 0.5f;
+    for (int t = 0; t < 2; t++) {
+        double temperature = t ? 2.0 : 1.0, sum = 0, chi = 0;
+        int count[6] = {0};
+        struct sample_params p = plain((float)temperature);
+        p.seed = 12345;
+        for (int i = 0; i < n; i++)
+            count[one(&p, VOCAB, (uint64_t)i) / 300]++;
+        for (int i = 0; i < ids; i++)
+            sum += exp(i * 0.5 / temperature);
+        for (int i = 0; i < ids; i++) {
+            double want = n * exp(i * 0.5 / temperature) / sum;
+            chi += (count[i] - want) * (count[i] - want) / want;
+        }
+        assert_true(chi < 20.5); /* five degrees of freedom, one in a thousand */
+    }
+}
+
+/* Ids that may come out, by a plain sort: min-p, then top-k, then top-p of what is left. */
+static int64_t allowed(uint8_t *set, float temperature, uint32_t k, double top_p, double min_p)
+{
+    static int order[VOCAB];
+    double w[VOCAB], max = -INFINITY, sum = 0, have = 0;
+    int64_t n = 0, kept = 0;
+    for (int i = 0; i < VOCAB; i++)
+        max = fmax(max, (double)x[i]);
+    for (int i = 0; i < VOCAB; i++) {
+        w[i] = exp(((double)x[i] - max) / (double)temperature);
+        if (w[i] >= min_p && w[i] > 1e-37)
+            order[n++] = i;
+    }
+    for (int64_t i = 1; i < n; i++)
+        for (int64_t j = i; j > 0 && x[order[j]] > x[order[j - 1]]; j--) {
+            int t = order[j];
+            order[j] = order[j - 1];
+            order[j - 1] = t;
+        }
+    if (k && k < n)
+        n = k;
+    for (int64_t i = 0; i < n; i++)
+        sum += w[order[i]];
+    memset(set, 0, VOCAB);
+    while (kept < n && (kept == 0 || have < sum * top_p)) {
+        set[order[kept]] = 1;
+        have += w[order[kept++]];
+    }
+    return kept;
+}
+
+static void filters(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t k;
+        float top_p, min_p, t;
+    } ways[] = {{5, 1, 0, 1.5f}, {0, 0.5f, 0, 1}, {0, 0.9f, 0, 0.7f}, {0, 1, 0.2f, 1.3f}, {30, 0.8f, 0.01f, 2}, {1999, 0.99f, 0, 1}};
+    for (unsigned w = 0; w < sizeof ways / sizeof *ways; w++) {
+        uint8_t set[VOCAB], seen[VOCAB] = {0};
+        draw_logits(40 + w);
+        for (int i = 0; i < VOCAB; i++)
+            x[i] += (float)i * 1e-4f; /* no ties: the sort below does not know their rule */
+        int64_t n = allowed(set, ways[w].t, ways[w].k, (double)ways[w].top_p, (double)ways[w].min_p), distinct = 0;
+        struct sample_params p = plain(ways[w].t);
+        p.top_k = ways[w].k;
+        p.top_p = ways[w].top_p;
+        p.min_p = ways[w].min_p;
+        for (uint64_t i = 0; i < 3000; i++) {
+            uint32_t id = one(&p, VOCAB, i);
+            assert_true(set[id]);
+            distinct += !seen[id];
+            seen[id] = 1;
+        }
+        assert_true(n > 12 || distinct == n); /* small sets are seen whole */
+    }
+}
+
+static void padding_is_never_chosen(void **state)
+{
+    (void)state;
+    draw_logits(5);
+    for (int i = 1500; i < VOCAB; i++)
+        x[i] = 30;
+    struct sample_params p = plain(50);
+    for (uint64_t i = 0; i < 3000; i++)
+        assert_true(one(&p, 1500, i) < 1500);
+    p = plain(0);
+    assert_true(one(&p, 1500, 0) < 1500);
+}
+
+static void penalties(void **state)
+{
+    (void)state;
+    struct err e;
+    struct sample_result r;
+    static float copy[VOCAB];
+    for (int i = 0; i < VOCAB; i++)
+        x[i] = -5;
+    x[10] = 4, x[11] = 3.5f, x[12] = 3;
+    const uint32_t prompt[] = {10, 10}, answer[] = {11, 11};
+    struct {
+        float rep, pres, freq;
+        uint32_t want;
+    } ways[] = {
+        {1, 0, 0, 10},        /* 4, 3.5, 3 */
+        {2, 0, 0, 12},        /* 2, 1.75, 3 */
+        {1.2f, 0, 0, 10},     /* 3.33, 2.9, 3 */
+        {1, 5, 0, 10},        /* presence counts the answer alone: 4, -1.5, 3 */
+        {1.4f, 0, 0.5f, 12},  /* 2.86, 1.5, 3 */
+    };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        struct sample_params p = plain(0);
+        p.repetition_penalty = ways[i].rep;
+        p.presence_penalty = ways[i].pres;
+        p.frequency_penalty = ways[i].freq;
+        memcpy(copy, x, sizeof x);
+        assert_int_equal(sample(&e, s, &r, copy, VOCAB, &p, prompt, 2, answer, 2, NULL, 0, 9), 0);
+        assert_int_equal(r.id, ways[i].want);
+    }
+}
+
+static void bans_and_no_way_out(void **state)
+{
+    (void)state;
+    struct err e;
+    struct sample_result r;
+    static float copy[VOCAB];
+    draw_logits(6);
+    x[3] = 20;
+    uint32_t ban[] = {3, 5000};
+    struct sample_params p = plain(0);
+    memcpy(copy, x, sizeof x);
+    assert_int_equal(sample(&e, s, &r, copy, VOCAB, &p, NULL, 0, NULL, 0, ban, 2, 0), 0);
+    assert_int_not_equal(r.id, 3);
+    for (int i = 0; i < VOCAB; i++)
+        copy[i] = -INFINITY;
+    assert_int_equal(sample(&e, s, &r, copy, VOCAB, &p, NULL, 0, NULL, 0, NULL, 0, 0), ERR_NO);
+    for (int i = 0; i < VOCAB; i++)
+        copy[i] = NAN;
+    assert_int_equal(sample(&e, s, &r, copy, VOCAB, &p, NULL, 0, NULL, 0, NULL, 0, 0), ERR_NO);
+    assert_int_equal(sample_logprob(&e, s, &r, copy, 0, 0), ERR_NO);
+}
+
+/* S01: a masked row beside sampling at any temperature gives a token that was not masked, never NaN. */
+static void masks_and_temperatures(void **state)
+{
+    (void)state;
+    for (int i = 0; i < VOCAB; i++)
+        x[i] = i % 3 ? -INFINITY : (float)(i % 17);
+    static const float t[] = {0, 1e-4f, 0.5f, 1e4f, 1e30f};
+    for (int k = 0; k < 5; k++) {
+        struct sample_params p = plain(t[k]);
+        p.logprobs = 2;
+        for (uint64_t i = 0; i < 200; i++)
+            assert_int_equal(one(&p, VOCAB, i) % 3, 0);
+    }
+}
+
+static void counter(void **state)
+{
+    (void)state;
+    for (int i = 0; i < VOCAB; i++)
+        x[i] = 0;
+    struct sample_params p = plain(1);
+    p.seed = 77;
+    uint32_t a = one(&p, VOCAB, 3), same = 0;
+    assert_int_equal(a, one(&p, VOCAB, 3));
+    for (uint64_t i = 0; i < 50; i++) { /* position, choice and seed each matter */
+        struct sample_params q = p, r = p;
+        q.choice = (uint32_t)i + 1;
+        r.seed = 1000 + i;
+        same += one(&p, VOCAB, 4 + i) == a;
+        same += one(&q, VOCAB, 3) == a;
+        same += one(&r, VOCAB, 3) == a;
+    }
+    assert_true(same < 5);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    struct err e;
+    const struct kern_ops *k;
+    kern_thread_init();
+    return kern_select(&e, &k, NULL) || sampler_new(&e, &s, k, VOCAB);
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    sampler_free(s);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(philox),
+        cmocka_unit_test(greedy_takes_the_best_and_the_lower_id),
+        cmocka_unit_test(log_probabilities),
+        cmocka_unit_test(changes_do_not_touch_the_report),
+        cmocka_unit_test(frequencies),
+        cmocka_unit_test(filters),
+        cmocka_unit_test(padding_is_never_chosen),
+        cmocka_unit_test(penalties),
+        cmocka_unit_test(bans_and_no_way_out),
+        cmocka_unit_test(masks_and_temperatures),
+        cmocka_unit_test(counter),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
