@@ -66,15 +66,21 @@ void stage_close(struct stage *s)
     model_free(s->m);
 }
 
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / 1048576.0;
+}
+
 static void say_start(const struct stage *s)
 {
     char line[512];
     if (!s->o->say)
         return;
-    snprintf(line, sizeof line, "%s: %s, %d thread%s, %s KV, %lld blocks of %d tokens (%.1f MiB)", s->m->path,
-             engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s", kern_kv_name(s->kv),
-             (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK,
-             (double)kv_pool_slots(s->pool) * (double)s->layout.slot_bytes / 1048576.0);
+    snprintf(line, sizeof line,
+             "%s: %s, %d thread%s, weights %.1f MiB %s, %.1f MiB in huge pages; %s KV, %lld blocks of %d tokens, %.1f MiB",
+             s->m->path, engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s", mib(s->m->weight_bytes),
+             s->m->shared ? "shared" : s->m->not_shared.text, mib(model_huge_bytes(s->m)), kern_kv_name(s->kv),
+             (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK, mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
     s->o->say(s->o->say_arg, line);
 }
 

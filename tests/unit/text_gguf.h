@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "model/gguf.h"
+#include "model/model.h"
 #include "text/text.h"
 
 struct tiny_gguf {
@@ -106,9 +107,12 @@ static inline struct gguf *default_model(void)
     char path[4096];
     struct err e;
     struct gguf *g = NULL;
-    const char *home = getenv("HOME");
-    snprintf(path, sizeof path, "%s/.cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf", home != NULL ? home : "");
-    return access(path, R_OK) == 0 && gguf_open(&e, &g, path) == 0 ? g : NULL;
+    const char *named = getenv("PHASEPIPE_TEST_MODEL");
+    if (named == NULL && model_default_path(&e, path, sizeof path) != 0)
+        fail_msg("%s", e.text);
+    if (gguf_open(&e, &g, named != NULL ? named : path) != 0)
+        fail_msg("%s", e.text);
+    return g;
 }
 
 /* What differs from the default model; zeros and NULLs leave it out of the file. */
