@@ -73,7 +73,7 @@ static double mib(uint64_t bytes)
 
 static void say_start(const struct stage *s)
 {
-    char line[512];
+    char line[2048];
     if (!s->o->say)
         return;
     snprintf(line, sizeof line,
