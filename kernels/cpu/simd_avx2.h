@@ -19,6 +19,7 @@
 #define FLOAT_GROUPS_FEW 2
 #define FLOAT_GROUPS 1
 #define PANEL_GROUPS 2
+#define PANEL_COLS 8
 #define SCORE_REGS 1
 #define VALUE_REGS 1
 #define DOT_STRIPS_FEW 2
@@ -225,6 +226,13 @@ typedef struct {
     vi s, part;
 } vdot;
 
+/*
+ * The compiler must not know this value: it would turn chains of integer sums into trees whose terms do not fit into 16
+ * registers, and move what every strip loads again in front of the loop over strips, onto the stack.
+ */
+#define KEEP_HERE(v) __asm__("" : "+x"(v))
+#define RELOAD(p) __asm__("" : "+r"(p))
+
 #define DOT_TAKES_128_OFF true
 
 INLINE vdot dot_begin(vi seed)
@@ -246,9 +254,11 @@ INLINE vdot dot_step(vdot d, vi w, vi a, int bits, int step)
         d.part = _mm256_maddubs_epi16(w, a);
     } else {
         d.part = _mm256_add_epi16(d.part, _mm256_maddubs_epi16(w, a));
+        KEEP_HERE(d.part);
     }
     if (step % run == run - 1)
         d.s = dot_widen(d.s, d.part);
+    KEEP_HERE(d.s);
     return d;
 }
 INLINE vi dot_end(vdot d)

@@ -24,6 +24,8 @@
 #define FLOAT_GROUPS_FEW 4
 #define FLOAT_GROUPS 2
 #define PANEL_GROUPS 2
+/* Columns of a register tile over a panel: with all sums in registers 4 beat 8 by 4 to 6 points of the peak (Zen 4). */
+#define PANEL_COLS 4
 /* Registers of tokens and of head columns that attention takes at once. */
 #define SCORE_REGS 2
 #define VALUE_REGS 2
@@ -233,6 +235,9 @@ INLINE vi vi_select(vm m, vi a, vi b)
 typedef struct {
     vi s;
 } vdot;
+
+/* What fits into 32 registers needs no help (simd_avx2.h does). */
+#define RELOAD(p) (void)(p)
 
 #define DOT_TAKES_128_OFF false
 

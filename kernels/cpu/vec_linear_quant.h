@@ -14,10 +14,6 @@
 #define PANEL_BLOCKS 24
 /* Prefetch distance of each stream of groups. */
 #define PREFETCH_BYTES 3072
-/* Columns of a register tile over a panel. */
-#ifndef PANEL_COLS
-#define PANEL_COLS 8
-#endif
 #define PANEL_STRIPS (PANEL_GROUPS * GROUP_STRIPS)
 #define PANEL_BLOCK_BYTES ((size_t)PANEL_STRIPS * (8 * STRIP_BYTES + 2 * 4 * LANES))
 
@@ -58,6 +54,7 @@ INLINE void block_dots(vi out[], enum kern_type t, bool packed, int strips, int 
     vdot d[4 * 8];
     vi v[4];
 
+    RELOAD(x.q);
     if (quant_zero(t))
         for (int c = 0; c < cols; c++)
             seed[c] = -quant_zero(t) * (half < 0 ? x.s[c] + x.s[8 + c] : x.s[8 * half + c]);
@@ -159,7 +156,7 @@ INLINE void direct_tile(float *out, size_t ld, enum kern_type t, int groups, int
             strip[s] = group + off + s % GROUP_STRIPS * STRIP_BYTES;
             scale[s] = quant_scales(t, group + super, in, s % GROUP_STRIPS);
         }
-        foreach (s, strips / n_strip)
+        for (int s = 0; s < strips / n_strip; s++)
             block_add(acc, t, true, strips, s * n_strip, n_strip, cols, strip, scale, x);
         x = quant_tile_next(x, 1);
     }
@@ -212,7 +209,7 @@ INLINE void panel_tile(float *out, size_t ld, enum kern_type t, int groups, int 
             scale[s].d = vf_load(m + s * LANES);
             scale[s].m = vf_load(m + (strips + s) * LANES);
         }
-        foreach (s, strips / n_strip)
+        for (int s = 0; s < strips / n_strip; s++)
             block_add(acc, t, false, strips, s * n_strip, n_strip, PANEL_COLS, &panel, scale, x);
         x = quant_tile_next(x, 1);
     }
