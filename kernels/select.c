@@ -1,13 +1,21 @@
 /* Which implementation of the table runs here, and the floating-point state that all of them need. */
 #include "kernels/kernels.h"
 
+#include <cpuid.h>
 #include <string.h>
 #include <xmmintrin.h>
+
+/* The builtin does not know this one by name in every compiler; its registers are those of AVX. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
 
 /* These builtins also ask whether the operating system saves the registers. */
 static bool has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 static bool has_avx512(void)

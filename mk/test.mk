@@ -2,8 +2,7 @@
 
 # The folders whose C is formatted and looked over.
 SOURCES := $(wildcard cmd/*.[ch] cmd/*/*.[ch] lib/*/*.[ch] kernels/*.[ch] kernels/cpu/*.[ch] tests/*/*.[ch])
-SHELL_SOURCES := scripts/setup scripts/get-model scripts/quickstart scripts/check scripts/run-tests scripts/check-layers \
-	.ci/run
+SHELL_SOURCES := $(shell grep -lE '^\#!.*(bash|/sh)' scripts/* examples/* .ci/* 2> /dev/null)
 MAN_PAGES := $(wildcard docs/man/*.[1-9])
 
 .PHONY: check
@@ -21,7 +20,8 @@ test-%: all unit
 # compiler and the sanitizers watch over both.
 .PHONY: lint
 lint:
-	@clang-format --dry-run -Werror $(SOURCES)
+	@bad=$$(for f in $(SOURCES); do clang-format $$f | cmp -s - $$f || echo $$f; done); \
+		[ -z "$$bad" ] || { echo "to be formatted (make format):" $$bad; exit 1; }
 	@cppcheck -q --enable=warning --inline-suppr --error-exitcode=1 --std=c11 -j2 -Ilib -I. \
 		--suppress=uninitvar --suppress=legacyUninitvar --suppress=arrayIndexOutOfBoundsCond --suppress=memleak \
 		lib cmd kernels
