@@ -50,6 +50,8 @@ static int finish(struct err *e, struct decode *d, struct request *q, enum answe
 {
     uint64_t now = proc_now_ns();
     size_t n_answer = 0;
+    if (!q->begun) /* no token was asked for: the prompt's end is all there is */
+        q->first_ns = q->last_ns = now;
     if (q->answer)
         answer_ids(q->answer, &n_answer);
     uint32_t before = q->given_first ? q->n_span : q->r->n_span;
@@ -68,7 +70,7 @@ static int finish(struct err *e, struct decode *d, struct request *q, enum answe
     }
     span[n] = span_of(d, d->s.o->prog);
     span[n].queued_ns = q->queued_ns;
-    span[n].start_ns = q->prompt_end_ns ? q->prompt_end_ns : q->first_ns ? q->first_ns : now;
+    span[n].start_ns = q->prompt_end_ns ? q->prompt_end_ns : q->first_ns;
     span[n].end_ns = now;
     span[n].tokens = n_answer;
     span[n++].bytes = q->bytes_in;
