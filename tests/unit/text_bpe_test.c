@@ -13,6 +13,7 @@
 
 #include "text/text_private.h"
 #include "unit/text_gguf.h"
+#include "unit/text_model.h"
 
 enum { N_KIND = 5 };
 static const char *const kind_name[N_KIND] = {"gpt-2", "smollm", "llama-bpe", "qwen2", "smollm+added"};

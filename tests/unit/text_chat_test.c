@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "unit/text_gguf.h"
+#include "unit/text_model.h"
 
 static int set_up(void **state)
 {

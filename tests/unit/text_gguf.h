@@ -101,20 +101,6 @@ static inline int tiny_open(struct err *e, struct gguf **g, struct tiny_gguf *w)
     return r;
 }
 
-/* NULL where the default model is not on this machine. */
-static inline struct gguf *default_model(void)
-{
-    char path[4096];
-    struct err e;
-    struct gguf *g = NULL;
-    const char *named = getenv("PHASEPIPE_TEST_MODEL");
-    if (named == NULL && model_default_path(&e, path, sizeof path) != 0)
-        fail_msg("%s", e.text);
-    if (gguf_open(&e, &g, named != NULL ? named : path) != 0)
-        fail_msg("%s", e.text);
-    return g;
-}
-
 /* What differs from the default model; zeros and NULLs leave it out of the file. */
 struct other {
     const char *pre, *template;

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "unit/text_gguf.h"
+#include "unit/text_model.h"
 
 /* A vocabulary of a few entries. */
 struct small {
