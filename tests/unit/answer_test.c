@@ -8,6 +8,7 @@
 
 #include "engine/answer.h"
 #include "unit/text_gguf.h"
+#include "unit/text_model.h"
 
 static struct text *t;
 static uint32_t eos;
