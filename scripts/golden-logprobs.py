@@ -46,6 +46,7 @@ def rows_of(lp, ids, first):
 def judged(judge, rows, lp, ids, first):
     """Feeds the judge what a program with the full distribution `lp` would show of it."""
     for row, q, nxt in zip(rows, lp, ids[first + 1:]):
+        q = np.where(np.isnan(q), np.nanmin(q), q)  # unknown: 16 nats under the best
         best = np.argsort(-q, kind="stable")[:64]
         judge.position(row, float(q[nxt]), {int(j): float(q[j]) for j in best})
 

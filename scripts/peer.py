@@ -36,7 +36,7 @@ def log_probs(model, text_path, window, n_window, options=(), threads=2):
 
     The file it writes: "_logits_", n_ctx, n_vocab, n_chunk as int32, the ids, then for every position a scale and a
     minimum (float32) and a uint16 for each entry: log-probability = minimum + scale * number. The vocabulary is padded to
-    an even number."""
+    an even number. What lies 16 nats or more under the best is written as the minimum: unknown, NaN here."""
     import numpy as np
 
     with tempfile.TemporaryDirectory() as tmp:
@@ -60,8 +60,9 @@ def log_probs(model, text_path, window, n_window, options=(), threads=2):
             for c in range(n_chunk):
                 raw = np.frombuffer(f.read(2 * width * n_row), dtype="<u2").reshape(n_row, width)
                 head = raw[:, :4].copy().view("<f4")
-                lp = head[:, 1:2] + head[:, 0:1] * raw[:, 4:4 + n_vocab].astype(np.float32)
-                yield ids[c], lp.astype(np.float64)
+                code = raw[:, 4:4 + n_vocab]
+                lp = (head[:, 1:2] + head[:, 0:1] * code.astype(np.float32)).astype(np.float64)
+                yield ids[c], np.where(code == 0, np.nan, lp)
 
 
 def version():
