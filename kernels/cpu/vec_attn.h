@@ -44,11 +44,19 @@ INLINE int32_t attn_int(const uint8_t *p)
     return x;
 }
 
-/* Fetches 64-byte line number i of a run of `bytes`. */
-INLINE void attn_fetch(const uint8_t *p, size_t bytes, size_t i)
+/*
+ * Fetches two lines of the block's values and two of the next block's keys at column d, so all of both in a pass over
+ * d. Into the second level: on Zen 4 that reads 1.4 times as fast from memory as fetching into the first, or as no
+ * fetch.
+ */
+INLINE void attn_fetch(const uint8_t *values, const uint8_t *next, int d, int bytes_a_column)
 {
-    if (i * 64 < bytes)
-        _mm_prefetch((const char *)(p + i * 64), _MM_HINT_T0);
+    const int at = d * bytes_a_column * KERN_KV_BLOCK;
+
+    for (int i = 0; i < 128; i += 64) {
+        _mm_prefetch((const char *)(values + at + i), _MM_HINT_T1);
+        _mm_prefetch((const char *)(next + at + i), _MM_HINT_T1);
+    }
 }
 
 /* Scores of LANES·n tokens from token t, scaled; those out of a row's range -inf. Keeps the running maxima. */
@@ -67,7 +75,8 @@ INLINE void scores_keep(struct attn_tile *w, vf max[], int rows, int t, const vf
 }
 
 /* Both planes of the int8 scores of one block: exact sums, joined, then scaled. */
-INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const uint8_t *tile, int t)
+INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const uint8_t *tile, const uint8_t *next,
+                        int t)
 {
     const int n = SCORE_REGS;
     const float *scale = (const float *)(tile + 32 * hd);
@@ -86,10 +95,8 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
         for (int d = 0; d < hd; d += 4) {
             vi k[SCORE_REGS];
 
-            if (w->fetch && j == 0) {
-                attn_fetch(values, (size_t)32 * hd + 128, (size_t)d / 2);
-                attn_fetch(values, (size_t)32 * hd + 128, (size_t)d / 2 + 1);
-            }
+            if (w->fetch && j == 0)
+                attn_fetch(values, next, d, 1);
             foreach (i, n)
                 k[i] = vi_load(tile + d * 32 + (j + i) * 4 * LANES);
             foreach (r, rows) {
@@ -114,7 +121,8 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
 }
 
 /* bf16: pairs of columns, the odd one first. f16: columns ascending. */
-INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, int rows, int hd, const uint8_t *tile, int t)
+INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, int rows, int hd, const uint8_t *tile,
+                         const uint8_t *next, int t)
 {
     const int n = SCORE_REGS;
     const size_t q_end = type == KERN_KV_BF16 ? 2 * (size_t)hd : 4 * (size_t)hd;
@@ -129,10 +137,8 @@ INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, int r
         for (int d = 0; d < hd; d += 2) {
             vf k0[SCORE_REGS], k1[SCORE_REGS];
 
-            if (w->fetch && j == 0) {
-                attn_fetch(values, (size_t)64 * hd, (size_t)d);
-                attn_fetch(values, (size_t)64 * hd, (size_t)d + 1);
-            }
+            if (w->fetch && j == 0)
+                attn_fetch(values, next, d, 2);
             foreach (i, n) {
                 if (type == KERN_KV_BF16) {
                     vi pair = vi_load(tile + d * 64 + (j + i) * 4 * LANES);
@@ -160,7 +166,10 @@ INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, int r
     }
 }
 
-/* e = exp2(s - max) and its sums in 16 lanes; a score of -inf gives 0. For int8 KV e becomes e·vs, with its maximum. */
+/*
+ * e = exp2(s - max) and its sums in 16 lanes; a score of -inf gives 0. For int8 KV e becomes e·vs, with its maximum: a
+ * NaN, as 0 times a stale scale is, never counts there, and weights_int8 masks it.
+ */
 INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int rows)
 {
     vf sum[ATTN_ROWS][LANE_REGS], top[ATTN_ROWS], max[ATTN_ROWS];
@@ -177,19 +186,13 @@ INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int
 
         foreach (j, BLOCK_REGS) {
             const int t = b * KERN_KV_BLOCK + j * LANES;
-            const bool all = t >= w->all_from && t + LANES <= w->all_to;
 
             foreach (r, rows) {
                 vf e = vf_exp2(vf_sub(vf_load(&w->e[r][t]), max[r]));
-                vm sees = vm_range(t, w->from[r], w->to[r]);
 
-                if (!all)
-                    e = vf_select(sees, e, vf_zero());
                 sum[r][j % LANE_REGS] = vf_add(sum[r][j % LANE_REGS], e);
                 if (int8) {
                     e = vf_mul(e, vf_load(vs + j * LANES));
-                    if (!all)
-                        e = vf_select(sees, e, vf_zero());
                     top[r] = vf_max(e, top[r]);
                 }
                 vf_store(&w->e[r][t], e);
@@ -384,10 +387,12 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
     foreach (r, rows)
         max[r] = vf_set(-INFINITY);
     for (int b = w->first; b < w->end; b++) {
+        const uint8_t *next = a->tile[b + 1 < w->end ? b + 1 : b];
+
         if (type == KERN_KV_INT8)
-            scores_int8(w, max, rows, hd, a->tile[b], b * KERN_KV_BLOCK);
+            scores_int8(w, max, rows, hd, a->tile[b], next, b * KERN_KV_BLOCK);
         else
-            scores_float(w, max, type, rows, hd, a->tile[b], b * KERN_KV_BLOCK);
+            scores_float(w, max, type, rows, hd, a->tile[b], next, b * KERN_KV_BLOCK);
     }
     foreach (r, rows)
         w->max[r] = vf_max_lane(max[r]);
