@@ -199,7 +199,8 @@ static int show_answer(struct err *e, struct chat *c, bool *ok, uint64_t seq)
             return 0;
         }
         if (f->kind == WIRE_OUT && f->out.seq == seq) {
-            fwrite(f->out.text.p, 1, f->out.text.n, stdout);
+            if (f->out.text.n)
+                fwrite(f->out.text.p, 1, f->out.text.n, stdout);
             if (fflush(stdout))
                 return err_sys(e, "stdout");
             if (keep(e, c, f->out.text))

@@ -109,10 +109,11 @@ static int show_text(struct err *e, struct order *o, struct item *i)
         o->open = i;
         o->any = true;
     }
-    fwrite(i->r->text + i->shown, 1, n, stdout);
-    i->shown += n;
-    if (n)
+    if (n) {
+        fwrite(i->r->text + i->shown, 1, n, stdout);
         o->mid_line = i->r->text[i->r->n_text - 1] != '\n';
+    }
+    i->shown += n;
     if (i->done) {
         if (o->mid_line || !i->r->n_text)
             putchar('\n');

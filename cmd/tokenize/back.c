@@ -48,7 +48,8 @@ static int show(struct err *e, struct bytes *b)
     size_t n = 0;
     if (text_utf8_repair(e, &fixed, &n, b->p ? b->p : "", b->n))
         return e->code;
-    fwrite(fixed, 1, n, stdout);
+    if (n)
+        fwrite(fixed, 1, n, stdout);
     putchar('\n');
     free(fixed);
     b->n = 0;

@@ -50,19 +50,25 @@ static int fill(struct err *e, struct lines *l)
     }
 }
 
-int lines_next(struct err *e, struct lines *l, const char **line, size_t *n)
+/* What was given goes, so that there is room; the bytes of an unfinished line come first. */
+static void compact(struct lines *l)
 {
-    memmove(l->buf, l->buf + l->at, l->n - l->at);
+    if (l->at && l->n > l->at)
+        memmove(l->buf, l->buf + l->at, l->n - l->at);
     l->n -= l->at;
     l->at = 0;
+}
+
+int lines_next(struct err *e, struct lines *l, const char **line, size_t *n)
+{
+    size_t seen = l->at; /* up to here there is no line feed */
     l->overlong = false;
-    size_t seen = 0;
     for (;;) {
         char *feed = l->n > seen ? memchr(l->buf + seen, '\n', l->n - seen) : NULL;
-        if (feed || (l->end && (l->n || l->overlong))) {
-            *line = l->buf;
-            *n = feed ? (size_t)(feed - l->buf) : l->n;
-            l->at = *n + (feed != NULL);
+        if (feed || (l->end && (l->n > l->at || l->overlong))) {
+            *line = l->buf + l->at;
+            *n = (feed ? (size_t)(feed - l->buf) : l->n) - l->at;
+            l->at += *n + (feed != NULL);
             if (l->overlong)
                 *n = (size_t)ASK_LINE_BYTES_MAX + 1;
             l->number++;
@@ -72,6 +78,7 @@ int lines_next(struct err *e, struct lines *l, const char **line, size_t *n)
             *line = NULL;
             return 0;
         }
+        compact(l);
         seen = l->n;
         /* The rest of a line that is too long is read past, so that the next one is found. */
         if (l->n > ASK_LINE_BYTES_MAX) {

@@ -134,7 +134,7 @@ int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const c
     out->stop_ids = NULL;
     out->bias = NULL;
     if (n > ASK_LINE_BYTES_MAX)
-        return err_set(e, ERR_NO, "%zu bytes, the limit of a line is %u", n, ASK_LINE_BYTES_MAX);
+        return err_set(e, ERR_NO, "more than %u bytes, the limit of a line", ASK_LINE_BYTES_MAX);
     if (parse(e, &out->json, line, n))
         return e->code;
     const json_t *o = out->json;
