@@ -23,21 +23,37 @@ static void profile(void *arg, const char *part, uint64_t ns)
 int main(int argc, char **argv)
 {
     struct err e = {0};
-    struct phase_opts o = {.prog = PROG, .kv_type = "auto", .batched_tokens = 512, .seqs = 1, .fd_in = STDIN_FILENO,
-                           .fd_out = STDOUT_FILENO, .isa = getenv("PHASEPIPE_ISA")};
+    struct phase_opts o = {.prog = PROG,
+                           .kv_type = "auto",
+                           .batched_tokens = 512,
+                           .seqs = 1,
+                           .fd_in = STDIN_FILENO,
+                           .fd_out = STDOUT_FILENO,
+                           .isa = getenv("PHASEPIPE_ISA")};
     uint64_t threads = 0;
     bool verbose = false, times = false;
     const struct cli_opt opts[] = {
-        {'m', "model", CLI_STR, &o.model, "MODEL", "GGUF file; the default model of the cache directory where absent", .lo = 0},
-        {0, "max-num-batched-tokens", CLI_U64, &o.batched_tokens, "N", "rows of a step at most (512)", .lo = 1, .hi = 65536},
-        {0, "max-model-len", CLI_U64, &o.model_len, "N", "window, where smaller than the model's", .lo = 1, .hi = UINT32_MAX},
-        {0, "kv-cache-dtype", CLI_CHOICE, &o.kv_type, "TYPE", "auto (int8), f16, bf16 or int8", .choices = "auto|f16|bf16|int8"},
-        {0, "kv-cache-memory-bytes", CLI_SIZE, &o.kv_bytes, "B", "budget for KV blocks (a quarter of the memory)", .lo = 0},
+        {'m', "model", CLI_STR, &o.model, "MODEL", "GGUF file; the default model of the cache directory where absent",
+         .lo = 0},
+        {0, "max-num-batched-tokens", CLI_U64, &o.batched_tokens, "N", "rows of a step at most (512)", .lo = 1,
+         .hi = 65536},
+        {0, "max-model-len", CLI_U64, &o.model_len, "N", "window, where smaller than the model's", .lo = 1,
+         .hi = UINT32_MAX},
+        {0, "kv-cache-dtype", CLI_CHOICE, &o.kv_type, "TYPE", "auto (int8), f16, bf16 or int8",
+         .choices = "auto|f16|bf16|int8"},
+        {0, "kv-cache-memory-bytes", CLI_SIZE, &o.kv_bytes, "B", "budget for KV blocks (a quarter of the memory)",
+         .lo = 0},
         {0, "threads", CLI_U64, &threads, "N", "compute threads (by affinity and quota)", .lo = 1, .hi = 1024},
         {0, "profile", CLI_FLAG, &times, NULL, "at the end, time of each part of the steps on stderr", .lo = 0},
-        {'v', "verbose", CLI_FLAG, &verbose, NULL, "say at start what runs: instruction set, threads, KV budget", .lo = 0},
+        {'v', "verbose", CLI_FLAG, &verbose, NULL, "say at start what runs: instruction set, threads, KV budget",
+         .lo = 0},
     };
-    const struct cli_prog p = {PROG, "[-m MODEL] [options] < tok-frames > kv-frames", "reads prompts, writes their KV and first tokens", opts, sizeof opts / sizeof *opts, 0};
+    const struct cli_prog p = {PROG,
+                               "[-m MODEL] [options] < tok-frames > kv-frames",
+                               "reads prompts, writes their KV and first tokens",
+                               opts,
+                               sizeof opts / sizeof *opts,
+                               0};
     size_t n_arg;
     int rc = cli_parse(&e, &p, argc, argv, &n_arg);
     if (rc == CLI_DONE)

@@ -16,7 +16,7 @@ struct answer {
     char **stop;
     size_t *stop_len;
     struct text_out *out;
-    char *tail;       /* what a push gives when it ends the answer: two pieces joined */
+    char *tail; /* what a push gives when it ends the answer: two pieces joined */
     int stop_index;
 };
 
@@ -85,7 +85,8 @@ static int open_out(struct err *e, struct answer *a)
     text_out_free(a->out);
     a->out = NULL;
     bool stops = a->n + 1 >= a->p.min_tokens;
-    int rc = text_out_new(e, &a->out, a->t, context, n, (const char *const *)a->stop, a->stop_len, stops ? a->p.n_stop : 0);
+    int rc =
+        text_out_new(e, &a->out, a->t, context, n, (const char *const *)a->stop, a->stop_len, stops ? a->p.n_stop : 0);
     free(context);
     return rc;
 }

@@ -1,6 +1,6 @@
 /*
- * One answer as it grows: its ids, the text that is safe to show, and where it ends. prefill calls the same code for the
- * first token as decode for all of them. Belongs to one thread.
+ * One answer as it grows: its ids, the text that is safe to show, and where it ends. prefill calls the same code for
+ * the first token as decode for all of them. Belongs to one thread.
  */
 #ifndef ANSWER_H
 #define ANSWER_H
@@ -14,10 +14,10 @@
 struct answer_params {
     uint32_t max_tokens, min_tokens; /* max_tokens >= 1; no end token, stop id or stop string before min_tokens */
     bool ignore_eos;
-    const char *const *stop;         /* [n_stop] copied */
+    const char *const *stop; /* [n_stop] copied */
     const size_t *stop_len;
     size_t n_stop;
-    const uint32_t *stop_ids;        /* [n_stop_id] copied */
+    const uint32_t *stop_ids; /* [n_stop_id] copied */
     size_t n_stop_id;
 };
 

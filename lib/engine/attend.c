@@ -1,5 +1,5 @@
-/* Attention of a layer: units of (chunk, kv head, rows) walk the partitions in order; where rows are few and contexts long a
- * unit is one partition, and the partials are joined afterwards in the same order. Both give the same bits. */
+/* Attention of a layer: units of (chunk, kv head, rows) walk the partitions in order; where rows are few and contexts
+ * long a unit is one partition, and the partials are joined afterwards in the same order. Both give the same bits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,8 +41,8 @@ int attend_plan(struct err *e, struct engine *g)
     if (!s->split || rows * g->m->c.n_kv_head <= g->part.cap)
         return 0;
     rows *= g->m->c.n_kv_head;
-    struct part p = {malloc((size_t)rows * 4), malloc((size_t)rows * 4), malloc((size_t)rows * 4 * (size_t)g->m->c.head_dim),
-                     rows};
+    struct part p = {malloc((size_t)rows * 4), malloc((size_t)rows * 4),
+                     malloc((size_t)rows * 4 * (size_t)g->m->c.head_dim), rows};
     if (!p.m || !p.l || !p.o) {
         free(p.m);
         free(p.l);
@@ -88,8 +88,8 @@ static struct unit unit_of(const struct engine *g, int64_t u)
 }
 
 /* Partition p of a unit into m, l, o: rows in the order (token, head of the group). */
-static void one_partition(struct engine *g, struct seat *t, int64_t layer, const struct unit *u, int64_t p, float *m, float *l,
-                          float *o)
+static void one_partition(struct engine *g, struct seat *t, int64_t layer, const struct unit *u, int64_t p, float *m,
+                          float *l, float *o)
 {
     const struct engine_chunk *c = &g->s.chunk[u->c];
     int64_t base = p * KERN_KV_PARTITION, seen = 0;
@@ -106,8 +106,15 @@ static void one_partition(struct engine *g, struct seat *t, int64_t layer, const
     int n_tile = (int)((seen + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK);
     for (int b = 0; b < n_tile; b++)
         t->tile[b] = kv_tile(g->pool, c->kv->slot[base / KERN_KV_BLOCK + b], layer, u->head);
-    struct kern_attn a = {.type = g->kv, .hd = g->m->c.head_dim, .n_row = n_row, .q = t->q, .from = t->from, .to = t->to,
-                          .tile = t->tile, .n_tile = n_tile, .scratch = t->attn};
+    struct kern_attn a = {.type = g->kv,
+                          .hd = g->m->c.head_dim,
+                          .n_row = n_row,
+                          .q = t->q,
+                          .from = t->from,
+                          .to = t->to,
+                          .tile = t->tile,
+                          .n_tile = n_tile,
+                          .scratch = t->attn};
     g->k->attn(m, l, o, &a);
 }
 

@@ -102,7 +102,8 @@ static void place(struct engine *g, struct bump *b)
         place_seat(g, b, &g->seat[i], f);
 }
 
-int engine_open(struct err *e, struct engine **out, const struct model *m, struct kv_pool *pool, const struct engine_opts *o)
+int engine_open(struct err *e, struct engine **out, const struct model *m, struct kv_pool *pool,
+                const struct engine_opts *o)
 {
     const struct model_config *c = &m->c;
     if (c->n_layer * 12 + 8 > TEAM_PHASES)
@@ -206,7 +207,8 @@ void engine_each(struct engine *g, void (*fn)(void *arg, int64_t i, int tid), vo
 
 const char *engine_part_name(enum engine_part p)
 {
-    static const char *const name[PART_N] = {"embed", "norm", "qkv", "rope", "attention", "out", "gate-up", "down", "head"};
+    static const char *const name[PART_N] = {"embed", "norm",    "qkv",  "rope", "attention",
+                                             "out",   "gate-up", "down", "head"};
     return p < PART_N ? name[p] : "?";
 }
 

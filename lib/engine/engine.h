@@ -17,14 +17,15 @@
 struct engine;
 
 struct engine_opts {
-    const char *isa;     /* "c", "avx2", "avx512"; NULL: the best there is */
-    int threads;         /* >= 1 */
+    const char *isa; /* "c", "avx2", "avx512"; NULL: the best there is */
+    int threads;     /* >= 1 */
     enum kern_kv kv;
     int64_t row_max;     /* rows of a step */
     uint64_t delay_seed; /* tests: random waits at phase ends; 0: none */
 };
 
-int engine_open(struct err *e, struct engine **out, const struct model *m, struct kv_pool *pool, const struct engine_opts *o);
+int engine_open(struct err *e, struct engine **out, const struct model *m, struct kv_pool *pool,
+                const struct engine_opts *o);
 void engine_free(struct engine *g);
 int64_t engine_row_max(const struct engine *g);
 const char *engine_isa(const struct engine *g);
@@ -32,8 +33,8 @@ void engine_layout(struct kv_layout *out, const struct model *m, enum kern_kv kv
 
 enum engine_want { ENGINE_NONE, ENGINE_LAST, ENGINE_ALL };
 
-/* One sequence's part of a step: ids at positions pos … pos+n-1, whose KV goes into `kv` (which has room) and which read
- * all KV before them. A sequence appears once in a step. */
+/* One sequence's part of a step: ids at positions pos … pos+n-1, whose KV goes into `kv` (which has room) and which
+ * read all KV before them. A sequence appears once in a step. */
 struct engine_chunk {
     const struct kv_table *kv;
     const uint32_t *ids; /* [n], below the model's vocab */
@@ -41,14 +42,17 @@ struct engine_chunk {
     enum engine_want want; /* rows whose logits will be asked for */
 };
 
-/* Called on the caller's thread while the others compute, when all KV of a layer of this step is written. Must be short. */
+/* Called on the caller's thread while the others compute, when all KV of a layer of this step is written. Must be
+ * short. */
 typedef void engine_layer_fn(void *arg, int64_t layer);
 
-/* Runs one step; sum of n <= row_max; ERR_SYS without memory. Afterwards engine_logits reads the wanted rows, in the order of the chunks. */
+/* Runs one step; sum of n <= row_max; ERR_SYS without memory. Afterwards engine_logits reads the wanted rows, in the
+ * order of the chunks. */
 int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chunk, int64_t n_chunk,
                 engine_layer_fn *layer_done, void *arg);
 
-/* Logits of wanted rows first … first+n-1 (first a multiple of 8) of the last step; out: [n][ld], ld = engine_logits_ld. */
+/* Logits of wanted rows first … first+n-1 (first a multiple of 8) of the last step; out: [n][ld], ld =
+ * engine_logits_ld. */
 int64_t engine_logits_ld(const struct engine *g);
 void engine_logits(struct engine *g, float *out, int64_t first, int64_t n);
 
@@ -58,7 +62,18 @@ void engine_each(struct engine *g, void (*fn)(void *arg, int64_t i, int tid), vo
 const struct kern_ops *engine_ops(const struct engine *g);
 
 /* Time spent in the parts of steps so far, ns, measured on the caller's thread; for profiles. */
-enum engine_part { PART_EMBED, PART_NORM, PART_QKV, PART_ROPE, PART_ATTN, PART_OUT, PART_FFN, PART_DOWN, PART_HEAD, PART_N };
+enum engine_part {
+    PART_EMBED,
+    PART_NORM,
+    PART_QKV,
+    PART_ROPE,
+    PART_ATTN,
+    PART_OUT,
+    PART_FFN,
+    PART_DOWN,
+    PART_HEAD,
+    PART_N
+};
 const char *engine_part_name(enum engine_part p);
 void engine_times(const struct engine *g, uint64_t out_ns[PART_N]);
 

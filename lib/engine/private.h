@@ -7,17 +7,17 @@
 
 #define ROWS_ALONE 8 /* up to here every thread makes its own copy of normed rows: a barrier costs more */
 
-struct seat { /* one thread's memory */
-    struct kern_act act;    /* normed rows, where few */
-    void *linear;           /* kern_linear_scratch */
-    float *a, *b;           /* [row_max][32] */
-    float *norm;            /* [8][hidden] */
-    float *m, *l, *o;       /* attention partials: [attn_rows], [attn_rows][hd] */
-    float *M, *L, *O;       /* running */
-    int32_t *from, *to;     /* [attn_rows] */
-    void *attn;             /* kern_attn_scratch */
-    uint8_t *q;             /* [attn_rows] prepared rows */
-    const uint8_t **tile;   /* [8] */
+struct seat {             /* one thread's memory */
+    struct kern_act act;  /* normed rows, where few */
+    void *linear;         /* kern_linear_scratch */
+    float *a, *b;         /* [row_max][32] */
+    float *norm;          /* [8][hidden] */
+    float *m, *l, *o;     /* attention partials: [attn_rows], [attn_rows][hd] */
+    float *M, *L, *O;     /* running */
+    int32_t *from, *to;   /* [attn_rows] */
+    void *attn;           /* kern_attn_scratch */
+    uint8_t *q;           /* [attn_rows] prepared rows */
+    const uint8_t **tile; /* [8] */
 };
 
 struct part { /* partials of split attention: [unit][G] */
@@ -28,11 +28,11 @@ struct part { /* partials of split attention: [unit][G] */
 struct step {
     const struct engine_chunk *chunk;
     int64_t n_chunk, n_row, n_want;
-    int64_t *row0;       /* [n_chunk] first row */
-    int64_t *unit0;      /* [n_chunk + 1] first attention unit of a chunk (of one head) */
-    int64_t n_unit;      /* of one head */
-    bool split;          /* few rows, long contexts: a unit is a partition */
-    bool whole;          /* a unit is all rows of a chunk: rotates and stores its own KV too */
+    int64_t *row0;  /* [n_chunk] first row */
+    int64_t *unit0; /* [n_chunk + 1] first attention unit of a chunk (of one head) */
+    int64_t n_unit; /* of one head */
+    bool split;     /* few rows, long contexts: a unit is a partition */
+    bool whole;     /* a unit is all rows of a chunk: rotates and stores its own KV too */
     engine_layer_fn *layer_done;
     void *layer_arg;
 };
@@ -44,28 +44,28 @@ struct engine {
     struct team *team;
     enum kern_kv kv;
     int64_t row_max, chunk_cap;
-    int n_thread, group;     /* group: query heads a kv head */
-    int64_t ldq;             /* row of qkv: q, k, v, each padded to 16 */
+    int n_thread, group; /* group: query heads a kv head */
+    int64_t ldq;         /* row of qkv: q, k, v, each padded to 16 */
     int64_t off_k, off_v;
     int attn_tokens, attn_rows; /* tokens and rows of an attention unit */
     size_t q_bytes;
     float scale;
 
-    float *x;                /* [row_max][hidden] residual */
-    float *qkv;              /* [row_max][ldq] */
-    uint8_t *q;              /* [row_max][n_head] prepared */
-    float *o;                /* [row_max][n_head * hd] */
-    float *h;                /* [row_max][ffn], where ffn is no multiple of 32 */
-    float *cs;               /* [row_max][n_rot/2][2] */
-    float *want;             /* [row_max][hidden] wanted rows, final norm applied */
+    float *x;                                 /* [row_max][hidden] residual */
+    float *qkv;                               /* [row_max][ldq] */
+    uint8_t *q;                               /* [row_max][n_head] prepared */
+    float *o;                                 /* [row_max][n_head * hd] */
+    float *h;                                 /* [row_max][ffn], where ffn is no multiple of 32 */
+    float *cs;                                /* [row_max][n_rot/2][2] */
+    float *want;                              /* [row_max][hidden] wanted rows, final norm applied */
     struct kern_act act, act_o, act_h, act_w; /* shared activations */
     struct part part;
-    struct seat *seat;       /* [n_thread] */
-    void *mem;               /* all of the above */
+    struct seat *seat; /* [n_thread] */
+    void *mem;         /* all of the above */
     uint64_t mem_bytes;
 
     struct step s;
-    float *logits;           /* job of engine_logits */
+    float *logits; /* job of engine_logits */
     int64_t logits_first, logits_n;
     void (*each_fn)(void *, int64_t, int);
     void *each_arg;

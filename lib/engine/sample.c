@@ -17,11 +17,11 @@ struct candidate {
 struct sampler {
     const struct kern_ops *k;
     int64_t vocab;
-    float *e;                /* [vocab] */
-    float *raw;              /* [vocab] the model's own logits, where a request changes them */
-    uint32_t *count;         /* [vocab] uses in the answer, cleared after each call */
-    uint8_t *seen;           /* [vocab] in the prompt or the answer, cleared after each call */
-    struct candidate *cand;  /* [vocab] */
+    float *e;               /* [vocab] */
+    float *raw;             /* [vocab] the model's own logits, where a request changes them */
+    uint32_t *count;        /* [vocab] uses in the answer, cleared after each call */
+    uint8_t *seen;          /* [vocab] in the prompt or the answer, cleared after each call */
+    struct candidate *cand; /* [vocab] */
 };
 
 int sampler_new(struct err *e, struct sampler **out, const struct kern_ops *k, int64_t vocab)
@@ -29,8 +29,12 @@ int sampler_new(struct err *e, struct sampler **out, const struct kern_ops *k, i
     struct sampler *s = calloc(1, sizeof *s);
     size_t n = (size_t)vocab;
     if (s) {
-        *s = (struct sampler){k, vocab, malloc(n * sizeof *s->e), malloc(n * sizeof *s->raw),
-                              calloc(n, sizeof *s->count), calloc(n, 1),
+        *s = (struct sampler){k,
+                              vocab,
+                              malloc(n * sizeof *s->e),
+                              malloc(n * sizeof *s->raw),
+                              calloc(n, sizeof *s->count),
+                              calloc(n, 1),
                               malloc(n * sizeof *s->cand)};
         if (s->e && s->raw && s->count && s->seen && s->cand) {
             *out = s;
@@ -58,7 +62,8 @@ void sample_philox(uint32_t out[4], const uint32_t counter[4], const uint32_t ke
     uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]}, k[2] = {key[0], key[1]};
     for (int i = 0; i < 10; i++) {
         uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
-        uint32_t n[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ k[1], (uint32_t)a};
+        uint32_t n[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ k[1],
+                         (uint32_t)a};
         memcpy(c, n, sizeof c);
         k[0] += 0x9E3779B9u;
         k[1] += 0xBB67AE85u;
@@ -165,8 +170,8 @@ static int by_rank(const void *pa, const void *pb)
 }
 
 /*
- * Keeps in cand[0 … n) a superset of the best tokens that holds at least `k` of them (k > 0) or a share `mass` of the sum:
- * whole classes of equal exponent of e, from the top. So a filter sorts few tokens, not a vocabulary.
+ * Keeps in cand[0 … n) a superset of the best tokens that holds at least `k` of them (k > 0) or a share `mass` of the
+ * sum: whole classes of equal exponent of e, from the top. So a filter sorts few tokens, not a vocabulary.
  */
 static int64_t narrow(struct candidate *cand, int64_t n, int64_t k, double mass)
 {
@@ -267,8 +272,8 @@ static void change(struct sampler *s, float *x, int64_t n_token, const struct sa
 }
 
 int sample(struct err *e, struct sampler *s, struct sample_result *out, float *x, int64_t n_token,
-           const struct sample_params *p, const uint32_t *prompt, int64_t n_prompt, const uint32_t *answer, int64_t n_answer,
-           const uint32_t *ban, int64_t n_ban, uint64_t position)
+           const struct sample_params *p, const uint32_t *prompt, int64_t n_prompt, const uint32_t *answer,
+           int64_t n_answer, const uint32_t *ban, int64_t n_ban, uint64_t position)
 {
     const float *raw = x;
     float max;

@@ -23,13 +23,13 @@ struct sample_bias {
 struct sample_params {
     uint64_t seed;
     uint32_t choice;
-    float temperature;  /* 0: greedy */
-    uint32_t top_k;     /* 0: off */
-    float top_p, min_p; /* 1, 0: off; top_p 0 keeps the best token */
+    float temperature;                                             /* 0: greedy */
+    uint32_t top_k;                                                /* 0: off */
+    float top_p, min_p;                                            /* 1, 0: off; top_p 0 keeps the best token */
     float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0: off */
     const struct sample_bias *bias;
     uint32_t n_bias;
-    int32_t logprobs;   /* -1: none; N best beside the chosen one, at most SAMPLE_TOP_MAX */
+    int32_t logprobs; /* -1: none; N best beside the chosen one, at most SAMPLE_TOP_MAX */
 };
 
 struct sample_top {
@@ -49,15 +49,16 @@ int sampler_new(struct err *e, struct sampler **out, const struct kern_ops *k, i
 void sampler_free(struct sampler *s);
 
 /*
- * Chooses a token. logits: [vocab], overwritten; ids at or past n_token (padding rows) are never chosen. prompt, answer:
- * the ids so far, for penalties. ban: n_ban ids that must not be chosen (end tokens before min_tokens). position: place of
- * the token in the sequence. ERR_NO where a logit is NaN or nothing may be chosen.
+ * Chooses a token. logits: [vocab], overwritten; ids at or past n_token (padding rows) are never chosen. prompt,
+ * answer: the ids so far, for penalties. ban: n_ban ids that must not be chosen (end tokens before min_tokens).
+ * position: place of the token in the sequence. ERR_NO where a logit is NaN or nothing may be chosen.
  */
 int sample(struct err *e, struct sampler *s, struct sample_result *out, float *logits, int64_t n_token,
-           const struct sample_params *p, const uint32_t *prompt, int64_t n_prompt, const uint32_t *answer, int64_t n_answer,
-           const uint32_t *ban, int64_t n_ban, uint64_t position);
+           const struct sample_params *p, const uint32_t *prompt, int64_t n_prompt, const uint32_t *answer,
+           int64_t n_answer, const uint32_t *ban, int64_t n_ban, uint64_t position);
 
-/* Log-probability of `id` and the n_top best over the whole vocabulary, without choosing. logits: [vocab], not changed. */
+/* Log-probability of `id` and the n_top best over the whole vocabulary, without choosing. logits: [vocab], not changed.
+ */
 int sample_logprob(struct err *e, struct sampler *s, struct sample_result *out, const float *logits, uint32_t id,
                    int32_t n_top);
 

@@ -58,7 +58,8 @@ static void embed(struct engine *g, int phase)
         }
 }
 
-/* Normed rows as activations. Few rows: every thread makes its own copy. Many: tiles are shared out, a barrier follows. */
+/* Normed rows as activations. Few rows: every thread makes its own copy. Many: tiles are shared out, a barrier follows.
+ */
 static const struct kern_act *normed(struct engine *g, int tid, const float *w, int phase)
 {
     struct seat *t = &g->seat[tid];

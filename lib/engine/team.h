@@ -22,7 +22,8 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg);
 void team_barrier(struct team *t, int tid);
 
 /* Work of a phase, taken unit by unit so that a disturbed thread takes less of it. Returns the first of up to `step`
- * units, or -1 when none is left. `phase` counts up from 0 in a run and never repeats; each phase has its own counter. */
+ * units, or -1 when none is left. `phase` counts up from 0 in a run and never repeats; each phase has its own counter.
+ */
 #define TEAM_PHASES 4096
 int64_t team_take(struct team *t, int phase, int64_t n_unit, int64_t step);
 

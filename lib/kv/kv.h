@@ -1,7 +1,7 @@
 /*
  * KV blocks: the layout of a slot, a pool of slots, block tables of sequences, and the packed form in which a block
- * travels. A block is 32 tokens of one sequence, all layers; in memory one slot, [layer][kv_head][K, K scales, V, V scales]
- * with the element order of kernels/kernels.h.
+ * travels. A block is 32 tokens of one sequence, all layers; in memory one slot, [layer][kv_head][K, K scales, V, V
+ * scales] with the element order of kernels/kernels.h.
  *
  * A pool is thread-safe; a table belongs to one sequence and one thread at a time.
  */
@@ -38,7 +38,8 @@ const struct kv_layout *kv_pool_layout(const struct kv_pool *p);
 int64_t kv_pool_slots(const struct kv_pool *p); /* all */
 int64_t kv_pool_idle(struct kv_pool *p);        /* not in a table */
 
-/* The block table of a sequence: slot[i] holds tokens 32i … 32i+31. Zero-initialise; kv_table_release gives all back. */
+/* The block table of a sequence: slot[i] holds tokens 32i … 32i+31. Zero-initialise; kv_table_release gives all back.
+ */
 struct kv_table {
     int32_t *slot; /* [n] */
     int64_t n, cap;

@@ -2,7 +2,8 @@
 
 #include "kv/kv.h"
 
-/* How a type lays out a tile: K [hd/ku][32][ku] and V [32/vw][hd][vw] elements of `size` bytes, f32 scales where `scaled`. */
+/* How a type lays out a tile: K [hd/ku][32][ku] and V [32/vw][hd][vw] elements of `size` bytes, f32 scales where
+ * `scaled`. */
 struct form {
     size_t size, ku, vw;
     int scaled;

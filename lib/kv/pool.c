@@ -26,8 +26,8 @@ int kv_pool_new(struct err *e, struct kv_pool **out, const struct kv_layout *l, 
 {
     uint64_t n = bytes / l->slot_bytes;
     if (n < 1)
-        return err_set(e, ERR_NO, "KV budget of %llu bytes holds no block: one takes %zu bytes", (unsigned long long)bytes,
-                       l->slot_bytes);
+        return err_set(e, ERR_NO, "KV budget of %llu bytes holds no block: one takes %zu bytes",
+                       (unsigned long long)bytes, l->slot_bytes);
     if (n > INT32_MAX)
         n = INT32_MAX;
     struct kv_pool *p = calloc(1, sizeof *p);
@@ -37,8 +37,9 @@ int kv_pool_new(struct err *e, struct kv_pool **out, const struct kv_layout *l, 
     p->n_slot = (int64_t)n;
     p->map_bytes = n * l->slot_bytes;
     p->idle = malloc(n * sizeof *p->idle);
-    void *m = p->idle ? mmap(NULL, p->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-                      : MAP_FAILED;
+    void *m = p->idle
+                  ? mmap(NULL, p->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+                  : MAP_FAILED;
     if (m == MAP_FAILED) {
         free(p->idle);
         free(p);

@@ -6,9 +6,9 @@
 
 struct entry {
     struct request *q;
-    uint32_t *ids;  /* owned where a sequence had to be joined from prompt and answer */
-    bool sampled;   /* this step ends with a new token */
-    int64_t want0;  /* first of its wanted rows */
+    uint32_t *ids; /* owned where a sequence had to be joined from prompt and answer */
+    bool sampled;  /* this step ends with a new token */
+    int64_t want0; /* first of its wanted rows */
 };
 
 struct row { /* one row of logits and what it is for */
@@ -18,12 +18,12 @@ struct row { /* one row of logits and what it is for */
 
 struct batch {
     struct stage *s;
-    struct entry *entry;         /* [cap] */
-    struct engine_chunk *chunk;  /* [cap] */
-    struct row *row;             /* [cap] wanted rows */
+    struct entry *entry;        /* [cap] */
+    struct engine_chunk *chunk; /* [cap] */
+    struct row *row;            /* [cap] wanted rows */
     int64_t n, n_row, n_want, cap;
-    int64_t row0;                /* first row of the present pass */
-    pthread_mutex_t failed;      /* guards q->err while rows are sampled */
+    int64_t row0;           /* first row of the present pass */
+    pthread_mutex_t failed; /* guards q->err while rows are sampled */
 };
 
 int batch_new(struct err *e, struct batch **out, struct stage *s)

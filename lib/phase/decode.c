@@ -1,5 +1,5 @@
-/* decode as a filter: prompts with their KV in, answers out. Continuous batching: each step takes the newest token of every
- * answer that grows, then prompts in chunks where rows are left. */
+/* decode as a filter: prompts with their KV in, answers out. Continuous batching: each step takes the newest token of
+ * every answer that grows, then prompts in chunks where rows are left. */
 #include "phase/decode.h"
 
 #include <stdlib.h>
@@ -11,8 +11,8 @@
 static struct wire_span span_of(const struct decode *d, const char *stage)
 {
     (void)d;
-    return (struct wire_span){.stage = {stage, strlen(stage)}, .host = {proc_host(), strlen(proc_host())},
-                              .pid = (uint32_t)getpid()};
+    return (struct wire_span){
+        .stage = {stage, strlen(stage)}, .host = {proc_host(), strlen(proc_host())}, .pid = (uint32_t)getpid()};
 }
 
 /* Takes a request off the held list and frees what it held. */
@@ -76,11 +76,22 @@ static int finish(struct err *e, struct decode *d, struct request *q, enum answe
     span[n++].bytes = q->bytes_in;
     uint64_t load = q->load_ns > d->s.load_ns ? q->load_ns : d->s.load_ns;
     struct wire_frame f = {.kind = WIRE_END};
-    f.end = (struct wire_end){.seq = q->r->seq, .index = q->r->index, .id = q->r->id, .reason = reason_of(end),
-                              .has_stop_id = end == ANSWER_STOP_ID, .stop_id = q->last, .prompt_tokens = q->r->n_id,
-                              .completion_tokens = (uint32_t)n_answer, .cached_tokens = q->cached, .load_ns = load,
-                              .born_ns = q->r->born_ns, .first_ns = q->first_ns, .last_ns = q->last_ns, .span = span,
-                              .n_span = n, .extra = q->r->extra};
+    f.end = (struct wire_end){.seq = q->r->seq,
+                              .index = q->r->index,
+                              .id = q->r->id,
+                              .reason = reason_of(end),
+                              .has_stop_id = end == ANSWER_STOP_ID,
+                              .stop_id = q->last,
+                              .prompt_tokens = q->r->n_id,
+                              .completion_tokens = (uint32_t)n_answer,
+                              .cached_tokens = q->cached,
+                              .load_ns = load,
+                              .born_ns = q->r->born_ns,
+                              .first_ns = q->first_ns,
+                              .last_ns = q->last_ns,
+                              .span = span,
+                              .n_span = n,
+                              .extra = q->r->extra};
     if (end == ANSWER_STOP_TEXT)
         f.end.stop_text = q->r->s.stop[answer_stop_index(q->answer)];
     int rc = wire_write(e, d->s.out, &f);
@@ -111,8 +122,15 @@ static int echo(struct err *e, struct decode *d, struct request *q)
     size_t n_fixed = 0;
     int rc = text_utf8_repair(e, &fixed, &n_fixed, text, n);
     struct wire_frame f = {.kind = WIRE_OUT};
-    f.out = (struct wire_out){.seq = q->r->seq, .index = q->r->index, .id = q->r->id, .ids = q->r->ids, .n_id = q->r->n_id,
-                              .text = {fixed, n_fixed}, .lp = q->pos.lp, .n_lp = q->pos.n, .prompt = true};
+    f.out = (struct wire_out){.seq = q->r->seq,
+                              .index = q->r->index,
+                              .id = q->r->id,
+                              .ids = q->r->ids,
+                              .n_id = q->r->n_id,
+                              .text = {fixed, n_fixed},
+                              .lp = q->pos.lp,
+                              .n_lp = q->pos.n,
+                              .prompt = true};
     if (!rc)
         rc = wire_write(e, d->s.out, &f);
     free(text);
@@ -138,8 +156,14 @@ static int give(struct err *e, struct decode *d, struct request *q, const struct
     struct wire_logprob lp;
     logprob_of(&lp, top, r);
     struct wire_frame f = {.kind = WIRE_OUT};
-    f.out = (struct wire_out){.seq = q->r->seq, .index = q->r->index, .id = q->r->id, .ids = &q->last, .n_id = 1,
-                              .text = {text, n}, .lp = &lp, .n_lp = q->sp.logprobs >= 0};
+    f.out = (struct wire_out){.seq = q->r->seq,
+                              .index = q->r->index,
+                              .id = q->r->id,
+                              .ids = &q->last,
+                              .n_id = 1,
+                              .text = {text, n},
+                              .lp = &lp,
+                              .n_lp = q->sp.logprobs >= 0};
     rc = wire_write(e, d->s.out, &f);
     *done = end != ANSWER_OPEN;
     return rc || !*done ? rc : finish(e, d, q, end);
@@ -249,8 +273,8 @@ static int step(struct err *e, struct decode *d, struct request **active, int64_
 static int end_stream(struct err *e, struct decode *d)
 {
     struct wire_frame f = {.kind = WIRE_BYE};
-    f.bye = (struct wire_bye){.from = {d->s.o->prog, strlen(d->s.o->prog)}, .n_ok = d->n_ok, .n_error = d->n_error,
-                              .extra = d->last.extra};
+    f.bye = (struct wire_bye){
+        .from = {d->s.o->prog, strlen(d->s.o->prog)}, .n_ok = d->n_ok, .n_error = d->n_error, .extra = d->last.extra};
     int rc = wire_write(e, d->s.out, &f);
     pthread_mutex_lock(&d->lock);
     d->n_ok = d->n_error = 0;

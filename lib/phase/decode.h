@@ -7,22 +7,23 @@
 #include "phase/stage.h"
 
 /*
- * Requests move from `waiting` (no blocks) to `held` (blocks, in part or whole) to the end. All lists, counters and flags are
- * under `lock`; a request's own fields belong to the input thread while it is `streaming`, to the loop afterwards.
+ * Requests move from `waiting` (no blocks) to `held` (blocks, in part or whole) to the end. All lists, counters and
+ * flags are under `lock`; a request's own fields belong to the input thread while it is `streaming`, to the loop
+ * afterwards.
  */
 struct decode {
     struct stage s;
     struct wire_reader *in;
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t work;  /* something to compute, or the input's state changed */
-    pthread_cond_t room;  /* something ended: the input thread may go on */
+    pthread_cond_t work;                     /* something to compute, or the input's state changed */
+    pthread_cond_t room;                     /* something ended: the input thread may go on */
     struct request *waiting, **waiting_tail; /* need blocks, in the order they came */
     struct request *held, **held_tail;
     int64_t n_waiting, n_held, n_streaming;
     bool bye, end, quit;
     struct wire_bye last;
-    struct err in_err;    /* the input thread's end */
+    struct err in_err; /* the input thread's end */
     uint64_t n_ok, n_error;
 };
 

@@ -56,8 +56,8 @@ static int take_hello(struct err *e, struct decode *d, const struct wire_hello *
         rc = kv_type_parse(e, &kv, name);
         enum kern_kv mine;
         if (!rc && strcmp(d->s.o->kv_type, "auto") && !kv_type_parse(e, &mine, d->s.o->kv_type) && mine != kv)
-            rc = err_set(e, ERR_PROTO, "stream of %.*s carries %s KV, --kv-cache-dtype is %s", (int)h->from.n, h->from.p,
-                         name, d->s.o->kv_type);
+            rc = err_set(e, ERR_PROTO, "stream of %.*s carries %s KV, --kv-cache-dtype is %s", (int)h->from.n,
+                         h->from.p, name, d->s.o->kv_type);
     } else if (!rc) {
         rc = kv_type_parse(e, &kv, d->s.o->kv_type);
     }
@@ -72,8 +72,9 @@ static int take_hello(struct err *e, struct decode *d, const struct wire_hello *
 }
 
 /*
- * Gives the request its blocks, waiting while others will free some. Where nothing will, everything that holds blocks waits
- * for this very input, so the request must give way instead: false. One without blocks on their way gives way at once.
+ * Gives the request its blocks, waiting while others will free some. Where nothing will, everything that holds blocks
+ * waits for this very input, so the request must give way instead: false. One without blocks on their way gives way at
+ * once.
  */
 static bool wait_room(struct decode *d, struct request *q)
 {
@@ -130,19 +131,23 @@ static int take_request(struct err *e, struct decode *d, const struct wire_req *
 static int check_block(struct err *e, const struct decode *d, const struct request *q, const struct wire_blk *b)
 {
     int64_t n_id = q->r->n_id;
-    if (b->block >= (uint64_t)q->n_block || b->layer + (uint64_t)b->n_layer > (uint64_t)d->s.layout.n_layer || !b->n_layer)
-        return err_set(e, ERR_PROTO, "stdin: block %llu, layers %u+%u is outside request %llu.%u (%lld blocks of %lld layers)",
+    if (b->block >= (uint64_t)q->n_block || b->layer + (uint64_t)b->n_layer > (uint64_t)d->s.layout.n_layer ||
+        !b->n_layer)
+        return err_set(e, ERR_PROTO,
+                       "stdin: block %llu, layers %u+%u is outside request %llu.%u (%lld blocks of %lld layers)",
                        (unsigned long long)b->block, b->layer, b->n_layer, (unsigned long long)b->seq, b->index,
                        (long long)q->n_block, (long long)d->s.layout.n_layer);
     int64_t n = n_id - (int64_t)b->block * KERN_KV_BLOCK;
     n = n < KERN_KV_BLOCK ? n : KERN_KV_BLOCK;
     if (b->n_token != (uint32_t)n || b->n_data != kv_packed_bytes(&d->s.layout, b->n_layer, (int)n))
-        return err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u holds %u tokens in %llu bytes, %lld in %zu are due",
+        return err_set(e, ERR_PROTO,
+                       "stdin: block %llu of request %llu.%u holds %u tokens in %llu bytes, %lld in %zu are due",
                        (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->n_token,
                        (unsigned long long)b->n_data, (long long)n, kv_packed_bytes(&d->s.layout, b->n_layer, (int)n));
     if (!q->dropped && q->arrived[b->block] != b->layer)
         return err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u: layer %u came where %u was due",
-                       (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->layer, q->arrived[b->block]);
+                       (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->layer,
+                       q->arrived[b->block]);
     return 0;
 }
 
@@ -248,7 +253,8 @@ static int keep_prompt(struct err *e, struct request *q, const struct wire_kv *k
         struct wire_logprob *lp = &q->pos.lp[i];
         *lp = k->prompt[i];
         if (lp->n_top > n_top)
-            return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %u best of a position, %u were asked for",
+            return err_set(e, ERR_PROTO,
+                           "stdin: kv frame of request %llu.%u has %u best of a position, %u were asked for",
                            (unsigned long long)k->seq, k->index, lp->n_top, n_top);
         if (lp->n_top)
             memcpy(q->pos.top + (size_t)i * n_top, lp->top, lp->n_top * sizeof *lp->top);
@@ -266,8 +272,8 @@ static int take_kv(struct err *e, struct decode *d, const struct wire_kv *k)
         return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u: first id %u is not in the model's %lld",
                        (unsigned long long)k->seq, k->index, k->first.id, (long long)d->s.m->c.vocab);
     if (!q->err.code && k->has_first != (q->max_new > 0))
-        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %s first token", (unsigned long long)k->seq,
-                       k->index, k->has_first ? "an unwanted" : "no");
+        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %s first token",
+                       (unsigned long long)k->seq, k->index, k->has_first ? "an unwanted" : "no");
     if (!q->err.code && q->streaming && !q->dropped && q->n_whole < q->n_block)
         return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u after %lld of %lld blocks",
                        (unsigned long long)k->seq, k->index, (long long)q->n_whole, (long long)q->n_block);

@@ -19,9 +19,9 @@ struct emit {
     pthread_mutex_t lock;
     pthread_cond_t more, less;
     struct item *head, **tail;
-    struct item *spare;  /* used again for blocks, so that queueing one does not allocate in the steady state */
+    struct item *spare; /* used again for blocks, so that queueing one does not allocate in the steady state */
     int64_t n_pending, n_item;
-    uint8_t *flat;       /* a packed tail */
+    uint8_t *flat; /* a packed tail */
     struct err err;
     bool stop;
 };
@@ -177,8 +177,12 @@ void emit_block(struct emit *m, const struct request *q, int64_t block, int32_t 
     if (!it)
         return;
     it->slot = slot;
-    it->blk = (struct wire_blk){.seq = q->r->seq, .index = q->r->index, .block = (uint64_t)block, .layer = (uint32_t)layer,
-                                .n_layer = (uint32_t)n_layer, .n_token = (uint32_t)n_token};
+    it->blk = (struct wire_blk){.seq = q->r->seq,
+                                .index = q->r->index,
+                                .block = (uint64_t)block,
+                                .layer = (uint32_t)layer,
+                                .n_layer = (uint32_t)n_layer,
+                                .n_token = (uint32_t)n_token};
     push(m, it);
 }
 

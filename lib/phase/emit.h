@@ -1,5 +1,5 @@
-/* prefill's output: a queue and a thread that writes it, so that KV leaves while the next layers are computed. Frames go
- * out in the order they were queued. Private to lib/phase. */
+/* prefill's output: a queue and a thread that writes it, so that KV leaves while the next layers are computed. Frames
+ * go out in the order they were queued. Private to lib/phase. */
 #ifndef PHASE_EMIT_H
 #define PHASE_EMIT_H
 

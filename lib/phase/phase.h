@@ -1,6 +1,6 @@
 /*
- * The main loops of prefill and decode as filters: frames in, frames out, over one engine. The mains parse flags and call
- * these; tests call them too.
+ * The main loops of prefill and decode as filters: frames in, frames out, over one engine. The mains parse flags and
+ * call these; tests call them too.
  */
 #ifndef PHASE_H
 #define PHASE_H
@@ -11,16 +11,16 @@
 #include "err/err.h"
 
 struct phase_opts {
-    const char *prog;          /* "prefill", "decode": the `from` of the stream, and in spans */
-    const char *model;         /* NULL: the default one */
-    const char *kv_type;       /* "auto", "f16", "bf16", "int8"; auto is int8 on a CPU, or what the stream brings */
-    const char *isa;           /* NULL: the best there is */
-    int threads;               /* 0: by affinity and quota */
-    uint64_t kv_bytes;         /* budget; 0: a quarter of the memory this process may use */
-    uint64_t batched_tokens;   /* rows of a step */
-    uint64_t seqs;             /* decode: answers that grow at once */
-    uint64_t model_len;        /* window; 0: the model's */
-    uint64_t delay_seed;       /* tests: random waits at phase ends */
+    const char *prog;        /* "prefill", "decode": the `from` of the stream, and in spans */
+    const char *model;       /* NULL: the default one */
+    const char *kv_type;     /* "auto", "f16", "bf16", "int8"; auto is int8 on a CPU, or what the stream brings */
+    const char *isa;         /* NULL: the best there is */
+    int threads;             /* 0: by affinity and quota */
+    uint64_t kv_bytes;       /* budget; 0: a quarter of the memory this process may use */
+    uint64_t batched_tokens; /* rows of a step */
+    uint64_t seqs;           /* decode: answers that grow at once */
+    uint64_t model_len;      /* window; 0: the model's */
+    uint64_t delay_seed;     /* tests: random waits at phase ends */
     int fd_in, fd_out;
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* packing the weights; may be NULL */
     void *progress_arg;
@@ -30,7 +30,8 @@ struct phase_opts {
     void *profile_arg;
 };
 
-/* Each runs to the end of the input. After an error the caller exits: a thread may still wait for input. ERR_PROTO: the stream is broken or does not fit; ERR_SYS: the next stage has gone. */
+/* Each runs to the end of the input. After an error the caller exits: a thread may still wait for input. ERR_PROTO: the
+ * stream is broken or does not fit; ERR_SYS: the next stage has gone. */
 int phase_prefill(struct err *e, const struct phase_opts *o);
 int phase_decode(struct err *e, const struct phase_opts *o);
 

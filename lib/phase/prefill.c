@@ -1,4 +1,5 @@
-/* prefill as a filter: prompts in, their KV and first tokens out. Prompts are packed into steps in the order they came. */
+/* prefill as a filter: prompts in, their KV and first tokens out. Prompts are packed into steps in the order they came.
+ */
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +18,11 @@ struct prefill {
     struct emit *emit;
     struct request *head, **tail; /* in the order they came; the first of them hold blocks */
     int64_t n_waiting;
-    bool bye;       /* the input's bye is here: nothing is read until all before it is done */
+    bool bye; /* the input's bye is here: nothing is read until all before it is done */
     struct wire_bye last;
     uint64_t n_ok, n_error;
-    int64_t range;  /* layers of a blk frame */
-    int64_t sent;   /* layers of this step that were queued */
+    int64_t range; /* layers of a blk frame */
+    int64_t sent;  /* layers of this step that were queued */
 };
 
 static int start_stream(struct err *e, struct prefill *p, const struct wire_hello *h)
@@ -49,8 +50,8 @@ static int start_stream(struct err *e, struct prefill *p, const struct wire_hell
 static int end_stream(struct err *e, struct prefill *p)
 {
     struct wire_frame f = {.kind = WIRE_BYE};
-    f.bye = (struct wire_bye){.from = {p->s.o->prog, strlen(p->s.o->prog)}, .n_ok = p->n_ok, .n_error = p->n_error,
-                              .extra = p->last.extra};
+    f.bye = (struct wire_bye){
+        .from = {p->s.o->prog, strlen(p->s.o->prog)}, .n_ok = p->n_ok, .n_error = p->n_error, .extra = p->last.extra};
     p->bye = false;
     int rc = emit_frame(e, p->emit, &f);
     return rc ? rc : emit_flush(e, p->emit);
@@ -59,8 +60,12 @@ static int end_stream(struct err *e, struct prefill *p)
 static int refuse(struct err *e, struct prefill *p, struct request *q)
 {
     struct wire_frame f = {.kind = WIRE_ERR};
-    f.error = (struct wire_error){.seq = q->r->seq, .index = q->r->index, .id = q->r->id, .code = (uint32_t)q->err.code,
-                                  .text = {q->err.text, strlen(q->err.text)}, .extra = q->r->extra};
+    f.error = (struct wire_error){.seq = q->r->seq,
+                                  .index = q->r->index,
+                                  .id = q->r->id,
+                                  .code = (uint32_t)q->err.code,
+                                  .text = {q->err.text, strlen(q->err.text)},
+                                  .extra = q->r->extra};
     p->n_error++;
     int rc = emit_frame(e, p->emit, &f);
     emit_done(p->emit, q);
@@ -205,13 +210,20 @@ static int send_first(struct err *e, struct prefill *p, struct request *q)
                              .end_ns = q->end_ns,
                              .tokens = q->r->n_id};
     struct wire_frame f = {.kind = WIRE_KV};
-    f.kv = (struct wire_kv){.seq = q->r->seq, .index = q->r->index, .n_token = q->max_new > 1 ? q->r->n_id : 0,
-                            .has_first = q->max_new > 0, .prompt = q->pos.lp, .n_prompt = q->pos.n,
-                            .load_ns = p->s.load_ns, .span = &span, .n_span = 1};
+    f.kv = (struct wire_kv){.seq = q->r->seq,
+                            .index = q->r->index,
+                            .n_token = q->max_new > 1 ? q->r->n_id : 0,
+                            .has_first = q->max_new > 0,
+                            .prompt = q->pos.lp,
+                            .n_prompt = q->pos.n,
+                            .load_ns = p->s.load_ns,
+                            .span = &span,
+                            .n_span = 1};
     if (f.kv.n_token)
         for (int64_t i = 0; i < request_blocks(q, false); i++) {
             int64_t n = q->r->n_id - i * KERN_KV_BLOCK;
-            span.bytes += kv_packed_bytes(&p->s.layout, p->s.layout.n_layer, n < KERN_KV_BLOCK ? (int)n : KERN_KV_BLOCK);
+            span.bytes +=
+                kv_packed_bytes(&p->s.layout, p->s.layout.n_layer, n < KERN_KV_BLOCK ? (int)n : KERN_KV_BLOCK);
         }
     if (f.kv.has_first)
         logprob_of(&f.kv.first, top, &q->now);

@@ -104,8 +104,13 @@ static int open_answer(struct err *e, struct request *q, const struct stage *s)
         stop[i] = w->stop[i].p;
         len[i] = w->stop[i].n;
     }
-    struct answer_params p = {.max_tokens = q->max_new, .min_tokens = w->min_tokens, .ignore_eos = w->ignore_eos,
-                              .stop = stop, .stop_len = len, .n_stop = w->n_stop, .stop_ids = w->stop_ids,
+    struct answer_params p = {.max_tokens = q->max_new,
+                              .min_tokens = w->min_tokens,
+                              .ignore_eos = w->ignore_eos,
+                              .stop = stop,
+                              .stop_len = len,
+                              .n_stop = w->n_stop,
+                              .stop_ids = w->stop_ids,
                               .n_stop_id = w->n_stop_id};
     if (!rc)
         rc = answer_new(e, &q->answer, s->text, &p, q->r->ids, q->r->n_id);
@@ -159,8 +164,12 @@ void request_free(struct request *q, struct stage *s)
 int write_error(struct err *e, struct wire_writer *w, const struct request *q)
 {
     struct wire_frame f = {.kind = WIRE_ERR};
-    f.error = (struct wire_error){.seq = q->r->seq, .index = q->r->index, .id = q->r->id, .code = (uint32_t)q->err.code,
-                                  .text = {q->err.text, strlen(q->err.text)}, .extra = q->r->extra};
+    f.error = (struct wire_error){.seq = q->r->seq,
+                                  .index = q->r->index,
+                                  .id = q->r->id,
+                                  .code = (uint32_t)q->err.code,
+                                  .text = {q->err.text, strlen(q->err.text)},
+                                  .extra = q->r->extra};
     return wire_write(e, w, &f);
 }
 

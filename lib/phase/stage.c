@@ -76,11 +76,12 @@ static void say_start(const struct stage *s)
     char line[2048];
     if (!s->o->say)
         return;
-    snprintf(line, sizeof line,
-             "%s: %s, %d thread%s, weights %.1f MiB %s, %.1f MiB in huge pages; %s KV, %lld blocks of %d tokens, %.1f MiB",
-             s->m->path, engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s", mib(s->m->weight_bytes),
-             s->m->shared ? "shared" : s->m->not_shared.text, mib(model_huge_bytes(s->m)), kern_kv_name(s->kv),
-             (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK, mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
+    snprintf(
+        line, sizeof line,
+        "%s: %s, %d thread%s, weights %.1f MiB %s, %.1f MiB in huge pages; %s KV, %lld blocks of %d tokens, %.1f MiB",
+        s->m->path, engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s", mib(s->m->weight_bytes),
+        s->m->shared ? "shared" : s->m->not_shared.text, mib(model_huge_bytes(s->m)), kern_kv_name(s->kv),
+        (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK, mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
     s->o->say(s->o->say_arg, line);
 }
 
@@ -95,7 +96,10 @@ int stage_engine(struct err *e, struct stage *s, enum kern_kv kv)
     close_engine(s);
     s->kv = kv;
     engine_layout(&s->layout, s->m, kv);
-    struct engine_opts eo = {.isa = s->o->isa, .threads = s->n_thread, .kv = kv, .row_max = (int64_t)s->o->batched_tokens,
+    struct engine_opts eo = {.isa = s->o->isa,
+                             .threads = s->n_thread,
+                             .kv = kv,
+                             .row_max = (int64_t)s->o->batched_tokens,
                              .delay_seed = s->o->delay_seed};
     int rc = kv_pool_new(e, &s->pool, &s->layout, bytes);
     if (!rc)
@@ -124,8 +128,11 @@ static struct wire_str str_of(const char *s)
 
 void stage_hello(const struct stage *s, struct wire_hello *h, bool with_kv)
 {
-    *h = (struct wire_hello){.version = WIRE_VERSION, .from = str_of(s->o->prog), .has_vocab = true,
-                             .vocab_fp = {text_fingerprint(s->text), 32}, .vocab_n = text_n_token(s->text)};
+    *h = (struct wire_hello){.version = WIRE_VERSION,
+                             .from = str_of(s->o->prog),
+                             .has_vocab = true,
+                             .vocab_fp = {text_fingerprint(s->text), 32},
+                             .vocab_n = text_n_token(s->text)};
     if (!with_kv)
         return;
     h->has_kv = true;
@@ -150,8 +157,8 @@ int stage_check_hello(struct err *e, const struct stage *s, const struct wire_he
     if (!h->has_vocab)
         return err_set(e, ERR_PROTO, "stream of %.*s has no vocabulary section", from, h->from.p);
     if (h->vocab_fp.n != 32 || memcmp(h->vocab_fp.p, text_fingerprint(s->text), 32))
-        return err_set(e, ERR_PROTO, "vocabulary of %.*s is not that of %s: both must run the same model", from, h->from.p,
-                       s->m->path);
+        return err_set(e, ERR_PROTO, "vocabulary of %.*s is not that of %s: both must run the same model", from,
+                       h->from.p, s->m->path);
     if (!h->has_kv)
         return 0;
     if (h->model_fp.n != 32 || memcmp(h->model_fp.p, s->m->fingerprint, 32))
@@ -164,7 +171,7 @@ int stage_check_hello(struct err *e, const struct stage *s, const struct wire_he
                        h->layout.p, KV_LAYOUT);
     if (h->n_layer != c->n_layer || (int)h->n_kv_head != c->n_kv_head || (int)h->head_dim != c->head_dim)
         return err_set(e, ERR_PROTO, "KV of %.*s has shape %u layers, %u heads of %u; %s has %lld, %d of %d", from,
-                       h->from.p, h->n_layer, h->n_kv_head, h->head_dim, s->m->path, (long long)c->n_layer, c->n_kv_head,
-                       c->head_dim);
+                       h->from.p, h->n_layer, h->n_kv_head, h->head_dim, s->m->path, (long long)c->n_layer,
+                       c->n_kv_head, c->head_dim);
     return 0;
 }

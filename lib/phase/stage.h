@@ -42,7 +42,7 @@ int stage_check_hello(struct err *e, const struct stage *s, const struct wire_he
 
 /* ---- requests ---- */
 
-struct positions { /* log-probabilities of prompt positions */
+struct positions {           /* log-probabilities of prompt positions */
     struct wire_logprob *lp; /* [n_id] */
     struct wire_top *top;    /* [n_id][n_top] */
     uint32_t n;
@@ -50,9 +50,9 @@ struct positions { /* log-probabilities of prompt positions */
 
 struct request {
     struct request *next;
-    struct wire_req *r;         /* owned */
+    struct wire_req *r; /* owned */
     struct sample_params sp;
-    struct sample_bias *bias;   /* of sp */
+    struct sample_bias *bias; /* of sp */
     struct kv_table kv;
     int64_t n_kv;               /* tokens of the sequence whose KV is in the table */
     uint32_t max_new;           /* tokens the answer may have: limit, window and budget allow */
@@ -61,30 +61,30 @@ struct request {
     struct sample_result first; /* the first token */
     bool has_first;
     uint64_t queued_ns, start_ns, end_ns;
-    struct err err;             /* code != 0: the request failed */
+    struct err err; /* code != 0: the request failed */
 
     /* decode */
     struct answer *answer;
-    uint32_t last;              /* the newest id, whose KV is not there yet */
+    uint32_t last; /* the newest id, whose KV is not there yet */
     struct sample_result now;
-    bool given_first;           /* first came from prefill */
+    bool given_first; /* first came from prefill */
     uint32_t cached;
     uint64_t load_ns, first_ns, last_ns, bytes_in;
-    struct wire_span *span;     /* [n_span] from stages before; owned */
+    struct wire_span *span; /* [n_span] from stages before; owned */
     uint32_t n_span;
-    uint32_t *arrived;          /* [n_block] layers that have come */
-    int64_t n_block, n_whole;   /* blocks of the prompt; complete ones */
-    bool streaming;             /* blocks are coming from prefill */
-    bool dropped;               /* they are thrown away: the pool was full */
-    bool kv_seen;               /* the kv frame, or the error, is here */
-    bool echoed, begun;         /* the prompt was sent on; the first token was */
-    uint64_t prompt_end_ns;     /* where decode computed the prompt itself */
-    const char *stop_text;      /* borrowed from r */
+    uint32_t *arrived;        /* [n_block] layers that have come */
+    int64_t n_block, n_whole; /* blocks of the prompt; complete ones */
+    bool streaming;           /* blocks are coming from prefill */
+    bool dropped;             /* they are thrown away: the pool was full */
+    bool kv_seen;             /* the kv frame, or the error, is here */
+    bool echoed, begun;       /* the prompt was sent on; the first token was */
+    uint64_t prompt_end_ns;   /* where decode computed the prompt itself */
+    const char *stop_text;    /* borrowed from r */
 };
 
 /* Takes over a copy of r and checks it against the model and the pool. A request that cannot run gets err set. */
 int request_new(struct err *e, struct request **out, const struct stage *s, const struct wire_req *r);
-void request_free(struct request *q, struct stage *s); /* gives its blocks back; NULL is safe */
+void request_free(struct request *q, struct stage *s);        /* gives its blocks back; NULL is safe */
 int64_t request_blocks(const struct request *q, bool answer); /* blocks of the prompt; with its answer */
 
 /* ---- steps ---- */

@@ -10,8 +10,8 @@
  *
  * Unknown fields of a frame are kept in `extra` and written again; those of a request travel from tok to end.
  * Everything decoded is borrowed from the frame until the next wire_read on that reader. Not thread-safe: one thread a
- * reader, one a writer (wire_writer locks, so several threads may write whole frames). A main that writes frames ignores
- * SIGPIPE, so that a next stage that has gone is an error in words.
+ * reader, one a writer (wire_writer locks, so several threads may write whole frames). A main that writes frames
+ * ignores SIGPIPE, so that a next stage that has gone is an error in words.
  */
 #ifndef WIRE_H
 #define WIRE_H
@@ -26,32 +26,32 @@
 #define WIRE_VERSION 1
 
 /* Limits; a decoder refuses more, before it allocates. */
-#define WIRE_FRAME_BYTES_MAX (256u << 20)  /* a whole frame */
-#define WIRE_HEAD_BYTES_MAX (64u << 20)    /* a frame less its payload */
-#define WIRE_IDS_MAX (4u << 20)            /* ids of a prompt */
-#define WIRE_STR_BYTES_MAX (16u << 20)     /* a text */
+#define WIRE_FRAME_BYTES_MAX (256u << 20) /* a whole frame */
+#define WIRE_HEAD_BYTES_MAX (64u << 20)   /* a frame less its payload */
+#define WIRE_IDS_MAX (4u << 20)           /* ids of a prompt */
+#define WIRE_STR_BYTES_MAX (16u << 20)    /* a text */
 #define WIRE_STOPS_MAX 64
 #define WIRE_STOP_IDS_MAX 1024
 #define WIRE_BIAS_MAX 4096
-#define WIRE_TOP_MAX 64                    /* top log-probabilities of a position */
+#define WIRE_TOP_MAX 64 /* top log-probabilities of a position */
 #define WIRE_SPANS_MAX 256
 #define WIRE_DEPTH_MAX 16
-#define WIRE_NAME_BYTES_MAX 64             /* a name: of a program, a stage, a host, a type; printable ASCII */
-#define WIRE_ID_BYTES_MAX 1024             /* id of a request */
+#define WIRE_NAME_BYTES_MAX 64 /* a name: of a program, a stage, a host, a type; printable ASCII */
+#define WIRE_ID_BYTES_MAX 1024 /* id of a request */
 #define WIRE_SALT_BYTES_MAX 1024
-#define WIRE_EXTRA_MAX 64                  /* unknown fields of a map; their keys are 1 to 64 bytes of printable ASCII */
-#define WIRE_ERROR_BYTES_MAX 65536         /* text of an err frame */
+#define WIRE_EXTRA_MAX 64          /* unknown fields of a map; their keys are 1 to 64 bytes of printable ASCII */
+#define WIRE_ERROR_BYTES_MAX 65536 /* text of an err frame */
 
 enum wire_kind { /* explicit, never renumbered */
-    WIRE_HELLO = 1,
-    WIRE_TOK = 2,
-    WIRE_OPEN = 3,
-    WIRE_BLK = 4,
-    WIRE_KV = 5,
-    WIRE_OUT = 6,
-    WIRE_END = 7,
-    WIRE_ERR = 8,
-    WIRE_BYE = 9,
+                 WIRE_HELLO = 1,
+                 WIRE_TOK = 2,
+                 WIRE_OPEN = 3,
+                 WIRE_BLK = 4,
+                 WIRE_KV = 5,
+                 WIRE_OUT = 6,
+                 WIRE_END = 7,
+                 WIRE_ERR = 8,
+                 WIRE_BYE = 9,
 };
 
 struct wire_bytes {
@@ -80,7 +80,7 @@ struct wire_span { /* what a stage did for a request; ns durations are of that s
 
 struct wire_hello {
     uint32_t version;
-    struct wire_str from;       /* the program that wrote it */
+    struct wire_str from; /* the program that wrote it */
     bool has_vocab;
     struct wire_bytes vocab_fp; /* 32 */
     uint32_t vocab_n;
@@ -107,7 +107,7 @@ struct wire_sampling {
     float min_p;
     float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0: off */
     bool ignore_eos, echo;
-    int32_t logprobs;  /* -1: none; N: of the chosen token and the N best */
+    int32_t logprobs; /* -1: none; N: of the chosen token and the N best */
     const struct wire_str *stop;
     uint32_t n_stop;
     const uint32_t *stop_ids;
@@ -116,9 +116,9 @@ struct wire_sampling {
     uint32_t n_bias;
 };
 
-struct wire_req { /* tok and open */
-    uint64_t seq;     /* place in the stream's input, from 0; with index the key of the request in its stream */
-    uint32_t index;   /* choice, 0 … n-1 */
+struct wire_req {   /* tok and open */
+    uint64_t seq;   /* place in the stream's input, from 0; with index the key of the request in its stream */
+    uint32_t index; /* choice, 0 … n-1 */
     struct wire_str id;
     const uint32_t *ids;
     uint32_t n_id;
@@ -126,8 +126,8 @@ struct wire_req { /* tok and open */
     struct wire_bytes digests; /* 32 × floor(n_id / 32) bytes, or empty */
     struct wire_bytes salt;
     int32_t priority;
-    uint64_t born_ns;          /* CLOCK_MONOTONIC where it was born, for TTFT on one host */
-    uint64_t load_ns;          /* time that stages spent to load, so far the greatest */
+    uint64_t born_ns; /* CLOCK_MONOTONIC where it was born, for TTFT on one host */
+    uint64_t load_ns; /* time that stages spent to load, so far the greatest */
     const struct wire_span *span;
     uint32_t n_span;
     struct wire_extra extra;
@@ -136,11 +136,11 @@ struct wire_req { /* tok and open */
 struct wire_blk {
     uint64_t seq;
     uint32_t index;
-    uint64_t block;             /* number of the block in its sequence */
-    uint32_t layer, n_layer;    /* layers layer … layer+n_layer-1 */
-    uint32_t n_token;           /* tokens held: 32, or fewer for the tail, which is packed by token */
-    uint64_t sum;               /* XXH3-64 of the payload */
-    uint64_t n_data;            /* bytes of payload: wire_read_data */
+    uint64_t block;          /* number of the block in its sequence */
+    uint32_t layer, n_layer; /* layers layer … layer+n_layer-1 */
+    uint32_t n_token;        /* tokens held: 32, or fewer for the tail, which is packed by token */
+    uint64_t sum;            /* XXH3-64 of the payload */
+    uint64_t n_data;         /* bytes of payload: wire_read_data */
     struct wire_extra extra;
 };
 
@@ -151,7 +151,7 @@ struct wire_top {
 
 struct wire_logprob { /* of one position */
     uint32_t id;
-    float logprob;        /* NaN where there is none: the prompt's first token; -INFINITY is written as -FLT_MAX */
+    float logprob; /* NaN where there is none: the prompt's first token; -INFINITY is written as -FLT_MAX */
     const struct wire_top *top;
     uint32_t n_top;
 };
@@ -159,12 +159,12 @@ struct wire_logprob { /* of one position */
 struct wire_kv { /* the prompt is done; its first token */
     uint64_t seq;
     uint32_t index;
-    uint32_t n_token;     /* prompt tokens whose KV was sent */
-    bool has_first;       /* false where max_tokens is 0 */
+    uint32_t n_token; /* prompt tokens whose KV was sent */
+    bool has_first;   /* false where max_tokens is 0 */
     struct wire_logprob first;
     const struct wire_logprob *prompt; /* with echo and logprobs: one a prompt token */
     uint32_t n_prompt;
-    uint32_t cached;      /* prompt tokens that were not computed */
+    uint32_t cached; /* prompt tokens that were not computed */
     uint64_t load_ns;
     const struct wire_span *span;
     uint32_t n_span;
@@ -177,10 +177,10 @@ struct wire_out { /* a piece of an answer */
     struct wire_str id;
     const uint32_t *ids;
     uint32_t n_id;
-    struct wire_str text; /* safe to show; may be empty while ids are not */
+    struct wire_str text;          /* safe to show; may be empty while ids are not */
     const struct wire_logprob *lp; /* with logprobs: one an id */
     uint32_t n_lp;
-    bool prompt;          /* ids, text and lp are the prompt's (echo) */
+    bool prompt; /* ids, text and lp are the prompt's (echo) */
     struct wire_extra extra;
 };
 
@@ -196,7 +196,7 @@ struct wire_end {
     uint32_t stop_id;
     uint32_t prompt_tokens, completion_tokens, cached_tokens;
     uint64_t load_ns, born_ns;
-    uint64_t first_ns, last_ns;  /* CLOCK_MONOTONIC of decode's host when the first and last token were known */
+    uint64_t first_ns, last_ns; /* CLOCK_MONOTONIC of decode's host when the first and last token were known */
     const struct wire_span *span;
     uint32_t n_span;
     struct wire_extra extra;
@@ -206,14 +206,14 @@ struct wire_error { /* one request failed; the stream goes on */
     uint64_t seq;
     uint32_t index;
     struct wire_str id;
-    uint32_t code;         /* err.h */
+    uint32_t code; /* err.h */
     struct wire_str text;
     struct wire_extra extra;
 };
 
 struct wire_bye {
     struct wire_str from;
-    uint64_t n_ok, n_error;  /* requests by outcome so far */
+    uint64_t n_ok, n_error; /* requests by outcome so far */
     struct wire_extra extra;
 };
 
@@ -237,7 +237,7 @@ void wire_sampling_default(struct wire_sampling *s); /* greedy, nothing on, max_
 
 /* ---- bytes <-> structs, for messages and tests ---- */
 
-struct wire_arena; /* memory of decoded frames */
+struct wire_arena;                       /* memory of decoded frames */
 struct wire_arena *wire_arena_new(void); /* NULL: no memory */
 void wire_arena_free(struct wire_arena *a);
 void wire_arena_reset(struct wire_arena *a);
@@ -270,7 +270,8 @@ void wire_reader_free(struct wire_reader *r);
 int wire_read(struct err *e, struct wire_reader *r, struct wire_frame **out);
 bool wire_reader_seen_hello(const struct wire_reader *r);
 uint64_t wire_reader_offset(const struct wire_reader *r); /* bytes consumed */
-bool wire_reader_ready(const struct wire_reader *r);      /* a whole frame's head is buffered: wire_read will not block long */
+bool wire_reader_ready(
+    const struct wire_reader *r); /* a whole frame's head is buffered: wire_read will not block long */
 
 /* Reads the payload of the blk frame just read into dst (n_data bytes), then checks nothing: the caller compares
  * wire_sum(dst) with blk.sum. Scattered: iov lengths must add up to n_data. */
@@ -281,8 +282,8 @@ struct wire_writer;
 int wire_writer_new(struct err *e, struct wire_writer **out, int fd, const char *name);
 void wire_writer_free(struct wire_writer *w);
 
-/* Writes a whole frame, or an ERR_SYS ("stdout: the next stage has gone" for EPIPE; a full disk by name). Blocks. After a
- * failed write every later one fails too. Not for blk, whose payload wire_write_blk takes. */
+/* Writes a whole frame, or an ERR_SYS ("stdout: the next stage has gone" for EPIPE; a full disk by name). Blocks. After
+ * a failed write every later one fails too. Not for blk, whose payload wire_write_blk takes. */
 int wire_write(struct err *e, struct wire_writer *w, const struct wire_frame *f);
 /* A frame that wire_encode made earlier, for queues; of blk with its payload right behind. */
 int wire_write_raw(struct err *e, struct wire_writer *w, const uint8_t *frame, size_t n);
@@ -290,17 +291,18 @@ int wire_write_raw(struct err *e, struct wire_writer *w, const uint8_t *frame, s
 int wire_write_blk(struct err *e, struct wire_writer *w, const struct wire_blk *b, const struct iovec *iov, int n_iov);
 uint64_t wire_writer_bytes(const struct wire_writer *w);
 
-uint64_t wire_sum(const void *p, size_t n);                  /* XXH3-64 */
-uint64_t wire_sumv(const struct iovec *iov, int n_iov);      /* the same over pieces */
+uint64_t wire_sum(const void *p, size_t n);             /* XXH3-64 */
+uint64_t wire_sumv(const struct iovec *iov, int n_iov); /* the same over pieces */
 
 /* ---- frames as JSON, for jq (cmd/frames) ---- */
 
-/* One frame as one line of JSON (no newline); 64-bit numbers as decimal strings, digests in hex. The payload of blk: with
- * data and full in base64; with data {"bytes":"N","sum":"N"}, the sum computed from data; without data {"bytes":"N"}.
- * *out: malloc'd. */
+/* One frame as one line of JSON (no newline); 64-bit numbers as decimal strings, digests in hex. The payload of blk:
+ * with data and full in base64; with data {"bytes":"N","sum":"N"}, the sum computed from data; without data
+ * {"bytes":"N"}. *out: malloc'd. */
 int wire_to_json(struct err *e, char **out, const struct wire_frame *f, const uint8_t *data, bool full);
 /* The way back; data malloc'd for blk. Borrows from arena. */
-int wire_from_json(struct err *e, struct wire_frame *f, struct wire_arena *a, uint8_t **data, const char *line, size_t n);
+int wire_from_json(struct err *e, struct wire_frame *f, struct wire_arena *a, uint8_t **data, const char *line,
+                   size_t n);
 
 /* FNV-free text of all kinds and fields with their types and limits: what the protocol test hashes. */
 const char *wire_schema(void);

@@ -1,4 +1,5 @@
-/* bench_engine -m MODEL [--pp N] [--tg N --depth N --batch N] [--threads N] [--kv-cache-dtype T] [--reps N]: times prefill of
+/* bench_engine -m MODEL [--pp N] [--tg N --depth N --batch N] [--threads N] [--kv-cache-dtype T] [--reps N]: times
+ * prefill of
  * --pp tokens, or --tg decode steps of --batch sequences that are --depth tokens deep. One JSON line a repetition. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,7 +66,8 @@ static void report(struct bench *b, const char *what, int64_t tokens, uint64_t n
     printf("{\"test\":\"%s\",\"tokens\":%lld,\"ns\":%llu,\"tokens_per_s\":%.2f,\"isa\":\"%s\",\"parts_ms\":{", what,
            (long long)tokens, (unsigned long long)ns, (double)tokens * 1e9 / (double)ns, engine_isa(b->g));
     for (int i = 0; i < PART_N; i++)
-        printf("%s\"%s\":%.3f", i ? "," : "", engine_part_name((enum engine_part)i), (double)(now[i] - before[i]) / 1e6);
+        printf("%s\"%s\":%.3f", i ? "," : "", engine_part_name((enum engine_part)i),
+               (double)(now[i] - before[i]) / 1e6);
     printf("}}\n");
     fflush(stdout);
 }
@@ -87,8 +89,8 @@ int main(int argc, char **argv)
         {0, "threads", CLI_U64, &threads, "N", "threads", .lo = 1, .hi = 64},
         {0, "isa", CLI_STR, &isa, "I", "c, avx2 or avx512", .lo = 0},
     };
-    const struct cli_prog p = {"bench_engine", "-m MODEL --pp N | --tg N", "times the engine", opts,
-                               sizeof opts / sizeof *opts, 0};
+    const struct cli_prog p = {"bench_engine", "-m MODEL --pp N | --tg N", "times the engine",
+                               opts,           sizeof opts / sizeof *opts, 0};
     size_t n_arg;
     int rc = cli_parse(&e, &p, argc, argv, &n_arg);
     if (rc)

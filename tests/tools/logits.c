@@ -1,5 +1,5 @@
-/* logits -m MODEL [--kv-cache-dtype T] [--chunk N] [--threads N] [--isa I] < ids > raw f32 logits [n, vocab]: every position
- * of a text, for the quality tests. ids: decimal numbers in white space. */
+/* logits -m MODEL [--kv-cache-dtype T] [--chunk N] [--threads N] [--isa I] < ids > raw f32 logits [n, vocab]: every
+ * position of a text, for the quality tests. ids: decimal numbers in white space. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,8 +27,8 @@ static int read_ids(struct err *e, uint32_t **ids, int64_t *n, int64_t vocab)
     return 0;
 }
 
-static int run(struct err *e, struct engine *g, struct kv_pool *pool, const struct model *m, const uint32_t *ids, int64_t n,
-               int64_t chunk)
+static int run(struct err *e, struct engine *g, struct kv_pool *pool, const struct model *m, const uint32_t *ids,
+               int64_t n, int64_t chunk)
 {
     struct kv_table kv = {0};
     int64_t ld = engine_logits_ld(g);

@@ -72,11 +72,14 @@ static void end_tokens(void **state)
 {
     (void)state;
     assert_said(say((struct answer_params){.max_tokens = 99}, " one two", eos), " one two", ANSWER_STOP_EOS);
-    assert_said(say((struct answer_params){.max_tokens = 99, .ignore_eos = true}, " one two", eos), " one two", ANSWER_OPEN);
+    assert_said(say((struct answer_params){.max_tokens = 99, .ignore_eos = true}, " one two", eos), " one two",
+                ANSWER_OPEN);
     /* the last allowed token is an end token: it stopped, the limit did not */
     assert_said(say((struct answer_params){.max_tokens = 3}, " one two", eos), " one two", ANSWER_STOP_EOS);
-    assert_said(say((struct answer_params){.max_tokens = 99, .min_tokens = 3}, " one two", eos), " one two", ANSWER_OPEN);
-    assert_said(say((struct answer_params){.max_tokens = 99, .min_tokens = 2}, " one two", eos), " one two", ANSWER_STOP_EOS);
+    assert_said(say((struct answer_params){.max_tokens = 99, .min_tokens = 3}, " one two", eos), " one two",
+                ANSWER_OPEN);
+    assert_said(say((struct answer_params){.max_tokens = 99, .min_tokens = 2}, " one two", eos), " one two",
+                ANSWER_STOP_EOS);
 }
 
 static void stop_ids(void **state)
@@ -160,11 +163,8 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(limit),
-        cmocka_unit_test(end_tokens),
-        cmocka_unit_test(stop_ids),
-        cmocka_unit_test(stop_strings),
-        cmocka_unit_test(banned),
+        cmocka_unit_test(limit),        cmocka_unit_test(end_tokens), cmocka_unit_test(stop_ids),
+        cmocka_unit_test(stop_strings), cmocka_unit_test(banned),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

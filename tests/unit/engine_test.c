@@ -1,6 +1,6 @@
 /*
- * The engine on models of odd head geometry (reported failure M06): its logits against full attention written out here in
- * double, and the determinism promise at the level of steps. Weights are F32 with bits that bf16 lacks.
+ * The engine on models of odd head geometry (reported failure M06): its logits against full attention written out here
+ * in double, and the determinism promise at the level of steps. Weights are F32 with bits that bf16 lacks.
  */
 #include "unit/model_build.h"
 
@@ -50,7 +50,8 @@ static void rotate(double *x, uint64_t heads, uint64_t hd, int64_t pos)
         }
 }
 
-/* K and V are kept in f16; the weights here make scores of some hundreds, where that rounding shows, so it is done here too. */
+/* K and V are kept in f16; the weights here make scores of some hundreds, where that rounding shows, so it is done here
+ * too. */
 static void to_f16(double *x, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++)
@@ -128,7 +129,7 @@ struct how {
     int threads;
     int64_t chunk, stale; /* stale: fills the pool with 0xff first */
     uint64_t delay;
-    bool mate;            /* another sequence beside, at another depth */
+    bool mate; /* another sequence beside, at another depth */
 };
 
 static struct model *model_of(const struct shape *s)
@@ -163,7 +164,8 @@ static void run(float *out, const struct model *m, const struct how *h, int64_t 
             memset(kv_layer(pool, kv.slot[i], 0), 0xff, l.layer_bytes * (size_t)l.n_layer);
     for (int64_t pos = 0; pos < n; pos += h->chunk) {
         int64_t rows = n - pos < h->chunk ? n - pos : h->chunk;
-        struct engine_chunk c[2] = {{&mate, ids, 1, pos / h->chunk, ENGINE_ALL}, {&kv, ids + pos, rows, pos, ENGINE_LAST}};
+        struct engine_chunk c[2] = {{&mate, ids, 1, pos / h->chunk, ENGINE_ALL},
+                                    {&kv, ids + pos, rows, pos, ENGINE_LAST}};
         bool beside = h->mate && pos / h->chunk < n;
         assert_int_equal(engine_step(&e, g, beside ? c : c + 1, beside ? 2 : 1, NULL, NULL), 0);
         if (pos + rows < n)
@@ -184,7 +186,15 @@ static const struct shape shapes[] = {
     {.hidden = 64, .heads = 4, .kv = 4, .head_dim = 16, .layers = 2, .ffn = 96, .vocab = 40, .fine = true},
     {.hidden = 96, .heads = 6, .kv = 2, .head_dim = 32, .layers = 2, .ffn = 128, .vocab = 50, .fine = true},
     {.hidden = 112, .heads = 7, .kv = 1, .head_dim = 16, .layers = 2, .ffn = 72, .vocab = 33, .fine = true},
-    {.hidden = 64, .heads = 8, .kv = 2, .head_dim = 32, .layers = 2, .ffn = 64, .vocab = 48, .fine = true, .untied = true},
+    {.hidden = 64,
+     .heads = 8,
+     .kv = 2,
+     .head_dim = 32,
+     .layers = 2,
+     .ffn = 64,
+     .vocab = 48,
+     .fine = true,
+     .untied = true},
 };
 
 static const char *const isas[] = {"c", "avx2", "avx512"};
@@ -211,7 +221,8 @@ static void right_values(void **state)
                 scale = fmax(scale, fabs(want[j]));
             for (uint64_t j = 0; j < s->vocab; j++)
                 if (!(fabs((double)have[j] - want[j]) <= 1e-3 * scale))
-                    fail_msg("shape %zu, %d tokens, logit %d: %g, reference %g", i, (int)n, (int)j, (double)have[j], want[j]);
+                    fail_msg("shape %zu, %d tokens, logit %d: %g, reference %g", i, (int)n, (int)j, (double)have[j],
+                             want[j]);
         }
         model_free(m);
     }

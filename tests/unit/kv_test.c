@@ -1,5 +1,5 @@
-/* KV pool, tables and the packed tail. What must hold follows from the layout in kernels/kernels.h, walked here element by
- * element. */
+/* KV pool, tables and the packed tail. What must hold follows from the layout in kernels/kernels.h, walked here element
+ * by element. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -108,7 +108,8 @@ static void tails_keep_their_tokens(void **state)
                 for (size_t t = 0; t < (size_t)n; t++)
                     for (size_t d = 0; d < hd; d++)
                         for (size_t b = 0; b < f->size; b++) {
-                            size_t k = tile * l.tile_bytes + k_at(f, d, t, b), v = tile * l.tile_bytes + v_at(f, hd, d, t, b);
+                            size_t k = tile * l.tile_bytes + k_at(f, d, t, b),
+                                   v = tile * l.tile_bytes + v_at(f, hd, d, t, b);
                             assert_int_equal(y[k], x[k]);
                             assert_int_equal(y[v], x[v]);
                         }

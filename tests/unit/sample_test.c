@@ -1,7 +1,7 @@
 /*
- * Sampling: Philox against the known answers of Random123 (kat_vectors), log-probabilities against libm in double, filters
- * by sets counted by hand, frequencies by a chi-square bound. Reported failures S01 (tiny temperature, top_p 0, masks beside
- * greedy rows), M09 (padding is never chosen).
+ * Sampling: Philox against the known answers of Random123 (kat_vectors), log-probabilities against libm in double,
+ * filters by sets counted by hand, frequencies by a chi-square bound. Reported failures S01 (tiny temperature, top_p 0,
+ * masks beside greedy rows), M09 (padding is never chosen).
  */
 #include <math.h>
 #include <setjmp.h>
@@ -47,7 +47,8 @@ static void philox(void **state)
     static const uint32_t kat[3][10] = {
         {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
         {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
-        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1},
+        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb, 0x5001e420,
+         0x24126ea1},
     };
     for (int i = 0; i < 3; i++) {
         uint32_t out[4];
@@ -186,7 +187,8 @@ static void filters(void **state)
     static const struct {
         uint32_t k;
         float top_p, min_p, t;
-    } ways[] = {{5, 1, 0, 1.5f}, {0, 0.5f, 0, 1}, {0, 0.9f, 0, 0.7f}, {0, 1, 0.2f, 1.3f}, {30, 0.8f, 0.01f, 2}, {1999, 0.99f, 0, 1}};
+    } ways[] = {{5, 1, 0, 1.5f},    {0, 0.5f, 0, 1},      {0, 0.9f, 0, 0.7f},
+                {0, 1, 0.2f, 1.3f}, {30, 0.8f, 0.01f, 2}, {1999, 0.99f, 0, 1}};
     for (unsigned w = 0; w < sizeof ways / sizeof *ways; w++) {
         uint8_t set[VOCAB], seen[VOCAB] = {0};
         draw_logits(40 + w);
@@ -234,11 +236,11 @@ static void penalties(void **state)
         float rep, pres, freq;
         uint32_t want;
     } ways[] = {
-        {1, 0, 0, 10},        /* 4, 3.5, 3 */
-        {2, 0, 0, 12},        /* 2, 1.75, 3 */
-        {1.2f, 0, 0, 10},     /* 3.33, 2.9, 3 */
-        {1, 5, 0, 10},        /* presence counts the answer alone: 4, -1.5, 3 */
-        {1.4f, 0, 0.5f, 12},  /* 2.86, 1.5, 3 */
+        {1, 0, 0, 10},       /* 4, 3.5, 3 */
+        {2, 0, 0, 12},       /* 2, 1.75, 3 */
+        {1.2f, 0, 0, 10},    /* 3.33, 2.9, 3 */
+        {1, 5, 0, 10},       /* presence counts the answer alone: 4, -1.5, 3 */
+        {1.4f, 0, 0.5f, 12}, /* 2.86, 1.5, 3 */
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         struct sample_params p = plain(0);
