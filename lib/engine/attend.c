@@ -158,9 +158,9 @@ static void merge(struct engine *g, struct seat *t, int64_t rows, const float *m
 static void attend_whole(struct engine *g, int tid, int64_t layer, int phase)
 {
     struct seat *t = &g->seat[tid];
-    int n_head = g->m->c.n_kv_head;
-    for (int64_t u; (u = team_take(g->team, phase, g->s.n_unit * n_head, 1)) >= 0;) {
-        struct unit un = unit_of(g, g->s.n_unit * n_head - 1 - u); /* the longest first: a fairer end */
+    int64_t n_unit = g->s.n_unit * g->m->c.n_kv_head;
+    for (int64_t u; (u = team_take(g->team, phase, n_unit, 1)) >= 0;) {
+        struct unit un = unit_of(g, n_unit - 1 - u); /* the longest first: a fairer end */
         if (g->s.whole)
             rotate_store(g, layer, un.c, 0, un.n, un.head);
         gather_q(g, t, &un);
@@ -170,30 +170,34 @@ static void attend_whole(struct engine *g, int tid, int64_t layer, int phase)
             merge(g, t, un.n * g->group, t->m, t->l, t->o);
         }
         store(g, t, &un);
+        team_done(g->team, phase, n_unit, 1);
     }
+    team_sync(g->team, tid, phase, n_unit);
 }
 
 static void attend_split(struct engine *g, int tid, int64_t layer, int phase)
 {
     struct seat *t = &g->seat[tid];
-    int n_head = g->m->c.n_kv_head;
-    int64_t hd = g->m->c.head_dim, rows = g->attn_rows;
-    for (int64_t u; (u = team_take(g->team, phase, g->s.n_unit * n_head, 1)) >= 0;) {
+    int64_t hd = g->m->c.head_dim, rows = g->attn_rows, n_unit = g->s.n_unit * g->m->c.n_kv_head;
+    for (int64_t u; (u = team_take(g->team, phase, n_unit, 1)) >= 0;) {
         struct unit un = unit_of(g, u);
         gather_q(g, t, &un);
         one_partition(g, t, layer, &un, un.p0, g->part.m + u * rows, g->part.l + u * rows, g->part.o + u * rows * hd);
+        team_done(g->team, phase, n_unit, 1);
     }
-    team_barrier(g->team, tid);
-    for (int64_t u; (u = team_take(g->team, phase + 1, g->s.n_unit * n_head, 1)) >= 0;) {
+    team_sync(g->team, tid, phase, n_unit);
+    for (int64_t u; (u = team_take(g->team, phase + 1, n_unit, 1)) >= 0;) {
         struct unit un = unit_of(g, u);
-        if (un.p0)
-            continue; /* the first partition's unit joins them all */
-        start(t, un.n * g->group, hd);
-        for (int64_t p = 0; p < partitions(&g->s.chunk[un.c]); p++)
-            merge(g, t, un.n * g->group, g->part.m + (u + p) * rows, g->part.l + (u + p) * rows,
-                  g->part.o + (u + p) * rows * hd);
-        store(g, t, &un);
+        if (!un.p0) { /* the first partition's unit joins them all */
+            start(t, un.n * g->group, hd);
+            for (int64_t p = 0; p < partitions(&g->s.chunk[un.c]); p++)
+                merge(g, t, un.n * g->group, g->part.m + (u + p) * rows, g->part.l + (u + p) * rows,
+                      g->part.o + (u + p) * rows * hd);
+            store(g, t, &un);
+        }
+        team_done(g->team, phase + 1, n_unit, 1);
     }
+    team_sync(g->team, tid, phase + 1, n_unit);
 }
 
 void attend(struct engine *g, int tid, int64_t layer, int *phase)

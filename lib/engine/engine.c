@@ -62,8 +62,9 @@ static void place_seat(struct engine *g, struct bump *b, struct seat *s, struct 
     struct seat d = {0};
     take_act(b, &d.act, ROWS_ALONE, cols_max(c), f.norm | f.out);
     d.linear = take(b, kern_linear_scratch(cols_max(c)));
-    d.a = take(b, (uint64_t)g->row_max * 32 * 4);
-    d.b = take(b, (uint64_t)g->row_max * 32 * 4);
+    uint64_t out = (uint64_t)(g->row_max > 1024 ? g->row_max : 1024) * 32 * 4; /* or 16 rows of 64 panels */
+    d.a = take(b, out);
+    d.b = take(b, out);
     d.norm = take(b, (uint64_t)ROWS_ALONE * (uint64_t)c->hidden * 4);
     d.m = take(b, (uint64_t)rows * 4);
     d.l = take(b, (uint64_t)rows * 4);
@@ -193,8 +194,11 @@ void engine_layout(struct kv_layout *out, const struct model *m, enum kern_kv kv
 static void each_run(void *arg, int tid)
 {
     struct engine *g = arg;
-    for (int64_t i; (i = team_take(g->team, 0, g->each_n, 1)) >= 0;)
+    for (int64_t i; (i = team_take(g->team, 0, g->each_n, 1)) >= 0;) {
         g->each_fn(g->each_arg, i, tid);
+        team_done(g->team, 0, g->each_n, 1);
+    }
+    team_sync(g->team, tid, 0, g->each_n);
 }
 
 void engine_each(struct engine *g, void (*fn)(void *arg, int64_t i, int tid), void *arg, int64_t n)

@@ -5,7 +5,7 @@
 #include "engine/engine.h"
 #include "engine/team.h"
 
-#define ROWS_ALONE 8 /* up to here every thread makes its own copy of normed rows: a barrier costs more */
+#define ROWS_ALONE 8 /* up to here every thread makes its own copy of normed rows: waiting costs more */
 
 struct seat {             /* one thread's memory */
     struct kern_act act;  /* normed rows, where few */

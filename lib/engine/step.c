@@ -3,14 +3,42 @@
 
 #include "engine/private.h"
 
+#define ROWS_STREAMED 16 /* up to here the kernels read packed weights as streams */
+#define UNITS_A_THREAD 3
+#define RUN_MAX 64 /* panels of a unit: 16 rows of them fit where row_max rows of one panel do */
+
 static int64_t groups(const struct kern_mat *w)
 {
     return (w->rows + 15) / 16;
 }
 
+/* A panel is two groups, 32 output rows. */
+static int64_t panels(const struct kern_mat *w)
+{
+    return (groups(w) + 1) / 2;
+}
+
+static int64_t qkv_panels(const struct model_layer *l)
+{
+    return panels(&l->wq) + panels(&l->wk) + panels(&l->wv);
+}
+
 static int64_t min64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+
+/*
+ * Panels of a unit. Many rows: one, whose weights are unpacked once. Few rows: weights are read as streams, and streams
+ * that lie far apart read faster than neighbours, so a unit is a run of panels; several units a thread leave a
+ * disturbed thread the lesser part.
+ */
+static int64_t run_of(const struct engine *g, int64_t n_panel)
+{
+    if (g->s.n_row > ROWS_STREAMED)
+        return 1;
+    int64_t n = n_panel / ((int64_t)g->n_thread * UNITS_A_THREAD);
+    return n < 1 ? 1 : n > RUN_MAX ? RUN_MAX : n;
 }
 
 /* Where a step's rows start; how many are wanted. */
@@ -38,11 +66,11 @@ static int64_t chunk_of(const struct step *s, int64_t r)
     return lo;
 }
 
-static void embed(struct engine *g, int phase)
+static void embed(struct engine *g, int tid, int phase)
 {
     struct step *s = &g->s;
     const struct model_config *c = &g->m->c;
-    for (int64_t r0; (r0 = team_take(g->team, phase, s->n_row, KERN_TILE)) >= 0;)
+    for (int64_t r0; (r0 = team_take(g->team, phase, s->n_row, KERN_TILE)) >= 0;) {
         for (int64_t r = r0; r < min64(r0 + KERN_TILE, s->n_row); r++) {
             int64_t ci = chunk_of(s, r);
             const struct engine_chunk *ch = &s->chunk[ci];
@@ -56,15 +84,22 @@ static void embed(struct engine *g, int phase)
                 cs[2 * i + 1] = (float)(sn * (double)c->rope_attn_factor);
             }
         }
+        team_done(g->team, phase, s->n_row, min64(KERN_TILE, s->n_row - r0));
+    }
+    team_sync(g->team, tid, phase, s->n_row);
 }
 
-/* Normed rows as activations. Few rows: every thread makes its own copy. Many: tiles are shared out, a barrier follows.
+/*
+ * Normed rows as activations for the phase `next` of n_unit units. Few rows: every thread that may get a unit there
+ * makes its own copy. Many: tiles are shared out and waited for.
  */
-static const struct kern_act *normed(struct engine *g, int tid, const float *w, int phase)
+static const struct kern_act *normed(struct engine *g, int tid, const float *w, int phase, int next, int64_t n_unit)
 {
     struct seat *t = &g->seat[tid];
     int64_t n = g->s.n_row, k = g->m->c.hidden;
     if (n <= ROWS_ALONE) {
+        if (team_spent(g->team, next, n_unit))
+            return &t->act;
         t->act.n_row = n;
         t->act.k = k;
         for (int64_t r = 0; r < n; r++)
@@ -78,16 +113,17 @@ static const struct kern_act *normed(struct engine *g, int tid, const float *w, 
         for (int64_t r = 0; r < rows; r++)
             g->k->norm(t->norm + r * k, g->x + (r0 + r) * k, w, k, g->m->c.eps);
         g->k->act(&g->act, r0, rows, 0, k, t->norm, (size_t)k);
+        team_done(g->team, phase, n, rows);
     }
-    team_barrier(g->team, tid);
+    team_sync(g->team, tid, phase, n);
     return &g->act;
 }
 
-static void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t rows, int64_t n_row)
+static void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t last, int64_t rows, int64_t n_row)
 {
     if (!bias)
         return;
-    int64_t n = min64(32, rows - first);
+    int64_t n = min64(last, rows) - first;
     for (int64_t r = 0; r < n_row; r++)
         for (int64_t j = 0; j < n; j++)
             out[(size_t)r * ld + (size_t)j] += bias[first + j];
@@ -101,16 +137,23 @@ static void qkv(struct engine *g, int tid, const struct model_layer *l, const st
     const int64_t off[3] = {0, g->off_k, g->off_v};
     int64_t n_panel[3], n = 0;
     for (int i = 0; i < 3; i++)
-        n += n_panel[i] = (groups(w[i]) + 1) / 2;
-    for (int64_t u; (u = team_take(g->team, phase, n, 1)) >= 0;) {
+        n += n_panel[i] = panels(w[i]);
+    int64_t run = run_of(g, n);
+    for (int64_t u; (u = team_take(g->team, phase, n, run)) >= 0;) {
         int i = 0;
-        while (u >= n_panel[i])
-            u -= n_panel[i++];
-        int64_t g0 = 2 * u, g1 = min64(g0 + 2, groups(w[i]));
-        float *out = g->qkv + off[i] + 16 * g0;
-        g->k->linear(out, (size_t)g->ldq, w[i], g0, g1, a, 0, g->s.n_row, g->seat[tid].linear);
-        add_bias(out, (size_t)g->ldq, bias[i], 16 * g0, w[i]->rows, g->s.n_row);
+        int64_t from = u, end = min64(u + run, n), base = 0;
+        for (; u < end; u = base) { /* a run may reach into the next matrix */
+            while (u >= base + n_panel[i])
+                base += n_panel[i++];
+            int64_t g0 = 2 * (u - base), g1 = min64(2 * (end - base), groups(w[i]));
+            float *out = g->qkv + off[i] + 16 * g0;
+            g->k->linear(out, (size_t)g->ldq, w[i], g0, g1, a, 0, g->s.n_row, g->seat[tid].linear);
+            add_bias(out, (size_t)g->ldq, bias[i], 16 * g0, 16 * g1, w[i]->rows, g->s.n_row);
+            base += n_panel[i++];
+        }
+        team_done(g->team, phase, n, end - from);
     }
+    team_sync(g->team, tid, phase, n);
 }
 
 void rotate_store(struct engine *g, int64_t layer, int64_t ci, int64_t first, int64_t n, int head)
@@ -134,14 +177,15 @@ void rotate_store(struct engine *g, int64_t layer, int64_t ci, int64_t first, in
 }
 
 /* One writer a (block, head): V bytes of neighbouring tokens share words. */
-static void rotate_all(struct engine *g, int64_t layer, int phase)
+static void rotate_all(struct engine *g, int tid, int64_t layer, int phase)
 {
     struct step *s = &g->s;
     int n_head = g->m->c.n_kv_head;
     int64_t n_unit = 0, ci = 0, base = 0;
     for (int64_t c = 0; c < s->n_chunk; c++)
         n_unit += (s->chunk[c].pos + s->chunk[c].n - 1) / KERN_KV_BLOCK - s->chunk[c].pos / KERN_KV_BLOCK + 1;
-    for (int64_t u; (u = team_take(g->team, phase, n_unit * n_head, 1)) >= 0;) {
+    n_unit *= n_head;
+    for (int64_t u; (u = team_take(g->team, phase, n_unit, 1)) >= 0;) {
         int64_t b = u / n_head;
         for (;; ci++) { /* units come in rising order, so the search goes on from the last */
             int64_t pos = s->chunk[ci].pos, n = (pos + s->chunk[ci].n - 1) / KERN_KV_BLOCK - pos / KERN_KV_BLOCK + 1;
@@ -154,68 +198,79 @@ static void rotate_all(struct engine *g, int64_t layer, int phase)
         int64_t from = block * KERN_KV_BLOCK - ch->pos, to = min64(from + KERN_KV_BLOCK, ch->n);
         from = from < 0 ? 0 : from;
         rotate_store(g, layer, ci, from, to - from, (int)(u % n_head));
+        team_done(g->team, phase, n_unit, 1);
     }
+    team_sync(g->team, tid, phase, n_unit);
 }
 
 /* Attention's output as activations for wo. */
-static const struct kern_act *out_act(struct engine *g, int tid, int phase)
+static const struct kern_act *out_act(struct engine *g, int tid, int phase, int next, int64_t n_unit)
 {
     struct seat *t = &g->seat[tid];
     int64_t n = g->s.n_row, k = (int64_t)g->m->c.n_head * g->m->c.head_dim;
     if (n <= ROWS_ALONE) {
+        if (team_spent(g->team, next, n_unit))
+            return &t->act;
         t->act.n_row = n;
         t->act.k = k;
         g->k->act(&t->act, 0, n, 0, k, g->o, (size_t)k);
         return &t->act;
     }
     g->act_o.n_row = n;
-    for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;)
+    for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;) {
         g->k->act(&g->act_o, r0, min64(KERN_TILE, n - r0), 0, k, g->o + r0 * k, (size_t)k);
-    team_barrier(g->team, tid);
+        team_done(g->team, phase, n, min64(KERN_TILE, n - r0));
+    }
+    team_sync(g->team, tid, phase, n);
     return &g->act_o;
 }
 
-/* x += W·a; a unit is a panel of 32 outputs, which one thread alone adds. */
+/* x += W·a; a unit's outputs are added by one thread alone. */
 static void residual(struct engine *g, int tid, const struct kern_mat *w, const struct kern_act *a, int phase)
 {
     struct seat *t = &g->seat[tid];
-    int64_t hidden = g->m->c.hidden;
-    for (int64_t u; (u = team_take(g->team, phase, (groups(w) + 1) / 2, 1)) >= 0;) {
-        int64_t g0 = 2 * u, n = min64(32, hidden - 32 * u);
-        g->k->linear(t->a, 32, w, g0, min64(g0 + 2, groups(w)), a, 0, g->s.n_row, t->linear);
+    int64_t hidden = g->m->c.hidden, n_panel = panels(w), run = run_of(g, n_panel);
+    for (int64_t u; (u = team_take(g->team, phase, n_panel, run)) >= 0;) {
+        int64_t g0 = 2 * u, g1 = min64(g0 + 2 * run, groups(w)), n = min64(16 * g1, hidden) - 16 * g0;
+        g->k->linear(t->a, (size_t)(32 * run), w, g0, g1, a, 0, g->s.n_row, t->linear);
         for (int64_t r = 0; r < g->s.n_row; r++)
-            g->k->add(g->x + r * hidden + 32 * u, t->a + r * 32, n);
+            g->k->add(g->x + r * hidden + 16 * g0, t->a + r * 32 * run, n);
+        team_done(g->team, phase, n_panel, min64(run, n_panel - u));
     }
+    team_sync(g->team, tid, phase, n_panel);
 }
 
-/* h = silu(gate)·up, quantised by the thread that made the 32 columns. */
+/* h = silu(gate)·up, quantised by the thread that made the columns. */
 static void gate_up(struct engine *g, int tid, const struct model_layer *l, const struct kern_act *a, int phase)
 {
     struct seat *t = &g->seat[tid];
-    int64_t ffn = g->m->c.ffn, n_row = g->s.n_row;
+    int64_t ffn = g->m->c.ffn, n_row = g->s.n_row, n_panel = panels(&l->gate), run = run_of(g, n_panel), ld = 32 * run;
     g->act_h.n_row = n_row;
-    for (int64_t u; (u = team_take(g->team, phase, (ffn + 31) / 32, 1)) >= 0;) {
-        int64_t g0 = 2 * u, g1 = min64(g0 + 2, groups(&l->gate));
-        g->k->linear(t->a, 32, &l->gate, g0, g1, a, 0, n_row, t->linear);
-        g->k->linear(t->b, 32, &l->up, g0, g1, a, 0, n_row, t->linear);
+    for (int64_t u; (u = team_take(g->team, phase, n_panel, run)) >= 0;) {
+        int64_t g0 = 2 * u, g1 = min64(g0 + 2 * run, groups(&l->gate)), n = min64(16 * g1, ffn) - 16 * g0;
+        g->k->linear(t->a, (size_t)ld, &l->gate, g0, g1, a, 0, n_row, t->linear);
+        g->k->linear(t->b, (size_t)ld, &l->up, g0, g1, a, 0, n_row, t->linear);
         if (ffn % 32 == 0) {
-            g->k->silu_mul(t->a, t->a, t->b, n_row * 32);
-            g->k->act(&g->act_h, 0, n_row, 32 * u, 32, t->a, 32);
-            continue;
+            g->k->silu_mul(t->a, t->a, t->b, (n_row - 1) * ld + n);
+            g->k->act(&g->act_h, 0, n_row, 16 * g0, n, t->a, (size_t)ld);
+        } else {
+            for (int64_t r = 0; r < n_row; r++)
+                g->k->silu_mul(g->h + r * ffn + 16 * g0, t->a + r * ld, t->b + r * ld, n);
         }
-        for (int64_t r = 0; r < n_row; r++)
-            g->k->silu_mul(g->h + r * ffn + 32 * u, t->a + r * 32, t->b + r * 32, min64(32, ffn - 32 * u));
+        team_done(g->team, phase, n_panel, min64(run, n_panel - u));
     }
-    team_barrier(g->team, tid);
-    if (ffn % 32) {
-        for (int64_t r0; (r0 = team_take(g->team, phase + 1, n_row, KERN_TILE)) >= 0;)
-            g->k->act(&g->act_h, r0, min64(KERN_TILE, n_row - r0), 0, ffn, g->h + r0 * ffn, (size_t)ffn);
-        team_barrier(g->team, tid);
+    team_sync(g->team, tid, phase, n_panel);
+    if (ffn % 32 == 0)
+        return;
+    for (int64_t r0; (r0 = team_take(g->team, phase + 1, n_row, KERN_TILE)) >= 0;) {
+        g->k->act(&g->act_h, r0, min64(KERN_TILE, n_row - r0), 0, ffn, g->h + r0 * ffn, (size_t)ffn);
+        team_done(g->team, phase + 1, n_row, min64(KERN_TILE, n_row - r0));
     }
+    team_sync(g->team, tid, phase + 1, n_row);
 }
 
 /* Wanted rows: final norm, made ready for the head. */
-static void finish(struct engine *g, int phase)
+static void finish(struct engine *g, int tid, int phase)
 {
     struct step *s = &g->s;
     int64_t k = g->m->c.hidden, base = 0, c = 0;
@@ -233,7 +288,9 @@ static void finish(struct engine *g, int phase)
             g->k->norm(g->want + w * k, g->x + r * k, g->m->output_norm, k, g->m->c.eps);
         }
         g->k->act(&g->act_w, w0, w1 - w0, 0, k, g->want + w0 * k, (size_t)k);
+        team_done(g->team, phase, s->n_want, w1 - w0);
     }
+    team_sync(g->team, tid, phase, s->n_want);
 }
 
 static void step_run(void *arg, int tid)
@@ -241,45 +298,40 @@ static void step_run(void *arg, int tid)
     struct engine *g = arg;
     int phase = 0;
     part_time(g, tid, PART_N);
-    embed(g, phase++);
-    team_barrier(g->team, tid);
+    embed(g, tid, phase++);
     part_time(g, tid, PART_EMBED);
     for (int64_t i = 0; i < g->m->c.n_layer; i++) {
         const struct model_layer *l = &g->m->layer[i];
-        const struct kern_act *a = normed(g, tid, l->attn_norm, phase);
-        phase += g->s.n_row > ROWS_ALONE;
+        int many = g->s.n_row > ROWS_ALONE; /* then activations are a phase of their own */
+        const struct kern_act *a = normed(g, tid, l->attn_norm, phase, phase + many, qkv_panels(l));
+        phase += many;
         part_time(g, tid, PART_NORM);
         qkv(g, tid, l, a, phase++);
-        team_barrier(g->team, tid);
         part_time(g, tid, PART_QKV);
         if (!g->s.whole) {
-            rotate_all(g, i, phase++);
-            team_barrier(g->team, tid);
+            rotate_all(g, tid, i, phase++);
             if (!tid && g->s.layer_done)
                 g->s.layer_done(g->s.layer_arg, i);
         }
         part_time(g, tid, PART_ROPE);
         attend(g, tid, i, &phase);
-        team_barrier(g->team, tid);
         if (g->s.whole && !tid && g->s.layer_done)
             g->s.layer_done(g->s.layer_arg, i);
         part_time(g, tid, PART_ATTN);
-        a = out_act(g, tid, phase);
-        phase += g->s.n_row > ROWS_ALONE;
+        a = out_act(g, tid, phase, phase + many, panels(&l->wo));
+        phase += many;
         residual(g, tid, &l->wo, a, phase++);
-        team_barrier(g->team, tid);
         part_time(g, tid, PART_OUT);
-        a = normed(g, tid, l->ffn_norm, phase);
-        phase += g->s.n_row > ROWS_ALONE;
+        a = normed(g, tid, l->ffn_norm, phase, phase + many, panels(&l->gate));
+        phase += many;
         part_time(g, tid, PART_NORM);
         gate_up(g, tid, l, a, phase);
         phase += 1 + (g->m->c.ffn % 32 != 0);
         part_time(g, tid, PART_FFN);
         residual(g, tid, &l->down, &g->act_h, phase++);
-        team_barrier(g->team, tid);
         part_time(g, tid, PART_DOWN);
     }
-    finish(g, phase);
+    finish(g, tid, phase);
     part_time(g, tid, PART_NORM);
 }
 
@@ -307,12 +359,14 @@ static void logits_run(void *arg, int tid)
 {
     struct engine *g = arg;
     const struct kern_mat *w = &g->m->output;
-    int64_t ld = engine_logits_ld(g), n_panel = (groups(w) + 1) / 2, step = 8;
+    int64_t ld = engine_logits_ld(g), n_panel = panels(w), run = n_panel / (g->n_thread * UNITS_A_THREAD) + 1;
     part_time(g, tid, PART_N);
-    for (int64_t u; (u = team_take(g->team, 0, n_panel, step)) >= 0;)
-        for (int64_t p = u; p < min64(u + step, n_panel); p++)
-            g->k->linear(g->logits + 32 * p, (size_t)ld, w, 2 * p, min64(2 * p + 2, groups(w)), &g->act_w,
-                         g->logits_first, g->logits_first + g->logits_n, g->seat[tid].linear);
+    for (int64_t u; (u = team_take(g->team, 0, n_panel, run)) >= 0;) {
+        g->k->linear(g->logits + 32 * u, (size_t)ld, w, 2 * u, min64(2 * (u + run), groups(w)), &g->act_w,
+                     g->logits_first, g->logits_first + g->logits_n, g->seat[tid].linear);
+        team_done(g->team, 0, n_panel, min64(run, n_panel - u));
+    }
+    team_sync(g->team, tid, 0, n_panel);
     part_time(g, tid, PART_HEAD);
 }
 

@@ -13,8 +13,9 @@
 #define LINE 64
 #define SPIN 4000 /* about 40 µs of pauses: longer than a phase's imbalance, shorter than a scheduler's slice */
 
-struct counter {
-    _Alignas(LINE) _Atomic int64_t next;
+struct phase {
+    _Alignas(LINE) _Atomic int64_t next; /* first unit that nobody has taken */
+    _Atomic int64_t done;
 };
 
 struct team {
@@ -24,12 +25,12 @@ struct team {
     void (*fn)(void *, int);
     void *arg;
     bool stop;
-    _Alignas(LINE) _Atomic uint32_t job;     /* bumped for each run; threads wait on it */
-    _Alignas(LINE) _Atomic uint32_t arrived; /* at the present barrier */
-    _Alignas(LINE) _Atomic uint32_t round;   /* bumped when all have arrived */
-    _Atomic uint32_t sleepers;
-    struct counter phase[TEAM_PHASES];
-    int n_phase_used;
+    _Alignas(LINE) _Atomic uint32_t job;   /* bumped for each run; threads wait on it */
+    _Alignas(LINE) _Atomic uint32_t open;  /* the run may be entered */
+    _Atomic uint32_t inside;               /* threads that have entered and not left */
+    _Alignas(LINE) _Atomic uint32_t event; /* bumped when a phase is over or a thread leaves; waits sleep on it */
+    _Alignas(LINE) _Atomic uint32_t sleepers;
+    struct phase phase[TEAM_PHASES];
 };
 
 struct worker {
@@ -47,16 +48,11 @@ static void futex_wake_all(_Atomic uint32_t *p)
     syscall(SYS_futex, p, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
-/* Waits until *p differs from v. The sleeper count lets the waker skip the system call. */
-static void wait_change(struct team *t, _Atomic uint32_t *p, uint32_t v)
+/* The sleeper count lets the waker skip the system call. */
+static void sleep_on(struct team *t, _Atomic uint32_t *p, uint32_t v)
 {
-    for (int i = 0; i < SPIN; i++) {
-        if (atomic_load_explicit(p, memory_order_acquire) != v)
-            return;
-        __builtin_ia32_pause();
-    }
     atomic_fetch_add(&t->sleepers, 1);
-    while (atomic_load(p) == v)
+    if (atomic_load(p) == v)
         futex_wait(p, v);
     atomic_fetch_sub(&t->sleepers, 1);
 }
@@ -78,32 +74,26 @@ static void delay(struct team *t, int tid)
     nanosleep(&ts, NULL);
 }
 
-void team_barrier(struct team *t, int tid)
-{
-    if (t->n == 1)
-        return;
-    if (t->delay_seed)
-        delay(t, tid);
-    uint32_t round = atomic_load(&t->round);
-    if (atomic_fetch_add(&t->arrived, 1) + 1 == (uint32_t)t->n) {
-        atomic_store(&t->arrived, 0);
-        bump(t, &t->round);
-    } else {
-        wait_change(t, &t->round, round);
-    }
-}
-
 static void *worker_main(void *p)
 {
     struct worker w = *(struct worker *)p;
+    struct team *t = w.t;
     free(p);
     kern_thread_init();
-    for (uint32_t seen = 0;; seen++) {
-        wait_change(w.t, &w.t->job, seen);
-        if (w.t->stop)
+    for (uint32_t seen = 0;;) {
+        for (int i = 0; i < SPIN && atomic_load_explicit(&t->job, memory_order_acquire) == seen; i++)
+            __builtin_ia32_pause();
+        while (atomic_load(&t->job) == seen)
+            sleep_on(t, &t->job, seen);
+        seen = atomic_load(&t->job);
+        if (t->stop)
             return NULL;
-        w.t->fn(w.t->arg, w.tid);
-        team_barrier(w.t, w.tid);
+        atomic_fetch_add(&t->inside,
+                         1); /* before the look at `open`, as the caller closes before it looks at `inside` */
+        if (atomic_load(&t->open))
+            t->fn(t->arg, w.tid);
+        atomic_fetch_sub(&t->inside, 1);
+        bump(t, &t->event);
     }
 }
 
@@ -155,23 +145,63 @@ int team_size(const struct team *t)
 
 void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
 {
-    for (int i = 0; i < TEAM_PHASES && atomic_load_explicit(&t->phase[i].next, memory_order_relaxed); i++)
+    for (int i = 0; i < TEAM_PHASES && atomic_load_explicit(&t->phase[i].next, memory_order_relaxed); i++) {
         atomic_store_explicit(&t->phase[i].next, 0, memory_order_relaxed);
+        atomic_store_explicit(&t->phase[i].done, 0, memory_order_relaxed);
+    }
     t->fn = fn;
     t->arg = arg;
-    if (t->n > 1)
-        bump(t, &t->job);
+    if (t->n == 1) {
+        fn(arg, 0);
+        return;
+    }
+    atomic_store(&t->open, 1);
+    bump(t, &t->job);
     fn(arg, 0);
-    team_barrier(t, 0);
+    atomic_store(&t->open, 0); /* who has not come yet is not waited for */
+    for (int i = 0; atomic_load(&t->inside); i++) {
+        uint32_t v = atomic_load(&t->event);
+        if (i < SPIN)
+            __builtin_ia32_pause();
+        else if (atomic_load(&t->inside))
+            sleep_on(t, &t->event, v);
+    }
 }
 
 int64_t team_take(struct team *t, int phase, int64_t n_unit, int64_t step)
 {
     _Atomic int64_t *next = &t->phase[phase].next;
-    int64_t at = t->n == 1 ? *next : 0;
+    int64_t at = atomic_load_explicit(next, memory_order_relaxed);
     if (t->n == 1)
-        *next = at + step;
-    else
+        atomic_store_explicit(next, at + step, memory_order_relaxed);
+    else if (at < n_unit || !at) /* a phase of no units is marked as used too */
         at = atomic_fetch_add_explicit(next, step, memory_order_relaxed);
     return at < n_unit ? at : -1;
+}
+
+bool team_spent(struct team *t, int phase, int64_t n_unit)
+{
+    return atomic_load_explicit(&t->phase[phase].next, memory_order_relaxed) >= n_unit;
+}
+
+void team_done(struct team *t, int phase, int64_t n_unit, int64_t n)
+{
+    if (t->n > 1 && atomic_fetch_add_explicit(&t->phase[phase].done, n, memory_order_acq_rel) + n == n_unit)
+        bump(t, &t->event);
+}
+
+void team_sync(struct team *t, int tid, int phase, int64_t n_unit)
+{
+    if (t->n == 1)
+        return;
+    if (t->delay_seed)
+        delay(t, tid);
+    _Atomic int64_t *done = &t->phase[phase].done;
+    for (int i = 0; atomic_load_explicit(done, memory_order_acquire) < n_unit; i++) {
+        uint32_t v = atomic_load(&t->event);
+        if (i < SPIN)
+            __builtin_ia32_pause();
+        else if (atomic_load(done) < n_unit)
+            sleep_on(t, &t->event, v);
+    }
 }

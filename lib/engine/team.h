@@ -1,4 +1,4 @@
-/* A team of compute threads that run one function together, with barriers inside. Private to lib/engine. */
+/* A team of compute threads that run one function together, in phases. Private to lib/engine. */
 #ifndef TEAM_H
 #define TEAM_H
 
@@ -10,7 +10,8 @@
 
 struct team;
 
-/* n threads in all; the caller of team_run is one of them. delay_seed != 0: waits a random moment at each barrier. */
+/* n threads in all; the caller of team_run is one of them. delay_seed != 0: waits a random moment at each end of a
+ * phase. */
 int team_new(struct err *e, struct team **out, int n, uint64_t delay_seed);
 void team_free(struct team *t);
 int team_size(const struct team *t);
@@ -18,13 +19,22 @@ int team_size(const struct team *t);
 /* Runs fn(arg, tid) on every thread, tid 0 on the caller's; returns when all are done. Not reentrant. */
 void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg);
 
-/* Inside fn: waits for all. Spins briefly, then sleeps. */
-void team_barrier(struct team *t, int tid);
-
-/* Work of a phase, taken unit by unit so that a disturbed thread takes less of it. Returns the first of up to `step`
- * units, or -1 when none is left. `phase` counts up from 0 in a run and never repeats; each phase has its own counter.
+/*
+ * Inside fn work goes in phases, counted from 0 in each run, each phase with units 0 … n_unit-1 that threads take as
+ * they come. A phase is over when its units are done, not when every thread has been there: a thread that the system
+ * has set aside holds nobody up unless it sits on a unit, and passes the phases it missed without a wait. So what a
+ * thread prepares for itself before a phase is only used if it gets a unit there, and then nobody has gone past that
+ * phase.
  */
 #define TEAM_PHASES 4096
+
+/* The first of up to `step` units, or -1 when none is left. */
 int64_t team_take(struct team *t, int phase, int64_t n_unit, int64_t step);
+/* No unit is left to take: what would be prepared for the phase is not needed. */
+bool team_spent(struct team *t, int phase, int64_t n_unit);
+/* `n` units are done (the last take may have given fewer than `step`: count to n_unit). */
+void team_done(struct team *t, int phase, int64_t n_unit, int64_t n);
+/* Waits until the phase is over: spins briefly, then sleeps. */
+void team_sync(struct team *t, int tid, int phase, int64_t n_unit);
 
 #endif
