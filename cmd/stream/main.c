@@ -72,7 +72,7 @@ static int run(struct err *e, struct stream *s)
     while (!r && !(r = wire_read(e, in, &f)) && f)
         r = take(e, s, f);
     if (!r && !wire_reader_seen_hello(in))
-        r = err_set(e, ERR_PROTO, "stdin: no frames: the program before failed or was not there");
+        r = err_set(e, ERR_PROTO, "stdin: empty, not even a hello: the stage before failed");
     if (s->order)
         order_cut(s->order);
     if (!r && s->n_error)
