@@ -106,3 +106,16 @@ setup() {
     run usr/bin/phasepipe tokenize --version
     [ "$status" -eq 111 ]
 }
+
+@test "bash completes options from the programs' own tables" {
+    . "$PHASEPIPE_TOP/examples/completion.bash"
+    COMP_WORDS=(tokenize --js) COMP_CWORD=1 COMPREPLY=()
+    _phasepipe tokenize --js
+    [ "${COMPREPLY[*]}" = --jsonl ]
+    COMP_WORDS=(phasepipe chat --sy) COMP_CWORD=2 COMPREPLY=()
+    _phasepipe phasepipe --sy
+    [ "${COMPREPLY[*]}" = --system ]
+    COMP_WORDS=(phasepipe pre) COMP_CWORD=1 COMPREPLY=()
+    _phasepipe phasepipe pre
+    [ "${COMPREPLY[*]}" = prefill ]
+}

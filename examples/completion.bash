@@ -1,0 +1,14 @@
+# Completion of options for bash: . examples/completion.bash
+# The words come from the programs' own option tables, so they are never out of date.
+_phasepipe() {
+    local program=$1
+    [ "$program" != phasepipe ] || [ "$COMP_CWORD" -eq 1 ] || program="phasepipe ${COMP_WORDS[1]}"
+    # shellcheck disable=SC2086 # the program and its first word
+    case $2 in
+    -*) mapfile -t COMPREPLY < <(compgen -W "$($program --complete 2>/dev/null)" -- "$2") ;;
+    *)
+        [ "$program" != phasepipe ] || mapfile -t COMPREPLY < <(compgen -W 'chat env tokenize prefill decode stream frames' -- "$2")
+        ;;
+    esac
+}
+complete -o default -F _phasepipe tokenize prefill decode stream frames phasepipe
