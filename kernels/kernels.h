@@ -209,12 +209,16 @@ size_t kern_linear_scratch(int64_t cols_max); /* bytes of scratch a thread needs
 /* exp2 of x <= 0 as the contract fixes it. */
 float kern_exp2(float x);
 
-/* Chosen by name ("c", "avx2", "avx512"), or the best this machine has where name is NULL. ERR_USAGE: it lacks it. */
+/*
+ * Chosen by name ("c", "avx2", "avx512"), or the best this machine has where name is NULL. ERR_USAGE: it lacks it.
+ * "avx512" is "avx512-fma" or "avx512-dot" (bf16 by VDPBF16PS), whichever is faster here: the first selection asks the
+ * machine, and refuses the second one for good where its bits are not those of the contract.
+ */
 int kern_select(struct err *e, const struct kern_ops **out, const char *name);
 
 /* Sets rounding, DAZ and FTZ for the calling thread. */
 void kern_thread_init(void);
 
-extern const struct kern_ops kern_ops_c, kern_ops_avx2, kern_ops_avx512;
+extern const struct kern_ops kern_ops_c, kern_ops_avx2, kern_ops_avx512, kern_ops_avx512_dot;
 
 #endif

@@ -1,7 +1,9 @@
 /* Which implementation of the table runs here, and the floating-point state that all of them need. */
+#include "kernels/cpu/dot_avx512.h"
 #include "kernels/kernels.h"
 
 #include <cpuid.h>
+#include <pthread.h>
 #include <string.h>
 #include <xmmintrin.h>
 
@@ -25,18 +27,54 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 }
 
+/* What VDPBF16PS is worth here, asked once. */
+static struct {
+    pthread_once_t once;
+    bool exact, faster;
+} dot = {.once = PTHREAD_ONCE_INIT};
+
+static void ask_dot(void)
+{
+    const unsigned was = _mm_getcsr();
+
+    kern_thread_init();
+    dot.exact = dot_is_exact_avx512();
+    dot.faster = dot.exact && dot_is_faster_avx512();
+    _mm_setcsr(was);
+}
+
+enum pair_form { PAIR_FASTER, PAIR_FMA, PAIR_DOT };
+
+static const struct kern_ops *select_avx512(enum pair_form form)
+{
+    if (!has_avx512())
+        return NULL;
+    pthread_once(&dot.once, ask_dot);
+    if (form == PAIR_DOT)
+        return dot.exact ? &kern_ops_avx512_dot : NULL;
+    return form == PAIR_FASTER && dot.faster ? &kern_ops_avx512_dot : &kern_ops_avx512;
+}
+
+static const struct kern_ops *select_best(void)
+{
+    const struct kern_ops *avx512 = select_avx512(PAIR_FASTER);
+    return avx512 ? avx512 : has_avx2() ? &kern_ops_avx2 : &kern_ops_c;
+}
+
 int kern_select(struct err *e, const struct kern_ops **out, const char *name)
 {
-    const struct kern_ops *avx512 = has_avx512() ? &kern_ops_avx512 : NULL;
-    const struct kern_ops *avx2 = has_avx2() ? &kern_ops_avx2 : NULL;
     if (!name)
-        *out = avx512 ? avx512 : avx2 ? avx2 : &kern_ops_c;
+        *out = select_best();
     else if (!strcmp(name, "c"))
         *out = &kern_ops_c;
     else if (!strcmp(name, "avx2"))
-        *out = avx2;
+        *out = has_avx2() ? &kern_ops_avx2 : NULL;
     else if (!strcmp(name, "avx512"))
-        *out = avx512;
+        *out = select_avx512(PAIR_FASTER);
+    else if (!strcmp(name, "avx512-fma"))
+        *out = select_avx512(PAIR_FMA);
+    else if (!strcmp(name, "avx512-dot"))
+        *out = select_avx512(PAIR_DOT);
     else
         return err_set(e, ERR_USAGE, "kernels %.40s: unknown, there are c, avx2 and avx512", name);
     if (!*out)

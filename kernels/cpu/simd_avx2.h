@@ -65,6 +65,14 @@ INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return _mm256_fmadd_ps(a, b, c);
 }
+/* The bf16 pairs w times the pairs x, the odd ones added to acc first. */
+INLINE vf vf_pair_dot(vi w, vi x, vf acc)
+{
+    const vi high = _mm256_set1_epi32((int32_t)0xffff0000u);
+
+    acc = vf_fma(_mm256_castsi256_ps(_mm256_and_si256(w, high)), _mm256_castsi256_ps(_mm256_and_si256(x, high)), acc);
+    return vf_fma(_mm256_castsi256_ps(_mm256_slli_epi32(w, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), acc);
+}
 INLINE vf vf_neg(vf a)
 {
     return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f));

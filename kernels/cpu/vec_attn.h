@@ -19,8 +19,9 @@
 struct attn_tile {
     float e[ATTN_ROWS][KERN_KV_PARTITION];
     uint8_t hi[ATTN_ROWS][KERN_KV_PARTITION], lo[ATTN_ROWS][KERN_KV_PARTITION];
-    float q[ATTN_ROWS][KERN_HEAD_MAX]; /* bf16 queries widened */
-    const uint8_t *row[ATTN_ROWS];     /* prepared queries */
+    float q[ATTN_ROWS][KERN_HEAD_MAX];           /* bf16 queries widened */
+    uint16_t pair[ATTN_ROWS][KERN_KV_PARTITION]; /* weights as bf16, for vf_pair_dot */
+    const uint8_t *row[ATTN_ROWS];               /* prepared queries */
     int from[ATTN_ROWS], to[ATTN_ROWS];
     float max[ATTN_ROWS], sum[ATTN_ROWS], back[ATTN_ROWS];
     int first, end;       /* blocks that any row sees */
@@ -120,9 +121,24 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
     }
 }
 
+/* Two columns of SCORE_REGS registers of bf16 keys, by vf_pair_dot. */
+INLINE void score_pair_dot(vf s[], const struct attn_tile *w, int rows, int d, const uint8_t *keys)
+{
+    vi k[SCORE_REGS];
+
+    foreach (i, SCORE_REGS)
+        k[i] = vi_load(keys + i * 4 * LANES);
+    foreach (r, rows) {
+        vi q = vi_bcast4(w->row[r] + 2 * d);
+
+        foreach (i, SCORE_REGS)
+            s[r * SCORE_REGS + i] = vf_pair_dot(k[i], q, s[r * SCORE_REGS + i]);
+    }
+}
+
 /* bf16: pairs of columns, the odd one first. f16: columns ascending. */
-INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, int rows, int hd, const uint8_t *tile,
-                         const uint8_t *next, int t)
+INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, bool dot, int rows, int hd,
+                         const uint8_t *tile, const uint8_t *next, int t)
 {
     const int n = SCORE_REGS;
     const size_t q_end = type == KERN_KV_BF16 ? 2 * (size_t)hd : 4 * (size_t)hd;
@@ -139,6 +155,10 @@ INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, int r
 
             if (w->fetch && j == 0)
                 attn_fetch(values, next, d, 2);
+            if (dot) {
+                score_pair_dot(s, w, rows, d, tile + d * 64 + j * 4 * LANES);
+                continue;
+            }
             foreach (i, n) {
                 if (type == KERN_KV_BF16) {
                     vi pair = vi_load(tile + d * 64 + (j + i) * 4 * LANES);
@@ -261,9 +281,9 @@ INLINE void values_int8(float *o, const struct attn_tile *w, const struct kern_a
         }
 }
 
-/* acc += weights times values of tokens t … t+1 (bf16) or token t (f16), for the rows in the bits of `rows_mask`. */
-INLINE void value_step(vf acc[], const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, int row,
-                       int n_row, int t, int i, int n)
+/* acc += weights times values of tokens t … t+1 (bf16) or token t (f16), for n_row rows from `row` on. */
+INLINE void value_step(vf acc[], const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, bool dot,
+                       int row, int n_row, int t, int i, int n)
 {
     const int hd = a->hd;
     const uint8_t *v = a->tile[t / KERN_KV_BLOCK] + (size_t)64 * hd + (size_t)(t % KERN_KV_BLOCK) * hd * 2;
@@ -286,14 +306,17 @@ INLINE void value_step(vf acc[], const struct attn_tile *w, const struct kern_at
             const float *e = &w->e[row + r][t];
             vf *sum = &acc[(row + r) * n + j];
 
-            *sum = vf_fma(vf_set(e[0]), even, vf_fma(vf_set(e[1]), odd, *sum));
+            if (dot)
+                *sum = vf_pair_dot(pair, vi_bcast4(&w->pair[row + r][t]), *sum);
+            else
+                *sum = vf_fma(vf_set(e[0]), even, vf_fma(vf_set(e[1]), odd, *sum));
         }
     }
 }
 
 /* Tokens t0 <= t < t1 of one row. Where a bf16 pair is half seen, the other half counts as zeros. */
-INLINE void value_edge(vf acc[], const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, int row,
-                       int t0, int t1, int i, int n)
+INLINE void value_edge(vf acc[], const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, bool dot,
+                       int row, int t0, int t1, int i, int n)
 {
     const int step = type == KERN_KV_F16 ? 1 : 2;
 
@@ -301,7 +324,7 @@ INLINE void value_edge(vf acc[], const struct attn_tile *w, const struct kern_at
         const bool whole = step == 1 || (t >= w->from[row] && t + 1 < w->to[row]);
 
         if (whole) {
-            value_step(acc, w, a, type, row, 1, t, i, n);
+            value_step(acc, w, a, type, dot, row, 1, t, i, n);
             continue;
         }
         const uint8_t *v = a->tile[t / KERN_KV_BLOCK] + (size_t)64 * a->hd + (size_t)(t % KERN_KV_BLOCK) * a->hd * 2;
@@ -317,8 +340,8 @@ INLINE void value_edge(vf acc[], const struct attn_tile *w, const struct kern_at
 }
 
 /* bf16 and f16 values: tokens ascending; the range that all rows see together, what lies around it row by row. */
-INLINE void values_float(float *o, const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, int rows,
-                         int i, int n)
+INLINE void values_float(float *o, const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, bool dot,
+                         int rows, int i, int n)
 {
     const int step = type == KERN_KV_F16 ? 1 : 2;
     int t0 = (w->all_from + step - 1) / step * step, t1 = w->all_to / step * step;
@@ -331,11 +354,11 @@ INLINE void values_float(float *o, const struct attn_tile *w, const struct kern_
         acc[j] = vf_zero();
     if (t1 > t0)
         foreach (r, rows)
-            value_edge(acc, w, a, type, r, w->from[r] / step * step, t0, i, n);
+            value_edge(acc, w, a, type, dot, r, w->from[r] / step * step, t0, i, n);
     for (int t = t0; t < t1; t += step)
-        value_step(acc, w, a, type, 0, rows, t, i, n);
+        value_step(acc, w, a, type, dot, 0, rows, t, i, n);
     foreach (r, rows)
-        value_edge(acc, w, a, type, r, t1 > t0 ? t1 : w->from[r] / step * step, w->to[r], i, n);
+        value_edge(acc, w, a, type, dot, r, t1 > t0 ? t1 : w->from[r] / step * step, w->to[r], i, n);
     foreach (r, rows)
         foreach (j, n) {
             const int at = i + j * LANES;
@@ -377,9 +400,22 @@ INLINE bool tile_begin(struct attn_tile *w, const struct kern_attn *a, int row, 
     return end > 0;
 }
 
+/* bf16 weights: rounded, as f32 and where vf_pair_dot reads them as bf16 too. */
+INLINE void weights_bf16(struct attn_tile *w, bool dot, int rows)
+{
+    for (int r = 0; r < rows; r++)
+        for (int t = w->first * KERN_KV_BLOCK; t < w->end * KERN_KV_BLOCK; t += LANES) {
+            vi p = bf16_bits(vf_load(&w->e[r][t]));
+
+            vf_store(&w->e[r][t], vf_bits(vi_shl(p, 16)));
+            if (dot)
+                vi_store_16(&w->pair[r][t], p);
+        }
+}
+
 /* A tile of rows that sees something. Rows that see nothing get -inf, 0, 0 without a step of their own. */
 INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const struct kern_attn *a, enum kern_kv type,
-                      int rows)
+                      bool dot, int rows)
 {
     const int hd = a->hd;
     vf max[ATTN_ROWS];
@@ -392,7 +428,7 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
         if (type == KERN_KV_INT8)
             scores_int8(w, max, rows, hd, a->tile[b], next, b * KERN_KV_BLOCK);
         else
-            scores_float(w, max, type, rows, hd, a->tile[b], next, b * KERN_KV_BLOCK);
+            scores_float(w, max, type, dot, rows, hd, a->tile[b], next, b * KERN_KV_BLOCK);
     }
     foreach (r, rows)
         w->max[r] = vf_max_lane(max[r]);
@@ -400,9 +436,7 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
     if (type == KERN_KV_INT8)
         weights_int8(w, rows);
     if (type == KERN_KV_BF16)
-        for (int r = 0; r < rows; r++)
-            for (int t = w->first * KERN_KV_BLOCK; t < w->end * KERN_KV_BLOCK; t += LANES)
-                vf_store(&w->e[r][t], vf_bits(vi_shl(bf16_bits(vf_load(&w->e[r][t])), 16)));
+        weights_bf16(w, dot, rows);
     for (int i = 0; i < hd;) {
         const int left = (hd - i + LANES - 1) / LANES;
 
@@ -411,9 +445,9 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
         else if (type == KERN_KV_INT8)
             values_int8(o, w, a, rows, i, 1);
         else if (left >= VALUE_REGS)
-            values_float(o, w, a, type, rows, i, VALUE_REGS);
+            values_float(o, w, a, type, dot, rows, i, VALUE_REGS);
         else
-            values_float(o, w, a, type, rows, i, 1);
+            values_float(o, w, a, type, dot, rows, i, 1);
         i += (left >= VALUE_REGS ? VALUE_REGS : 1) * LANES;
     }
     for (int r = 0; r < rows; r++) {
@@ -426,20 +460,20 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
     }
 }
 
-#define ATTN(NAME, TYPE, ROWS)                                                                                         \
+#define ATTN(NAME, TYPE, DOT, ROWS)                                                                                    \
     static void attn_##NAME##_##ROWS(float *m, float *l, float *o, struct attn_tile *w, const struct kern_attn *a)     \
     {                                                                                                                  \
-        attn_rows(m, l, o, w, a, TYPE, ROWS);                                                                          \
+        attn_rows(m, l, o, w, a, TYPE, DOT, ROWS);                                                                     \
     }
-#define ATTN_TYPE(NAME, TYPE)                                                                                          \
-    ATTN(NAME, TYPE, 1)                                                                                                \
-    ATTN(NAME, TYPE, 2)                                                                                                \
-    ATTN(NAME, TYPE, 3)                                                                                                \
-    ATTN(NAME, TYPE, 4)
+#define ATTN_TYPE(NAME, TYPE, DOT)                                                                                     \
+    ATTN(NAME, TYPE, DOT, 1)                                                                                           \
+    ATTN(NAME, TYPE, DOT, 2)                                                                                           \
+    ATTN(NAME, TYPE, DOT, 3)                                                                                           \
+    ATTN(NAME, TYPE, DOT, 4)
 
-ATTN_TYPE(int8, KERN_KV_INT8)
-ATTN_TYPE(bf16, KERN_KV_BF16)
-ATTN_TYPE(f16, KERN_KV_F16)
+ATTN_TYPE(int8, KERN_KV_INT8, false)
+ATTN_TYPE(bf16, KERN_KV_BF16, false)
+ATTN_TYPE(f16, KERN_KV_F16, false)
 
 typedef void attn_fn(float *m, float *l, float *o, struct attn_tile *w, const struct kern_attn *a);
 static attn_fn *const attn_fns[3][ATTN_ROWS] = {
@@ -448,7 +482,7 @@ static attn_fn *const attn_fns[3][ATTN_ROWS] = {
     [KERN_KV_F16] = {attn_f16_1, attn_f16_2, attn_f16_3, attn_f16_4},
 };
 
-void VF(vec_attn)(float *m, float *l, float *o, const struct kern_attn *a)
+static void attn_walk(float *m, float *l, float *o, attn_fn *const fns[ATTN_ROWS], const struct kern_attn *a)
 {
     struct attn_tile *w = a->scratch;
 
@@ -458,7 +492,7 @@ void VF(vec_attn)(float *m, float *l, float *o, const struct kern_attn *a)
         float *out = o + (size_t)row * a->hd;
 
         if (tile_begin(w, a, row, rows)) {
-            attn_fns[a->type][rows - 1](m + row, l + row, out, w, a);
+            fns[rows - 1](m + row, l + row, out, w, a);
             w->fetch = false;
             continue;
         }
@@ -468,6 +502,11 @@ void VF(vec_attn)(float *m, float *l, float *o, const struct kern_attn *a)
         }
         memset(out, 0, (size_t)rows * a->hd * sizeof(float));
     }
+}
+
+void VF(vec_attn)(float *m, float *l, float *o, const struct kern_attn *a)
+{
+    attn_walk(m, l, o, attn_fns[a->type], a);
 }
 
 #endif

@@ -21,12 +21,12 @@ typedef void panel_fn(float *out, size_t ld, const struct kern_mat *w, int64_t g
     {                                                                                                                  \
         direct_tile(out, ld, KERN_##T, GROUPS, COLS, n, w, stride, steps, quant_tile_at(x, tile, 0));                  \
     }
-#define DIRECT_FLOAT(T, NAME, GROUPS, COLS, X)                                                                         \
+#define DIRECT_FLOAT(T, TYPE, DOT, NAME, GROUPS, COLS, X)                                                              \
     static void direct_##T##_##NAME##_##COLS(float *out, size_t ld, int n, const uint8_t *w,                           \
                                              struct group_stride stride, int64_t steps, const struct kern_act *x,      \
                                              int64_t tile)                                                             \
     {                                                                                                                  \
-        float_tile(out, ld, KERN_##T, GROUPS, COLS, n, w, stride, steps, X);                                           \
+        float_tile(out, ld, TYPE, DOT, GROUPS, COLS, n, w, stride, steps, X);                                          \
     }
 
 /* Whole panels of PANEL_GROUPS groups from group g, or one group alone; x tiles from row r0, a multiple of 8. */
@@ -71,28 +71,30 @@ INLINE void panel_rows(float *out, size_t ld, enum kern_type t, int groups, cons
     PANEL(T, one, 1)                                                                                                   \
     PANEL(T, many, PANEL_GROUPS)
 
-#define FLOAT_TYPE(T, X)                                                                                               \
-    DIRECT_FLOAT(T, one, 1, 1, X)                                                                                      \
-    DIRECT_FLOAT(T, one, 1, 2, X)                                                                                      \
-    DIRECT_FLOAT(T, one, 1, 4, X)                                                                                      \
-    DIRECT_FLOAT(T, one, 1, 8, X)                                                                                      \
-    DIRECT_FLOAT(T, many, FLOAT_GROUPS_FEW, 1, X)                                                                      \
-    DIRECT_FLOAT(T, many, FLOAT_GROUPS_FEW, 2, X)                                                                      \
-    DIRECT_FLOAT(T, many, FLOAT_GROUPS, 3, X)                                                                          \
-    DIRECT_FLOAT(T, many, FLOAT_GROUPS, 4, X)                                                                          \
-    DIRECT_FLOAT(T, many, FLOAT_GROUPS, 6, X)                                                                          \
-    DIRECT_FLOAT(T, many, FLOAT_GROUPS, 8, X)
+#define FLOAT_TYPE(T, TYPE, DOT, X)                                                                                    \
+    DIRECT_FLOAT(T, TYPE, DOT, one, 1, 1, X)                                                                           \
+    DIRECT_FLOAT(T, TYPE, DOT, one, 1, 2, X)                                                                           \
+    DIRECT_FLOAT(T, TYPE, DOT, one, 1, 4, X)                                                                           \
+    DIRECT_FLOAT(T, TYPE, DOT, one, 1, 8, X)                                                                           \
+    DIRECT_FLOAT(T, TYPE, DOT, many, FLOAT_GROUPS_FEW, 1, X)                                                           \
+    DIRECT_FLOAT(T, TYPE, DOT, many, FLOAT_GROUPS_FEW, 2, X)                                                           \
+    DIRECT_FLOAT(T, TYPE, DOT, many, FLOAT_GROUPS, 3, X)                                                               \
+    DIRECT_FLOAT(T, TYPE, DOT, many, FLOAT_GROUPS, 4, X)                                                               \
+    DIRECT_FLOAT(T, TYPE, DOT, many, FLOAT_GROUPS, 6, X)                                                               \
+    DIRECT_FLOAT(T, TYPE, DOT, many, FLOAT_GROUPS, 8, X)
 
-/* Columns 1 … 8 rounded up to what is built. */
-#define ONE(T)                                                                                                         \
+/* The direct kernels of one type by columns, 1 … 8 rounded up to what is built: over one group and over many. */
+struct direct {
+    direct_fn *one[8], *many[8];
+};
+#define FNS(T)                                                                                                         \
     {                                                                                                                  \
-        direct_##T##_one_1, direct_##T##_one_2, direct_##T##_one_4, direct_##T##_one_4, direct_##T##_one_8,            \
-            direct_##T##_one_8, direct_##T##_one_8, direct_##T##_one_8                                                 \
-    }
-#define MANY(T)                                                                                                        \
-    {                                                                                                                  \
-        direct_##T##_many_1, direct_##T##_many_2, direct_##T##_many_3, direct_##T##_many_4, direct_##T##_many_6,       \
-            direct_##T##_many_6, direct_##T##_many_8, direct_##T##_many_8                                              \
+        {direct_##T##_one_1, direct_##T##_one_2, direct_##T##_one_4, direct_##T##_one_4,                               \
+         direct_##T##_one_8, direct_##T##_one_8, direct_##T##_one_8, direct_##T##_one_8},                              \
+        {                                                                                                              \
+            direct_##T##_many_1, direct_##T##_many_2, direct_##T##_many_3, direct_##T##_many_4, direct_##T##_many_6,   \
+                direct_##T##_many_6, direct_##T##_many_8, direct_##T##_many_8                                          \
+        }                                                                                                              \
     }
 
 QUANT_TYPE(Q8_0)
@@ -103,19 +105,15 @@ QUANT_TYPE(Q5_1)
 QUANT_TYPE(Q4_K)
 QUANT_TYPE(Q5_K)
 QUANT_TYPE(Q6_K)
-FLOAT_TYPE(F32, x->f + tile * x->k * 8)
-FLOAT_TYPE(F16, x->f + tile * x->k * 8)
-FLOAT_TYPE(BF16, x->b + tile * ((x->k + 1) / 2) * 16)
+FLOAT_TYPE(F32, KERN_F32, false, x->f + tile * x->k * 8)
+FLOAT_TYPE(F16, KERN_F16, false, x->f + tile * x->k * 8)
+#define BF16_TILE x->b + tile *((x->k + 1) / 2) * 16
+FLOAT_TYPE(BF16, KERN_BF16, false, BF16_TILE)
 
-static direct_fn *const direct_one[KERN_TYPES][8] = {
-    [KERN_F32] = ONE(F32),   [KERN_F16] = ONE(F16),   [KERN_BF16] = ONE(BF16), [KERN_Q8_0] = ONE(Q8_0),
-    [KERN_Q4_0] = ONE(Q4_0), [KERN_Q4_1] = ONE(Q4_1), [KERN_Q5_0] = ONE(Q5_0), [KERN_Q5_1] = ONE(Q5_1),
-    [KERN_Q4_K] = ONE(Q4_K), [KERN_Q5_K] = ONE(Q5_K), [KERN_Q6_K] = ONE(Q6_K),
-};
-static direct_fn *const direct_many[KERN_TYPES][8] = {
-    [KERN_F32] = MANY(F32),   [KERN_F16] = MANY(F16),   [KERN_BF16] = MANY(BF16), [KERN_Q8_0] = MANY(Q8_0),
-    [KERN_Q4_0] = MANY(Q4_0), [KERN_Q4_1] = MANY(Q4_1), [KERN_Q5_0] = MANY(Q5_0), [KERN_Q5_1] = MANY(Q5_1),
-    [KERN_Q4_K] = MANY(Q4_K), [KERN_Q5_K] = MANY(Q5_K), [KERN_Q6_K] = MANY(Q6_K),
+static const struct direct direct[KERN_TYPES] = {
+    [KERN_F32] = FNS(F32),   [KERN_F16] = FNS(F16),   [KERN_BF16] = FNS(BF16), [KERN_Q8_0] = FNS(Q8_0),
+    [KERN_Q4_0] = FNS(Q4_0), [KERN_Q4_1] = FNS(Q4_1), [KERN_Q5_0] = FNS(Q5_0), [KERN_Q5_1] = FNS(Q5_1),
+    [KERN_Q4_K] = FNS(Q4_K), [KERN_Q5_K] = FNS(Q5_K), [KERN_Q6_K] = FNS(Q6_K),
 };
 
 #define PANELS(T)                                                                                                      \
@@ -134,7 +132,7 @@ static int direct_groups(enum kern_type t, int64_t n)
 }
 
 /* All tiles over the groups walked at once, which stay in cache from tile to tile. */
-static void direct_walk(float *out, size_t ld, const struct kern_mat *w, int64_t g, bool many,
+static void direct_walk(float *out, size_t ld, const struct direct *fns, const struct kern_mat *w, int64_t g, bool many,
                         struct group_stride stride, const struct kern_act *x, int64_t r0, int64_t r1)
 {
     const int64_t steps = kern_type_is_quant(w->type) ? w->cols / 32
@@ -146,29 +144,29 @@ static void direct_walk(float *out, size_t ld, const struct kern_mat *w, int64_t
         /* A narrow last tile walks as many groups as the full ones before it. */
         const int cols = r1 - r0 > 8 && n <= 2 && many ? 3 : n;
 
-        (many ? direct_many : direct_one)[w->type][cols - 1](
-            out + (size_t)(r - r0) * ld, ld, n, w->data + (size_t)g * w->group_bytes, stride, steps, x, r / 8);
+        (many ? fns->many : fns->one)[cols - 1](out + (size_t)(r - r0) * ld, ld, n,
+                                                w->data + (size_t)g * w->group_bytes, stride, steps, x, r / 8);
     }
 }
 
-static void linear_direct(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1,
-                          const struct kern_act *x, int64_t r0, int64_t r1)
+static void linear_direct(float *out, size_t ld, const struct direct *fns, const struct kern_mat *w, int64_t g0,
+                          int64_t g1, const struct kern_act *x, int64_t r0, int64_t r1)
 {
     const int many = direct_groups(w->type, r1 - r0);
     const int64_t part = (g1 - g0) / many;
     const struct group_stride stride = {(size_t)part * w->group_bytes, (size_t)part * 16};
 
     for (int64_t g = g0; g < g0 + part; g++)
-        direct_walk(out + (g - g0) * 16, ld, w, g, true, stride, x, r0, r1);
+        direct_walk(out + (g - g0) * 16, ld, fns, w, g, true, stride, x, r0, r1);
     for (int64_t g = g0 + part * many; g < g1; g++)
-        direct_walk(out + (g - g0) * 16, ld, w, g, false, stride, x, r0, r1);
+        direct_walk(out + (g - g0) * 16, ld, fns, w, g, false, stride, x, r0, r1);
 }
 
 void VF(vec_linear)(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1, const struct kern_act *x,
                     int64_t r0, int64_t r1, void *scratch)
 {
     if (!kern_type_is_quant(w->type) || r1 - r0 <= DIRECT_ROWS) {
-        linear_direct(out, ld, w, g0, g1, x, r0, r1);
+        linear_direct(out, ld, &direct[w->type], w, g0, g1, x, r0, r1);
         return;
     }
     for (int64_t g = g0; g < g1;) {

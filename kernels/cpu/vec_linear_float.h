@@ -16,6 +16,21 @@ struct group_stride {
     size_t bytes, out;
 };
 
+/* One step of BF16 by vf_pair_dot instead of widening and fma. */
+INLINE void dot_pair_step(vf acc[], int strips, int cols, const uint8_t *const w[], size_t off, const uint8_t *x)
+{
+    vi pair[8];
+
+    foreach (s, strips)
+        pair[s] = vi_load(w[s] + off);
+    foreach (c, cols) {
+        vi a = vi_bcast4(x + 4 * c);
+
+        foreach (s, strips)
+            acc[s * cols + c] = vf_pair_dot(pair[s], a, acc[s * cols + c]);
+    }
+}
+
 /* acc[strips][cols] += one step: a column k, or for BF16 the pair 2k, 2k+1. w: one pointer a strip; x: the tile's step.
  */
 INLINE void float_step(vf acc[], enum kern_type t, int strips, int cols, const uint8_t *const w[], size_t off,
@@ -52,8 +67,8 @@ INLINE void float_step(vf acc[], enum kern_type t, int strips, int cols, const u
     }
 }
 
-/* One tile of activations over `groups` groups: `cols` columns computed, the first n stored. */
-INLINE void float_tile(float *out, size_t ld, enum kern_type t, int groups, int cols, int n, const uint8_t *w,
+/* One tile of activations over `groups` groups: `cols` columns computed, the first n stored. dot: by dot_pair_step. */
+INLINE void float_tile(float *out, size_t ld, enum kern_type t, bool dot, int groups, int cols, int n, const uint8_t *w,
                        struct group_stride stride, int64_t steps, const void *x)
 {
     const int strips = groups * (16 / LANES);
@@ -68,7 +83,10 @@ INLINE void float_tile(float *out, size_t ld, enum kern_type t, int groups, int 
     for (int64_t k = 0; k < steps; k++) {
         foreach (g, groups)
             _mm_prefetch((const char *)(w + (size_t)g * stride.bytes + (size_t)k * step_bytes + 2048), _MM_HINT_T0);
-        float_step(acc, t, strips, cols, strip, (size_t)k * step_bytes, (const uint8_t *)x + k * 32);
+        if (dot)
+            dot_pair_step(acc, strips, cols, strip, (size_t)k * step_bytes, (const uint8_t *)x + k * 32);
+        else
+            float_step(acc, t, strips, cols, strip, (size_t)k * step_bytes, (const uint8_t *)x + k * 32);
     }
     foreach (c, cols)
         foreach (s, strips)
