@@ -64,7 +64,7 @@ same() {
 }
 
 @test "plain C, AVX2 and AVX-512" {
-    for isa in c avx2 avx512; do
+    for isa in c avx2 avx512 avx512-fma avx512-dot; do
         PHASEPIPE_ISA=$isa prefill < all.tok > isa.kv 2> isa.err || { cat isa.err; grep -q 'lacks' isa.err && continue; return 1; }
         PHASEPIPE_ISA=$isa decode < isa.kv | stream --jsonl | answers > got
         same got
@@ -84,6 +84,11 @@ same() {
         decode --kv-cache-dtype $kv < all.tok | stream --jsonl | answers > want.$kv
         for n in 7 500; do
             pipe --kv-cache-dtype $kv --max-num-batched-tokens $n < all.tok > got
+            diff want.$kv got
+        done
+        for isa in avx2 avx512-fma avx512-dot; do
+            PHASEPIPE_ISA=$isa decode --kv-cache-dtype $kv < all.tok > isa.out 2> isa.err || { grep -q 'lacks' isa.err && continue; return 1; }
+            stream --jsonl < isa.out | answers > got
             diff want.$kv got
         done
     done

@@ -197,7 +197,7 @@ static const struct shape shapes[] = {
      .untied = true},
 };
 
-static const char *const isas[] = {"c", "avx2", "avx512"};
+static const char *const isas[] = {"c", "avx2", "avx512", "avx512-fma", "avx512-dot"};
 
 static bool there(const char *isa)
 {
@@ -264,7 +264,7 @@ static void same_bits(void **state)
                 {.kv = types[t], .threads = 2, .chunk = 64, .delay = 99},
             };
             for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
-                for (size_t a = 0; a < 3; a++) {
+                for (size_t a = 0; a < sizeof isas / sizeof *isas; a++) {
                     if (!there(isas[a]) || (ways[w].chunk == 1 && a == 1))
                         continue;
                     struct how h = ways[w];
