@@ -48,7 +48,8 @@ static int copy_stops(struct err *e, struct answer *a, const struct answer_param
         a->stop[i] = malloc(p->stop_len[i] + 1);
         if (!a->stop[i])
             return err_nomem(e, "a stop string", p->stop_len[i]);
-        memcpy(a->stop[i], p->stop[i], p->stop_len[i]);
+        if (p->stop_len[i])
+            memcpy(a->stop[i], p->stop[i], p->stop_len[i]);
     }
     if (p->n_stop_id)
         memcpy(a->stop_ids, p->stop_ids, p->n_stop_id * sizeof *a->stop_ids);
@@ -91,6 +92,15 @@ static int open_out(struct err *e, struct answer *a)
     return rc;
 }
 
+/* A stop that is no text is told at the start, not at min_tokens. */
+static int check_stops(struct err *e, const struct answer *a)
+{
+    struct text_out *o = NULL;
+    int rc = text_out_new(e, &o, a->t, NULL, 0, (const char *const *)a->stop, a->stop_len, a->p.n_stop);
+    text_out_free(o);
+    return rc;
+}
+
 int answer_new(struct err *e, struct answer **out, const struct text *t, const struct answer_params *p,
                const uint32_t *prompt, size_t n_prompt)
 {
@@ -105,6 +115,8 @@ int answer_new(struct err *e, struct answer **out, const struct text *t, const s
     int rc = copy_stops(e, a, p);
     if (!rc && p->min_tokens)
         rc = find_banned(e, a);
+    if (!rc && p->min_tokens > 1 && p->n_stop)
+        rc = check_stops(e, a);
     if (!rc)
         rc = open_out(e, a);
     if (rc)

@@ -293,7 +293,7 @@ static int run(struct err *e, struct decode *d)
     int rc = 0;
     for (bool over = false, bye = false; !rc && !over;) {
         int64_t n = collect(d, active, cap, &over, &bye);
-        if (d->in_err.code) {
+        if (over && d->in_err.code) { /* once over, the input thread writes it no more */
             *e = d->in_err;
             rc = e->code;
         } else if (n) {

@@ -20,7 +20,7 @@ struct decode {
     pthread_cond_t room;                     /* something ended: the input thread may go on */
     struct request *waiting, **waiting_tail; /* need blocks, in the order they came */
     struct request *held, **held_tail;
-    int64_t n_waiting, n_held, n_streaming;
+    int64_t n_waiting, n_held, n_streaming; /* n_streaming: of the held ones, those not ready */
     bool bye, end, quit;
     struct wire_bye last;
     struct err in_err; /* the input thread's end */

@@ -6,6 +6,7 @@
 #include "proc/proc.h"
 
 #define WAITING_MAX 256 /* requests read ahead of the engine */
+#define HELD_MAX 4096   /* of those that take no blocks too: where the next stage is slow, so is the reading */
 
 void decode_push(struct request ***tail, struct request *q)
 {
@@ -25,7 +26,7 @@ bool decode_ready(const struct request *q)
     return !q->given_first || q->kv_seen;
 }
 
-/* Something that holds blocks, or will be given some, ends without further input. */
+/* Something that is held, or will be given blocks, ends without further input. */
 static bool will_free(const struct decode *d)
 {
     return d->n_held > d->n_streaming || (!d->n_streaming && d->waiting && decode_ready(d->waiting));
@@ -112,11 +113,13 @@ static int take_request(struct err *e, struct decode *d, const struct wire_req *
         return rc;
     }
     bool needs = !q->err.code && !(streaming && q->max_new <= 1);
+    while (!needs && !d->quit && d->n_held - d->n_streaming >= HELD_MAX)
+        pthread_cond_wait(&d->room, &d->lock);
     bool in = needs ? wait_room(d, q) : true;
     if (in) {
         decode_push(&d->held_tail, q);
         d->n_held++;
-        d->n_streaming += streaming && !q->err.code;
+        d->n_streaming += streaming; /* refused ones too: they end with the input's kv or err frame */
     } else {
         q->dropped = streaming; /* its blocks are thrown away and computed again from the ids */
         decode_push(&d->waiting_tail, q);
@@ -216,13 +219,13 @@ static int take_block(struct err *e, struct decode *d, const struct wire_blk *b)
     return 0;
 }
 
-/* Spans of the stages before, with their names, in one piece of memory. */
+/* Spans of the stages before, with their names and unknown fields, in one piece of memory. */
 static int keep_spans(struct err *e, struct request *q, const struct wire_kv *k)
 {
     uint32_t n = q->r->n_span + k->n_span;
     size_t names = 1;
     for (uint32_t i = 0; i < k->n_span; i++)
-        names += k->span[i].stage.n + k->span[i].host.n;
+        names += k->span[i].stage.n + k->span[i].host.n + k->span[i].extra.raw.n;
     q->span = malloc(n * sizeof *q->span + names);
     if (!q->span)
         return err_nomem(e, "spans", n * sizeof *q->span + names);
@@ -233,21 +236,22 @@ static int keep_spans(struct err *e, struct request *q, const struct wire_kv *k)
     for (uint32_t i = 0; i < k->n_span; i++) {
         struct wire_span *s = &q->span[q->n_span++];
         *s = k->span[i];
-        s->stage.p = memcpy(at, s->stage.p, s->stage.n);
+        s->stage.p = s->stage.n ? memcpy(at, s->stage.p, s->stage.n) : at;
         at += s->stage.n;
-        s->host.p = memcpy(at, s->host.p, s->host.n);
+        s->host.p = s->host.n ? memcpy(at, s->host.p, s->host.n) : at;
         at += s->host.n;
+        if (s->extra.raw.n)
+            s->extra.raw.p = memcpy(at, s->extra.raw.p, s->extra.raw.n);
+        at += s->extra.raw.n;
     }
     return 0;
 }
 
 static int keep_prompt(struct err *e, struct request *q, const struct wire_kv *k)
 {
-    if (!k->n_prompt)
-        return 0;
-    if (k->n_prompt != q->r->n_id || !q->pos.lp)
+    if (k->n_prompt != q->pos.n)
         return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %u prompt log-probabilities, %u are due",
-                       (unsigned long long)k->seq, k->index, k->n_prompt, q->pos.lp ? q->r->n_id : 0);
+                       (unsigned long long)k->seq, k->index, k->n_prompt, q->pos.n);
     uint32_t n_top = (uint32_t)q->sp.logprobs;
     for (uint32_t i = 0; i < k->n_prompt; i++) {
         struct wire_logprob *lp = &q->pos.lp[i];
@@ -277,6 +281,9 @@ static int take_kv(struct err *e, struct decode *d, const struct wire_kv *k)
     if (!q->err.code && q->streaming && !q->dropped && q->n_whole < q->n_block)
         return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u after %lld of %lld blocks",
                        (unsigned long long)k->seq, k->index, (long long)q->n_whole, (long long)q->n_block);
+    if (q->streaming && k->n_token != q->r->n_id)
+        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u holds %u tokens, %u are due",
+                       (unsigned long long)k->seq, k->index, k->n_token, q->r->n_id);
     int rc = q->err.code ? 0 : keep_spans(e, q, k);
     if (!rc && !q->err.code)
         rc = keep_prompt(e, q, k);
@@ -290,32 +297,31 @@ static int take_kv(struct err *e, struct decode *d, const struct wire_kv *k)
     pthread_mutex_lock(&d->lock);
     q->has_first = k->has_first;
     q->kv_seen = true;
-    if (q->err.code)
-        pthread_cond_signal(&d->work);
-    else
-        arrived(d, q);
+    arrived(d, q);
     pthread_mutex_unlock(&d->lock);
     return 0;
 }
 
-/* A request that failed before us. One that was opened here ends with that error; any other is passed on. */
+/* A request that failed before us. One that was opened here ends with that error; one unknown here is passed on. */
 static int take_error(struct err *e, struct decode *d, const struct wire_frame *f)
 {
     const struct wire_error *w = &f->error;
     pthread_mutex_lock(&d->lock);
     struct request *q = find_any(d, w->seq, w->index);
-    if (q && q->given_first && !q->kv_seen) {
-        if (!q->err.code) {
-            err_set(&q->err, w->code ? (int)w->code : ERR_NO, "%.*s", (int)w->text.n, w->text.p);
-            d->n_streaming -= !q->dropped;
-        }
+    bool open = q && !decode_ready(q);
+    if (open) {
+        if (!q->err.code)
+            err_set(&q->err, (int)w->code, "%.*s", (int)w->text.n, w->text.p);
         q->kv_seen = true;
-        q->streaming = false;
-        pthread_cond_signal(&d->work);
+        arrived(d, q);
     }
     d->n_error += !q;
     pthread_mutex_unlock(&d->lock);
-    return q ? 0 : wire_write(e, d->s.out, f);
+    if (!q)
+        return wire_write(e, d->s.out, f);
+    return open ? 0
+                : err_set(e, ERR_PROTO, "stdin: err frame of request %llu.%u, which is complete",
+                          (unsigned long long)w->seq, w->index);
 }
 
 /* No request may be left half-way. */

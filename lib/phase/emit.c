@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define QUEUED_MAX 16384
+
 struct item {
     struct item *next;
     uint8_t *frame; /* encoded */
@@ -224,6 +226,11 @@ int emit_check(struct err *e, struct emit *m)
 int emit_wait(struct err *e, struct emit *m, int64_t n)
 {
     return wait_for(e, m, &m->n_pending, n);
+}
+
+int emit_room(struct err *e, struct emit *m)
+{
+    return wait_for(e, m, &m->n_item, QUEUED_MAX);
 }
 
 int emit_flush(struct err *e, struct emit *m)

@@ -20,6 +20,8 @@ void emit_done(struct emit *m, struct request *q);
 int64_t emit_pending(struct emit *m);
 /* Waits until at most `n` are pending, or a write failed. */
 int emit_wait(struct err *e, struct emit *m, int64_t n);
+/* For what takes no KV blocks, whose number bounds the rest: waits while very many frames are queued. */
+int emit_room(struct err *e, struct emit *m);
 /* The first error of the thread so far; does not wait. */
 int emit_check(struct err *e, struct emit *m);
 /* Writes all; the first error of the thread. */

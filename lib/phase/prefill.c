@@ -69,7 +69,7 @@ static int refuse(struct err *e, struct prefill *p, struct request *q)
     p->n_error++;
     int rc = emit_frame(e, p->emit, &f);
     emit_done(p->emit, q);
-    return rc;
+    return rc ? rc : emit_room(e, p->emit);
 }
 
 static int accept(struct err *e, struct prefill *p, const struct wire_req *r)
@@ -111,6 +111,7 @@ static int read_some(struct err *e, struct prefill *p, bool *end)
         case WIRE_ERR:
             p->n_error++;
             rc = emit_frame(e, p->emit, f);
+            rc = rc ? rc : emit_room(e, p->emit);
             break;
         case WIRE_BYE:
             p->last = f->bye; /* borrowed until the next read, which comes after end_stream */
@@ -125,14 +126,20 @@ static int read_some(struct err *e, struct prefill *p, bool *end)
     return 0;
 }
 
+/* An answer of one token reads no KV. By what was asked, not by what fits here: the next stage may have more room. */
+static bool sends_kv(const struct request *q)
+{
+    return q->r->s.max_tokens > 1;
+}
+
 /* Queues the blocks of chunk i that this step completes: layers `from` … `to`-1. */
 static void send_blocks(struct prefill *p, int64_t i, int64_t from, int64_t to)
 {
     const struct engine_chunk *c = batch_chunk(p->s.batch, i);
     const struct request *q = batch_at(p->s.batch, i);
     int64_t end = c->pos + c->n, n_id = q->r->n_id;
-    if (q->max_new <= 1)
-        return; /* an answer of one token reads no KV */
+    if (!sends_kv(q))
+        return;
     for (int64_t b = c->pos / KERN_KV_BLOCK; b * KERN_KV_BLOCK < end; b++) {
         int64_t n = n_id - b * KERN_KV_BLOCK;
         n = n < KERN_KV_BLOCK ? n : KERN_KV_BLOCK;
@@ -189,8 +196,9 @@ static int pack(struct err *e, struct prefill *p)
         }
         if (batch_n(b))
             return 0;
-        /* blocks that wait to be written are all that can be in the way of the first */
-        rc = emit_wait(e, p->emit, emit_pending(p->emit) - 1);
+        /* blocks that wait to be written are all that can be in the way of the first; none left: they are free now */
+        int64_t n = emit_pending(p->emit);
+        rc = emit_wait(e, p->emit, n ? n - 1 : 0);
         if (rc)
             return rc;
         return pack(e, p);
@@ -212,7 +220,7 @@ static int send_first(struct err *e, struct prefill *p, struct request *q)
     struct wire_frame f = {.kind = WIRE_KV};
     f.kv = (struct wire_kv){.seq = q->r->seq,
                             .index = q->r->index,
-                            .n_token = q->max_new > 1 ? q->r->n_id : 0,
+                            .n_token = sends_kv(q) ? q->r->n_id : 0,
                             .has_first = q->max_new > 0,
                             .prompt = q->pos.lp,
                             .n_prompt = q->pos.n,
@@ -250,10 +258,10 @@ static int hand_over(struct err *e, struct prefill *p)
             continue;
         }
         int rc = send_first(e, p, q);
+        emit_done(p->emit, q); /* the writer's from here on */
         if (rc)
             return rc;
         p->n_ok++;
-        emit_done(p->emit, q);
     }
     p->tail = at;
     return 0;

@@ -137,7 +137,11 @@ int request_new(struct err *e, struct request **out, const struct stage *s, cons
     if (!rc)
         rc = want_positions(e, q);
     if (!rc)
-        rc = open_answer(e, q, s);
+        rc = open_answer(&q->err, q, s);
+    if (rc == ERR_NO) /* a stop that is no text: the request's failure too */
+        rc = 0;
+    else if (rc && q->err.code)
+        *e = q->err;
     if (rc)
         request_free(q, NULL);
     else

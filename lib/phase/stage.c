@@ -28,6 +28,9 @@ int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
     int rc = model_open(e, &s->m, &mo);
     if (!rc)
         rc = text_open(e, &s->text, s->m->gguf);
+    if (!rc && text_n_token(s->text) > s->m->c.vocab) /* fewer are well: rows that pad the matrix */
+        rc = err_set(e, ERR_NO, "%s: the vocabulary has %u entries, the embedding %lld rows", s->m->path,
+                     text_n_token(s->text), (long long)s->m->c.vocab);
     if (!rc)
         rc = wire_writer_new(e, &s->out, o->fd_out, "stdout");
     if (rc)
