@@ -41,15 +41,18 @@ static int64_t run_of(const struct engine *g, int64_t n_panel)
     return n < 1 ? 1 : n > RUN_MAX ? RUN_MAX : n;
 }
 
-/* Where a step's rows start; how many are wanted. */
-static void plan_rows(struct step *s)
+/* Where a step's rows start; how many are wanted; the rows of what the threads share, told before they run. */
+static void plan_rows(struct engine *g)
 {
+    struct step *s = &g->s;
     s->n_row = s->n_want = 0;
     for (int64_t c = 0; c < s->n_chunk; c++) {
         s->row0[c] = s->n_row;
         s->n_row += s->chunk[c].n;
         s->n_want += s->chunk[c].want == ENGINE_ALL ? s->chunk[c].n : s->chunk[c].want == ENGINE_LAST;
     }
+    g->act.n_row = g->act_o.n_row = g->act_h.n_row = s->n_row;
+    g->act_w.n_row = s->n_want;
 }
 
 /* The chunk that holds row r. */
@@ -107,7 +110,6 @@ static const struct kern_act *normed(struct engine *g, int tid, const float *w, 
         g->k->act(&t->act, 0, n, 0, k, t->norm, (size_t)k);
         return &t->act;
     }
-    g->act.n_row = n;
     for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;) {
         int64_t rows = min64(KERN_TILE, n - r0);
         for (int64_t r = 0; r < rows; r++)
@@ -216,7 +218,6 @@ static const struct kern_act *out_act(struct engine *g, int tid, int phase, int 
         g->k->act(&t->act, 0, n, 0, k, g->o, (size_t)k);
         return &t->act;
     }
-    g->act_o.n_row = n;
     for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;) {
         g->k->act(&g->act_o, r0, min64(KERN_TILE, n - r0), 0, k, g->o + r0 * k, (size_t)k);
         team_done(g->team, phase, n, min64(KERN_TILE, n - r0));
@@ -245,7 +246,6 @@ static void gate_up(struct engine *g, int tid, const struct model_layer *l, cons
 {
     struct seat *t = &g->seat[tid];
     int64_t ffn = g->m->c.ffn, n_row = g->s.n_row, n_panel = panels(&l->gate), run = run_of(g, n_panel), ld = 32 * run;
-    g->act_h.n_row = n_row;
     for (int64_t u; (u = team_take(g->team, phase, n_panel, run)) >= 0;) {
         int64_t g0 = 2 * u, g1 = min64(g0 + 2 * run, groups(&l->gate)), n = min64(16 * g1, ffn) - 16 * g0;
         g->k->linear(t->a, (size_t)ld, &l->gate, g0, g1, a, 0, n_row, t->linear);
@@ -274,7 +274,6 @@ static void finish(struct engine *g, int tid, int phase)
 {
     struct step *s = &g->s;
     int64_t k = g->m->c.hidden, base = 0, c = 0;
-    g->act_w.n_row = s->n_want;
     for (int64_t w0; (w0 = team_take(g->team, phase, s->n_want, KERN_TILE)) >= 0;) {
         int64_t w1 = min64(w0 + KERN_TILE, s->n_want);
         for (int64_t w = w0; w < w1; w++) {
@@ -343,7 +342,7 @@ int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chun
     s->n_chunk = n_chunk;
     s->layer_done = layer_done;
     s->layer_arg = arg;
-    plan_rows(s);
+    plan_rows(g);
     int rc = attend_plan(e, g);
     if (!rc)
         team_run(g->team, step_run, g);

@@ -24,7 +24,7 @@ struct team {
     pthread_t *thread; /* [n - 1] */
     void (*fn)(void *, int);
     void *arg;
-    bool stop;
+    atomic_bool stop;
     _Alignas(LINE) _Atomic uint32_t job;   /* bumped for each run; threads wait on it */
     _Alignas(LINE) _Atomic uint32_t open;  /* the run may be entered */
     _Atomic uint32_t inside;               /* threads that have entered and not left */
