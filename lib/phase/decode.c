@@ -55,6 +55,8 @@ static int finish(struct err *e, struct decode *d, struct request *q, enum answe
     if (q->answer)
         answer_ids(q->answer, &n_answer);
     uint32_t before = q->given_first ? q->n_span : q->r->n_span;
+    if (before > WIRE_SPANS_MAX - 2) /* room for two more; one request's many spans are no reason to end the stream */
+        before = WIRE_SPANS_MAX - 2;
     struct wire_span *span = malloc((before + 2) * sizeof *span);
     if (!span)
         return err_nomem(e, "spans", (before + 2) * sizeof *span);

@@ -112,6 +112,22 @@ bounded() {
     done
 }
 
+@test "a pool of one block serves one prompt after another" {
+    seq 100 | tokenize --raw --lines -n 2 > hundred.tok
+    bounded prefill --kv-cache-memory-bytes 500K < hundred.tok > out
+    [ $rc = 0 ]
+    bounded decode --kv-cache-memory-bytes 500K < out > out2
+    [ $rc = 0 ]
+    [ "$(frames < out2 | jq -r 'select(.k == "end") | .k' | wc -l)" = 100 ]
+}
+
+@test "as many spans as a frame may have" {
+    edited 'map(if .seq == "1" then .spans = [range(256) | {stage: "s"}] else . end)' three.json > spans.tok
+    bounded decode < spans.tok > out
+    [ $rc = 0 ]
+    [ "$(frames < out | jq -r 'select(.k == "end") | .seq' | tr -d '\n')" = 012 ]
+}
+
 @test "a vocabulary of more entries than the embedding has rows" {
     model=${XDG_CACHE_HOME:-$HOME/.cache}/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf
     cp "$model" small.gguf
