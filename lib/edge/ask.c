@@ -63,11 +63,32 @@ static int batch_body(struct err *e, const json_t **body, struct ask *a, const j
     return 0;
 }
 
+/* Whether the n digits are a whole number that jansson can hold. */
+static bool fits_json_int(const char *digits, size_t n, bool negative)
+{
+    const char *most = negative ? "9223372036854775808" : "9223372036854775807";
+    return n < 19 || (n == 19 && memcmp(digits, most, 19) <= 0);
+}
+
+/* Whether the value behind the n bytes that are written already is that of a seed or of an id. */
+static bool digits_count(const char *o, size_t n)
+{
+    static const char *const keys[] = {"\"seed\"", "\"id\"", "\"request_id\"", "\"custom_id\""};
+    while (n && strchr(" \t\r\n:", o[n - 1]) && o[n - 1])
+        n--;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        size_t k = strlen(keys[i]);
+        if (n >= k && !memcmp(o + n - k, keys[i], k))
+            return true;
+    }
+    return false;
+}
+
 /*
- * jansson refuses whole numbers beyond its signed 64 bits. A seed may be one, so digits that long are put in quotes
- * before parsing; where no seed is expected the text is then refused by its field. *out: malloc'd.
+ * jansson refuses whole numbers beyond its signed 64 bits. A seed or an id may be one, so those are put in quotes
+ * before parsing; everywhere else such a number is one with a point, as most JSON readers take it. *out: malloc'd.
  */
-static int quote_long_numbers(struct err *e, char **out, size_t *n_out, const char *s, size_t n)
+static int spell_long_numbers(struct err *e, char **out, size_t *n_out, const char *s, size_t n)
 {
     size_t cap = n + n / 9 + 3, at = 0;
     char *o = malloc(cap);
@@ -90,18 +111,22 @@ static int quote_long_numbers(struct err *e, char **out, size_t *n_out, const ch
         size_t k = i + (s[i] == '-'), first = k;
         while (k < n && s[k] >= '0' && s[k] <= '9')
             k++;
-        size_t n_digit = k - first;
-        bool plain = n_digit >= 19 && s[first] != '0';
-        while (k < n && (strchr("0123456789+-.eE", s[k]) && s[k])) {
-            plain = false;
+        bool over = k > first && s[first] != '0' && !fits_json_int(s + first, k - first, first > i);
+        while (k < n && strchr("0123456789+-.eE", s[k]) && s[k]) {
+            over = false;
             k++;
         }
-        if (plain)
+        bool quote = over && digits_count(o, at);
+        if (quote)
             o[at++] = '"';
         memcpy(o + at, s + i, k - i);
         at += k - i;
-        if (plain)
+        if (quote) {
             o[at++] = '"';
+        } else if (over) {
+            o[at++] = '.';
+            o[at++] = '0';
+        }
         i = k;
     }
     *out = o;
@@ -113,7 +138,7 @@ static int parse(struct err *e, json_t **out, const char *line, size_t n)
 {
     char *text = NULL;
     size_t n_text = 0;
-    if (quote_long_numbers(e, &text, &n_text, line, n))
+    if (spell_long_numbers(e, &text, &n_text, line, n))
         return e->code;
     json_error_t je;
     *out = json_loadb(text, n_text, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);

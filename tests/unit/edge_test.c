@@ -194,6 +194,36 @@ static void test_long_numbers(void **state)
     ask_free(&a);
     assert_int_equal(read_line(&e, &a, "{\"temperature\":0.12345678901234567890,\"prompt\":\"x\"}"), 0);
     ask_free(&a);
+    assert_int_equal(read_line(&e, &a, "{\"id\" : 123456789012345678901,\"prompt\":\"x\"}"), 0);
+    assert_int_equal(a.n_id, 21);
+    assert_memory_equal(a.id, "123456789012345678901", 21);
+    ask_free(&a);
+}
+
+/* A number is never taken for a text, however long it is, and one of 19 digits that fits 64 bits stays whole. */
+static void test_long_numbers_are_no_texts(void **state)
+{
+    (void)state;
+    struct err e;
+    struct ask a;
+    static const char *const refused[] = {
+        "{\"prompt\":99999999999999999999}", "{\"prompt\":\"x\",\"stop\":99999999999999999999}",
+        "{\"prompt\":\"x\",\"stop\":[-99999999999999999999]}", "{\"prompt\":\"x\",\"cache_salt\":99999999999999999999}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":99999999999999999999}]}"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        assert_int_equal(read_line(&e, &a, refused[i]), ERR_NO);
+        assert_non_null(strstr(e.text, "got "));
+        ask_free(&a);
+    }
+    assert_int_equal(read_line(&e, &a,
+                               "{\"prompt\":\"x\",\"x_a\":1234567890123456789,\"x_b\":[9223372036854775807,"
+                               "-9223372036854775808],\"x_c\":9223372036854775808}"),
+                     0);
+    json_t *want = json_pack("{s:I,s:[I,I],s:f}", "x_a", (json_int_t)1234567890123456789, "x_b", (json_int_t)INT64_MAX,
+                             (json_int_t)INT64_MIN, "x_c", 9223372036854775808.0);
+    assert_true(json_equal(a.extra, want));
+    json_decref(want);
+    ask_free(&a);
 }
 
 static void test_ids(void **state)
@@ -255,6 +285,7 @@ int main(void)
         cmocka_unit_test(test_wrong_types),
         cmocka_unit_test(test_refused_and_harmless),
         cmocka_unit_test(test_long_numbers),
+        cmocka_unit_test(test_long_numbers_are_no_texts),
         cmocka_unit_test(test_ids),
         cmocka_unit_test(test_times),
     };
