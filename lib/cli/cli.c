@@ -1,9 +1,12 @@
 /* One table of options drives parsing, --help and the words of the completion. */
 #include "cli/cli.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/number.h"
 #include "wire/wire.h"
@@ -184,8 +187,26 @@ static int short_options(struct err *e, const struct cli_prog *p, int argc, char
     return 0;
 }
 
+/*
+ * Where a standard stream was closed, the next file that is opened would take its number: a model would be read as the
+ * prompt, a message would be written into the packed weights. So its place is held by what fails when it is used.
+ */
+static int hold_standard_streams(struct err *e)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF)
+            continue;
+        int got = open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+        if (got < 0)
+            return err_sys(e, "/dev/null, in the place of the closed file descriptor %d", fd);
+    }
+    return 0;
+}
+
 int cli_parse(struct err *e, const struct cli_prog *p, int argc, char **argv, size_t *n_arg)
 {
+    if (hold_standard_streams(e))
+        return e->code;
     size_t n = 0;
     bool options = true;
     for (int i = 1; i < argc; i++) {

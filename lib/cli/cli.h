@@ -53,6 +53,7 @@ struct cli_prog {
 };
 
 /*
+ * Called first of all: it also sees to it that the descriptors 0, 1 and 2 are no file of ours where they were closed.
  * Parses argv. Positional arguments are moved to the front of argv[1 …] and counted in *n_arg. --help, --version and
  * --complete (the bash completion words, for scripts) print to stdout and make this return CLI_DONE: the main returns
  * 0.
@@ -62,10 +63,13 @@ struct cli_prog {
 #define CLI_DONE (-1)
 int cli_parse(struct err *e, const struct cli_prog *p, int argc, char **argv, size_t *n_arg);
 
-/* Prints "prog: text" (for ERR_USAGE with a hint at --help) to stderr; returns the exit status, e->code. */
+/* Prints "prog: text" (for ERR_USAGE with a hint at --help) to stderr, control characters as '?'; returns the exit
+ * status, e->code. */
 int cli_fail(const char *prog, const struct err *e);
 /* "prog: …" to stderr. */
 void cli_warn(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* The same as a callback: `prog` is a const char *. */
+void cli_say(void *prog, const char *text);
 
 /* Flushes and closes stdout: a full disk or closed pipe is an ERR_SYS. */
 int cli_close_stdout(struct err *e);

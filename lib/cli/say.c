@@ -6,9 +6,27 @@
 #include <stdio.h>
 #include <unistd.h>
 
+/*
+ * A line on stderr. What is quoted from a file or a request may hold anything, and a terminal would obey its control
+ * characters (those below the blank, DEL, and U+0080 to U+009F), so each shows as '?'.
+ */
+static void say(const char *prog, const char *text)
+{
+    char line[1024];
+    size_t n = 0;
+    for (const unsigned char *c = (const unsigned char *)text; *c && n + 1 < sizeof line; c++) {
+        bool high = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0;
+        line[n++] = high || *c < 0x20 || *c == 0x7f ? '?' : (char)*c;
+        c += high;
+    }
+    line[n] = 0;
+    /* One write a line, so that the programs of a pipeline do not mix theirs. */
+    fprintf(stderr, "%s: %s\n", prog, line);
+}
+
 int cli_fail(const char *prog, const struct err *e)
 {
-    fprintf(stderr, "%s: %s\n", prog, e->text);
+    say(prog, e->text);
     if (e->code == ERR_USAGE)
         fprintf(stderr, "%s: try '%s --help'\n", prog, prog);
     return e->code;
@@ -21,8 +39,7 @@ void cli_warn(const char *prog, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
-    /* One write a line, so that the programs of a pipeline do not mix theirs. */
-    fprintf(stderr, "%s: %s\n", prog, line);
+    say(prog, line);
 }
 
 int cli_close_stdout(struct err *e)
@@ -64,4 +81,9 @@ void cli_progress(void *progress, uint64_t done, uint64_t total)
     fprintf(stderr, "\r%s: %s %3d %%%s", p->prog, p->what, percent, percent == 100 ? "\n" : "");
     fflush(stderr);
     p->last = percent;
+}
+
+void cli_say(void *prog, const char *text)
+{
+    cli_warn(prog, "%s", text);
 }

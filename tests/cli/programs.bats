@@ -63,6 +63,33 @@ setup() {
     [ "$status" -eq 111 ]
 }
 
+@test "a standard stream that is closed is no other file" {
+    # As 0, 1 or 2 a model would be read as a prompt, and a message be written into what is packed.
+    export XDG_CACHE_HOME=$PWD/cache
+    tokenize -m "$PHASEPIPE_TEST_MODEL" -n 2 -p hi > tok
+    for p in "tokenize -m $PHASEPIPE_TEST_MODEL" "prefill -m $PHASEPIPE_TEST_MODEL" "decode -m $PHASEPIPE_TEST_MODEL" stream frames; do
+        rc=0
+        $p <&- > out 2> err || rc=$?
+        [ "$rc" -eq 111 ]
+        grep -q 'stdin.*Bad file descriptor' err
+    done
+    rc=0
+    prefill -m "$PHASEPIPE_TEST_MODEL" < tok >&- 2> err || rc=$?
+    [ "$rc" -eq 111 ]
+    grep -q 'stdout.*Bad file descriptor' err
+    rm -r cache
+    prefill -v -m "$PHASEPIPE_TEST_MODEL" < tok 2>&- | decode -m "$PHASEPIPE_TEST_MODEL" | stream > a
+    ! grep -ral '^prefill: ' cache
+    prefill -m "$PHASEPIPE_TEST_MODEL" < tok | decode -m "$PHASEPIPE_TEST_MODEL" | stream | cmp - a
+}
+
+@test "a message has no control characters of what it quotes" {
+    printf '\033[31m\302\233x' | tokenize -m "$PHASEPIPE_TEST_MODEL" -d 2> err || true
+    grep -qF "'?[31m?x'" err
+    tokenize "$(printf 'no\nsuch')" -m "$PHASEPIPE_TEST_MODEL" 2> err > /dev/null || true
+    [ "$(wc -l < err)" -eq 1 ]
+}
+
 @test "without a model in the cache it is said how to get one" {
     for p in tokenize prefill decode; do
         rc=0
