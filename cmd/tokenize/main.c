@@ -140,16 +140,21 @@ static int one(struct err *e, struct tokenize *t, const struct ask *base, bool r
     return r;
 }
 
+/* A line of some editors ends with a carriage return and a line feed; n counts what comes before the line feed. */
+static size_t without_return(const char *line, size_t n)
+{
+    return n && line[n - 1] == '\r' ? n - 1 : n;
+}
+
 static int whole_file(struct err *e, struct tokenize *t, const struct ask *base, const struct flags *f, struct lines *l)
 {
     char *text = NULL;
     size_t n = 0;
     if (lines_all(e, l, &text, &n))
         return e->code;
-    /* The line feed that ends a file is no part of what its writer says; a text to complete is taken to the last byte.
-     */
+    /* The end of the last line is no part of what its writer says; a text to complete is taken to the last byte. */
     if (!f->raw && n && text[n - 1] == '\n')
-        n--;
+        n = without_return(text, n - 1);
     int r = one(e, t, base, f->raw, text ? text : "", n, "", t->start_ns);
     free(text);
     return r;
@@ -192,6 +197,11 @@ static int each_line(struct err *e, struct tokenize *t, const struct ask *base, 
             return 0;
         snprintf(where, sizeof where, "line %llu: ", (unsigned long long)l->number);
         int r;
+        /* Some editors begin a file with U+FEFF, which JSON has not but lets a reader pass over. */
+        if (f->jsonl && l->number == 1 && n >= 3 && !memcmp(line, "\xef\xbb\xbf", 3)) {
+            line += 3;
+            n -= 3;
+        }
         if (f->jsonl && blank(line, n))
             continue;
         if (f->jsonl) {
@@ -201,7 +211,7 @@ static int each_line(struct err *e, struct tokenize *t, const struct ask *base, 
             err_set(&why, ERR_NO, "more than %u bytes, the limit of a prompt", WIRE_STR_BYTES_MAX);
             r = emit_error(e, t, base, where, &why);
         } else {
-            r = one(e, t, base, f->raw, line, n, where, proc_now_ns());
+            r = one(e, t, base, f->raw, line, f->raw ? n : without_return(line, n), where, proc_now_ns());
         }
         if (r)
             return r;

@@ -27,6 +27,14 @@ jsonl() {
     [ "$(tokenize -p 'What is a cat?' | tokenize -d)" = "$(tokenize -d <<< "$a")" ]
 }
 
+@test "the end of a line may have a carriage return, and JSON lines may begin with U+FEFF" {
+    a=$(tokenize --ids -p hi)
+    [ "$(printf 'hi\r\n' | tokenize --ids)" = "$a" ]
+    [ "$(printf 'hi\r\nhi\r\n' | tokenize --ids --lines)" = "$a"$'\n'"$a" ]
+    [ "$(printf 'hi\r\n' | tokenize --raw --ids | tokenize -d)" = $'hi\r' ] # and its line feed
+    [ "$(printf '\357\273\277{"prompt":"hi"}\r\n' | tokenize --ids --jsonl)" = "$(tokenize --raw --ids -p hi)" ]
+}
+
 @test "the template's markers become control ids, those in a message become text" {
     n() { tokenize --ids -p "$1" | tr ' ' '\n' | grep -cx "$2"; }
     control=$(tokenize --ids -p x | cut -d' ' -f1)
