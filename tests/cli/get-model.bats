@@ -95,6 +95,31 @@ serve() {
     [ -z "$(ls -d cache/phasepipe/.get-model.* 2> /dev/null)" ]
 }
 
+@test "the cache directory is where the programs look for it" {
+    mkdir -p home/.cache/phasepipe
+    ln -s "$PHASEPIPE_TEST_MODEL" home/.cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf
+    [ "$(sha256sum < "$PHASEPIPE_TEST_MODEL" | cut -d' ' -f1)" = b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 ] ||
+        skip "the tests run on another model"
+    [ "$(HOME=$PWD/home XDG_CACHE_HOME=not/absolute get-model)" = "$PWD/home/.cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf" ]
+    [ "$(HOME=$PWD/home XDG_CACHE_HOME='' get-model)" = "$PWD/home/.cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf" ]
+    for args in "" "me/tiny model.gguf"; do
+        # shellcheck disable=SC2086
+        run env -u HOME -u XDG_CACHE_HOME "$PHASEPIPE_TOP/scripts/get-model" $args
+        [ "$status" -eq 111 ]
+        [ "${#lines[@]}" -eq 1 ]
+    done
+}
+
+@test "a file that a hub has not is said with what the server said" {
+    serve
+    run get-model me/tiny nowhere.gguf
+    [ "$status" -eq 1 ]
+    [[ $output == *404*"curl failed"* ]]
+    PHASEPIPE_HF_BASE=http://127.0.0.1:9 run get-model me/tiny model.gguf
+    [ "$status" -eq 1 ]
+    [[ $output == *"curl failed with 7"* ]]
+}
+
 @test "a file of a hub is fetched once, by the digest the server says" {
     serve
     to=$(get-model me/tiny model.gguf)
