@@ -317,16 +317,6 @@ static void drop_list(struct decode *d, struct request *q)
     }
 }
 
-static void say_profile(const struct decode *d)
-{
-    uint64_t ns[PART_N];
-    if (!d->s.g || !d->s.o->profile)
-        return;
-    engine_times(d->s.g, ns);
-    for (int i = 0; i < PART_N; i++)
-        d->s.o->profile(d->s.o->profile_arg, engine_part_name((enum engine_part)i), ns[i]);
-}
-
 static void close_all(struct decode *d)
 {
     drop_list(d, d->held);
@@ -361,7 +351,7 @@ int phase_decode(struct err *e, const struct phase_opts *o)
     }
     rc = run(e, d);
     if (!rc)
-        say_profile(d);
+        stage_say_profile(&d->s);
     pthread_mutex_lock(&d->lock);
     bool ended = d->end;
     d->quit = true;

@@ -24,15 +24,28 @@ struct phase_opts {
     int fd_in, fd_out;
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* packing the weights; may be NULL */
     void *progress_arg;
-    void (*say)(void *arg, const char *text); /* one line about how it runs, once at start; may be NULL */
+    void (*say)(void *arg, const char *text); /* one line for a person; may be NULL */
     void *say_arg;
-    void (*profile)(void *arg, const char *part, uint64_t ns); /* at the end, for each part of the steps; may be NULL */
-    void *profile_arg;
+    bool verbose; /* says at start how it runs */
+    bool profile; /* says at the end how long each part of the steps took */
 };
 
 /* Each runs to the end of the input. After an error the caller exits: a thread may still wait for input. ERR_PROTO: the
  * stream is broken or does not fit; ERR_SYS: the next stage has gone. */
 int phase_prefill(struct err *e, const struct phase_opts *o);
 int phase_decode(struct err *e, const struct phase_opts *o);
+
+/*
+ * The flags that both programs have: fills `table` (PHASE_FLAGS of them) with options that write into f.
+ * phase_flags_done checks what they gave, reads the environment, and completes f->o but for what is the program's own.
+ */
+#define PHASE_FLAGS 8
+struct cli_opt;
+struct phase_flags {
+    struct phase_opts o;
+    uint64_t threads;
+};
+void phase_flags_table(struct cli_opt *table, struct phase_flags *f);
+int phase_flags_done(struct err *e, struct phase_flags *f);
 
 #endif

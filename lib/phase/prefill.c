@@ -304,12 +304,8 @@ int phase_prefill(struct err *e, const struct phase_opts *o)
         rc = wire_reader_new(e, &p.in, o->fd_in, "stdin");
     if (!rc)
         rc = run(e, &p);
-    uint64_t ns[PART_N];
-    if (!rc && p.s.g && o->profile) {
-        engine_times(p.s.g, ns);
-        for (int i = 0; i < PART_N; i++)
-            o->profile(o->profile_arg, engine_part_name((enum engine_part)i), ns[i]);
-    }
+    if (!rc)
+        stage_say_profile(&p.s);
     emit_free(p.emit);
     while (p.head) {
         struct request *q = p.head;

@@ -77,7 +77,7 @@ static double mib(uint64_t bytes)
 static void say_start(const struct stage *s)
 {
     char line[2048];
-    if (!s->o->say)
+    if (!s->o->say || !s->o->verbose)
         return;
     snprintf(
         line, sizeof line,
@@ -86,6 +86,20 @@ static void say_start(const struct stage *s)
         s->m->shared ? "shared" : s->m->not_shared.text, mib(model_huge_bytes(s->m)), kern_kv_name(s->kv),
         (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK, mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
     s->o->say(s->o->say_arg, line);
+}
+
+void stage_say_profile(const struct stage *s)
+{
+    uint64_t ns[PART_N];
+    char line[64];
+    if (!s->g || !s->o->say || !s->o->profile)
+        return;
+    engine_times(s->g, ns);
+    for (int i = 0; i < PART_N; i++) {
+        snprintf(line, sizeof line, "profile: %-10s %10.3f ms", engine_part_name((enum engine_part)i),
+                 (double)ns[i] / 1e6);
+        s->o->say(s->o->say_arg, line);
+    }
 }
 
 int stage_engine(struct err *e, struct stage *s, enum kern_kv kv)

@@ -33,6 +33,7 @@ struct stage {
 int stage_open(struct err *e, struct stage *s, const struct phase_opts *o);
 /* (Re)makes pool and engine for a KV type; no request may hold blocks. */
 int stage_engine(struct err *e, struct stage *s, enum kern_kv kv);
+void stage_say_profile(const struct stage *s); /* where it was asked for */
 void stage_close(struct stage *s);
 
 int kv_type_parse(struct err *e, enum kern_kv *out, const char *name);
