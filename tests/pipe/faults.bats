@@ -34,6 +34,24 @@ kill_stage() {
     wait $c || rc=$?
 }
 
+@test "tokenize killed, between two frames" {
+    rm -f p0 p1 p2
+    mkfifo p0 p1 p2
+    tokenize --jsonl < p0 > p1 2> /dev/null 3>&- & t=$!
+    prefill < p1 2> prefill.err 3>&- > p2 & a=$!
+    decode < p2 > decode.out 2> decode.err 3>&- & b=$!
+    exec 9> p0
+    echo '{"prompt":"One two","max_tokens":3}' >&9
+    for _ in $(seq 100); do [ -s decode.out ] && break; sleep 0.05; done
+    kill -9 $t
+    ra=0 rb=0
+    wait $a || ra=$?
+    wait $b || rb=$?
+    exec 9>&-
+    [ $ra = 2 ] && grep -q 'tokenize' prefill.err
+    [ $rb = 2 ] && grep -q 'prefill' decode.err
+}
+
 @test "prefill killed" {
     kill_stage prefill
     [ $rb = 2 ]
