@@ -135,7 +135,7 @@ setup() {
 }
 
 @test "bash completes options from the programs' own tables" {
-    . "$PHASEPIPE_TOP/examples/completion.bash"
+    . "$PHASEPIPE_TOP/scripts/completion.bash"
     COMP_WORDS=(tokenize --js) COMP_CWORD=1 COMPREPLY=()
     _phasepipe tokenize --js
     [ "${COMPREPLY[*]}" = --jsonl ]

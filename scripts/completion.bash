@@ -1,4 +1,4 @@
-# Completion of options for bash: . examples/completion.bash
+# Completion of options for bash: . scripts/completion.bash
 # The words come from the programs' own option tables, so they are never out of date.
 _phasepipe() {
     local program=$1
