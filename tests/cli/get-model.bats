@@ -129,6 +129,12 @@ serve() {
     [ "$(grep -c '^GET' log)" = 1 ]
     run get-model me/tiny other.gguf --sha256 "$sha"
     [ "$status" -eq 1 ]
+    # Several at once fetch it once.
+    rm -r "$XDG_CACHE_HOME"
+    for i in 1 2 3 4; do get-model me/tiny model.gguf --sha256 "$sha" > "at-once.$i" 3>&- & pids[i]=$!; done
+    for i in 1 2 3 4; do wait "${pids[i]}"; done
+    [ "$(sort -u at-once.*)" = "$to" ]
+    [ "$(grep -c '^GET.*model' log)" = 2 ]
 }
 
 @test "an interrupted download goes on where it stopped" {
