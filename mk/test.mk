@@ -39,7 +39,7 @@ man-lint:
 
 # Unit tests, kernels and programs once more under the address and undefined-behaviour sanitizers.
 SAN_OPT := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-SAN_SUITES ?= unit kernels cli/tokenize cli/stream cli/chat pipe/frames pipe/glue pipe/faults
+SAN_SUITES ?= unit kernels cli/tokenize cli/stream cli/chat cli/programs pipe/frames pipe/glue pipe/faults pipe/hostile
 .PHONY: san
 san:
 	@nice $(MAKE) -s B=build-san OPT="$(SAN_OPT)" all unit
