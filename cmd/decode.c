@@ -1,9 +1,9 @@
 /* decode: reads prompts with their KV, writes answers. The work is lib/phase. */
-#include <signal.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
 #include "phase/phase.h"
+#include "proc/proc.h"
 
 static char prog[] = "decode";
 
@@ -36,7 +36,8 @@ int main(int argc, char **argv)
     if (rc == CLI_DONE)
         return 0;
     cli_progress_start(&bar, prog, "packing weights");
-    signal(SIGPIPE, SIG_IGN); /* a write gives EPIPE, which names what happened */
+    proc_write_errors();
+    cli_on_bus_error(prog, "the packed weights in the cache directory were cut short while in use");
     if (!rc)
         rc = phase_flags_done(&e, &f);
     if (!rc && f.o.seqs > f.o.batched_tokens)

@@ -1,9 +1,9 @@
 /* prefill: reads prompts, writes their KV and first tokens. The work is lib/phase. */
-#include <signal.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
 #include "phase/phase.h"
+#include "proc/proc.h"
 
 static char prog[] = "prefill";
 
@@ -34,7 +34,8 @@ int main(int argc, char **argv)
     if (rc == CLI_DONE)
         return 0;
     cli_progress_start(&bar, prog, "packing weights");
-    signal(SIGPIPE, SIG_IGN); /* a write gives EPIPE, which names what happened */
+    proc_write_errors();
+    cli_on_bus_error(prog, "the packed weights in the cache directory were cut short while in use");
     if (!rc)
         rc = phase_flags_done(&e, &f);
     if (!rc)

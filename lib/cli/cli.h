@@ -71,6 +71,10 @@ void cli_warn(const char *prog, const char *fmt, ...) __attribute__((format(prin
 /* The same as a callback: `prog` is a const char *. */
 void cli_say(void *prog, const char *text);
 
+/* A mapped file that is cut short while it is read raises SIGBUS: from here on that says "prog: what" and exits with
+ * ERR_SYS. `prog` and `what` are kept. */
+void cli_on_bus_error(const char *prog, const char *what);
+
 /* Flushes and closes stdout: a full disk or closed pipe is an ERR_SYS. */
 int cli_close_stdout(struct err *e);
 

@@ -2,8 +2,11 @@
 #include "cli/cli.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 /*
@@ -40,6 +43,30 @@ void cli_warn(const char *prog, const char *fmt, ...)
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
     say(prog, line);
+}
+
+static struct {
+    const char *prog, *what;
+} bus_error;
+
+/* Only what is safe in a handler. */
+static void on_bus_error(int sig)
+{
+    (void)sig;
+    struct iovec v[] = {{(void *)(uintptr_t)bus_error.prog, strlen(bus_error.prog)},
+                        {(void *)(uintptr_t) ": ", 2},
+                        {(void *)(uintptr_t)bus_error.what, strlen(bus_error.what)},
+                        {(void *)(uintptr_t) "\n", 1}};
+    if (writev(STDERR_FILENO, v, 4) < 0)
+        _exit(ERR_SYS); /* nobody to tell */
+    _exit(ERR_SYS);
+}
+
+void cli_on_bus_error(const char *prog, const char *what)
+{
+    bus_error.prog = prog;
+    bus_error.what = what;
+    signal(SIGBUS, on_bus_error);
 }
 
 int cli_close_stdout(struct err *e)

@@ -362,7 +362,7 @@ static int take_frame(struct err *e, struct decode *d, struct wire_frame *f)
     case WIRE_BYE:
         return take_bye(e, d, &f->bye);
     default:
-        return err_set(e, ERR_PROTO, "stdin: a %s frame where tok, open, blk or kv is due", wire_kind_name(f->kind));
+        return err_set(e, ERR_PROTO, "stdin: frame %s where tok, open, blk or kv is due", wire_kind_name(f->kind));
     }
 }
 

@@ -118,7 +118,7 @@ static int read_some(struct err *e, struct prefill *p, bool *end)
             p->bye = true;
             return 0;
         default:
-            rc = err_set(e, ERR_PROTO, "stdin: a %s frame where tok is due", wire_kind_name(f->kind));
+            rc = err_set(e, ERR_PROTO, "stdin: frame %s where tok is due", wire_kind_name(f->kind));
         }
         if (rc)
             return rc;

@@ -45,13 +45,19 @@ static void on_term(int sig)
     errno = saved;
 }
 
+void proc_write_errors(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+}
+
 int proc_signals(struct err *e)
 {
-    struct sigaction ignore = {.sa_handler = SIG_IGN}, term = {.sa_handler = on_term};
-    sigemptyset(&ignore.sa_mask);
+    struct sigaction term = {.sa_handler = on_term};
     sigemptyset(&term.sa_mask);
+    proc_write_errors();
     /* No SA_RESTART: a blocking read returns, so that the main loop sees the count. */
-    if (sigaction(SIGPIPE, &ignore, NULL) || sigaction(SIGTERM, &term, NULL) || sigaction(SIGINT, &term, NULL))
+    if (sigaction(SIGTERM, &term, NULL) || sigaction(SIGINT, &term, NULL))
         return err_sys(e, "signals");
     return 0;
 }

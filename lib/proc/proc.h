@@ -24,4 +24,8 @@ const char *proc_host(void); /* host name, cached */
 int proc_signals(struct err *e);
 int proc_term_count(void);
 
+/* For programs that leave SIGTERM as it is: a write to a pipe without a reader, or past the limit of a file's size,
+ * gives an error (EPIPE, EFBIG) instead of a signal. proc_signals does this too. */
+void proc_write_errors(void);
+
 #endif

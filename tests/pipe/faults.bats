@@ -116,6 +116,33 @@ kill_stage() {
     done
 }
 
+@test "a limit on the size of files" {
+    for stage in 'prefill < three.tok' 'decode < three.kv'; do
+        rc=0
+        (ulimit -f 0; eval "$stage" > limited.out 2> >(cat > limited.err)) || rc=$?
+        [ $rc = 111 ]
+    done
+}
+
+@test "packed weights that are cut short while in use" {
+    export XDG_CACHE_HOME=$PWD/cache
+    mkdir -p cache
+    mkfifo held
+    prefill -m "$PHASEPIPE_TEST_MODEL" < held > cut.out 2> cut.err 3>&- & a=$!
+    exec 9> held
+    for _ in $(seq 200); do ls cache/phasepipe/packed/*.pack > /dev/null 2>&1 && break; sleep 0.05; done
+    sleep 0.5
+    truncate -s 4096 cache/phasepipe/packed/*.pack
+    cat three.tok >&9
+    exec 9>&-
+    rc=0
+    wait $a || rc=$?
+    [ $rc = 111 ]
+    grep -q 'packed weights' cut.err
+    # the next one makes them anew
+    prefill -m "$PHASEPIPE_TEST_MODEL" < three.tok | decode -m "$PHASEPIPE_TEST_MODEL" > again.out
+}
+
 @test "a prompt over the window, and over the budget, fails alone" {
     { jq -cn --arg p "$(seq -s ' ' 6000)" '{id:"window",prompt:$p,max_tokens:4}'
       jq -cn --arg p "$(seq -s ' ' 300)" '{id:"budget",prompt:$p,max_tokens:4}'
