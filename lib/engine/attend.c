@@ -6,11 +6,6 @@
 
 #include "engine/private.h"
 
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 static int64_t partitions(const struct engine_chunk *c)
 {
     return (c->pos + c->n + KERN_KV_PARTITION - 1) / KERN_KV_PARTITION;

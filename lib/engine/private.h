@@ -43,7 +43,7 @@ struct engine {
     const struct kern_ops *k;
     struct team *team;
     enum kern_kv kv;
-    int64_t row_max, chunk_cap;
+    int64_t row_max;
     int n_thread, group; /* group: query heads a kv head */
     int64_t ldq;         /* row of qkv: q, k, v, each padded to 16 */
     int64_t off_k, off_v;
@@ -72,6 +72,11 @@ struct engine {
     int64_t each_n;
     uint64_t time_ns[PART_N], mark;
 };
+
+static inline int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
 /* Attention of one layer, run by every thread; uses one or two phases from *phase on. */
 void attend(struct engine *g, int tid, int64_t layer, int *phase);

@@ -23,11 +23,6 @@ static int64_t qkv_panels(const struct model_layer *l)
     return panels(&l->wq) + panels(&l->wk) + panels(&l->wv);
 }
 
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /*
  * Panels of a unit. Many rows: one, whose weights are unpacked once. Few rows: weights are read as streams, and streams
  * that lie far apart read faster than neighbours, so a unit is a run of panels; several units a thread leave a

@@ -6,9 +6,7 @@
 
 struct entry {
     struct request *q;
-    uint32_t *ids; /* owned where a sequence had to be joined from prompt and answer */
-    bool sampled;  /* this step ends with a new token */
-    int64_t want0; /* first of its wanted rows */
+    bool sampled; /* this step ends with a new token */
 };
 
 struct row { /* one row of logits and what it is for */
@@ -50,7 +48,6 @@ void batch_free(struct batch *b)
 {
     if (!b)
         return;
-    batch_clear(b);
     free(b->entry);
     free(b->chunk);
     free(b->row);
@@ -60,8 +57,6 @@ void batch_free(struct batch *b)
 
 void batch_clear(struct batch *b)
 {
-    for (int64_t i = 0; i < b->n; i++)
-        free(b->entry[i].ids);
     b->n = b->n_row = b->n_want = 0;
 }
 
@@ -94,7 +89,7 @@ static struct engine_chunk *add(struct batch *b, struct request *q, int64_t n, e
 {
     struct entry *en = &b->entry[b->n];
     struct engine_chunk *c = &b->chunk[b->n++];
-    *en = (struct entry){.q = q, .want0 = b->n_want};
+    *en = (struct entry){.q = q};
     *c = (struct engine_chunk){.kv = &q->kv, .n = n, .pos = q->n_kv, .want = want};
     b->n_row += n;
     int64_t wanted = want == ENGINE_ALL ? n : want == ENGINE_LAST;

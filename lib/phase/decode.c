@@ -8,13 +8,6 @@
 
 #include "proc/proc.h"
 
-static struct wire_span span_of(const struct decode *d, const char *stage)
-{
-    (void)d;
-    return (struct wire_span){
-        .stage = {stage, strlen(stage)}, .host = {proc_host(), strlen(proc_host())}, .pid = (uint32_t)getpid()};
-}
-
 /* Takes a request off the held list and frees what it held. */
 static void let_go(struct decode *d, struct request *q, bool ok)
 {
@@ -36,7 +29,9 @@ static void let_go(struct decode *d, struct request *q, bool ok)
 
 static int fail(struct err *e, struct decode *d, struct request *q)
 {
-    int rc = write_error(e, d->s.out, q);
+    struct wire_frame f;
+    error_frame(&f, q);
+    int rc = wire_write(e, d->s.out, &f);
     let_go(d, q, false);
     return rc;
 }
@@ -64,13 +59,13 @@ static int finish(struct err *e, struct decode *d, struct request *q, enum answe
         memcpy(span, q->given_first ? q->span : q->r->span, before * sizeof *span);
     uint32_t n = before;
     if (q->prompt_end_ns) { /* the prompt was computed here */
-        span[n] = span_of(d, "prefill");
+        span[n] = span_here("prefill");
         span[n].queued_ns = q->queued_ns;
         span[n].start_ns = q->start_ns;
         span[n].end_ns = q->prompt_end_ns;
         span[n++].tokens = q->r->n_id;
     }
-    span[n] = span_of(d, d->s.o->prog);
+    span[n] = span_here(d->s.o->prog);
     span[n].queued_ns = q->queued_ns;
     span[n].start_ns = q->prompt_end_ns ? q->prompt_end_ns : q->first_ns;
     span[n].end_ns = now;

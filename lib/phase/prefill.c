@@ -59,13 +59,8 @@ static int end_stream(struct err *e, struct prefill *p)
 
 static int refuse(struct err *e, struct prefill *p, struct request *q)
 {
-    struct wire_frame f = {.kind = WIRE_ERR};
-    f.error = (struct wire_error){.seq = q->r->seq,
-                                  .index = q->r->index,
-                                  .id = q->r->id,
-                                  .code = (uint32_t)q->err.code,
-                                  .text = {q->err.text, strlen(q->err.text)},
-                                  .extra = q->r->extra};
+    struct wire_frame f;
+    error_frame(&f, q);
     p->n_error++;
     int rc = emit_frame(e, p->emit, &f);
     emit_done(p->emit, q);
@@ -208,15 +203,12 @@ static int pack(struct err *e, struct prefill *p)
 
 static int send_first(struct err *e, struct prefill *p, struct request *q)
 {
-    q->end_ns = proc_now_ns();
     struct wire_top top[SAMPLE_TOP_MAX];
-    struct wire_span span = {.stage = {p->s.o->prog, strlen(p->s.o->prog)},
-                             .host = {proc_host(), strlen(proc_host())},
-                             .pid = (uint32_t)getpid(),
-                             .queued_ns = q->queued_ns,
-                             .start_ns = q->start_ns,
-                             .end_ns = q->end_ns,
-                             .tokens = q->r->n_id};
+    struct wire_span span = span_here(p->s.o->prog);
+    span.queued_ns = q->queued_ns;
+    span.start_ns = q->start_ns;
+    span.end_ns = proc_now_ns();
+    span.tokens = q->r->n_id;
     struct wire_frame f = {.kind = WIRE_KV};
     f.kv = (struct wire_kv){.seq = q->r->seq,
                             .index = q->r->index,

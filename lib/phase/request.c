@@ -1,5 +1,6 @@
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "phase/stage.h"
 #include "proc/proc.h"
@@ -165,16 +166,21 @@ void request_free(struct request *q, struct stage *s)
     free(q);
 }
 
-int write_error(struct err *e, struct wire_writer *w, const struct request *q)
+void error_frame(struct wire_frame *out, const struct request *q)
 {
-    struct wire_frame f = {.kind = WIRE_ERR};
-    f.error = (struct wire_error){.seq = q->r->seq,
-                                  .index = q->r->index,
-                                  .id = q->r->id,
-                                  .code = (uint32_t)q->err.code,
-                                  .text = {q->err.text, strlen(q->err.text)},
-                                  .extra = q->r->extra};
-    return wire_write(e, w, &f);
+    *out = (struct wire_frame){.kind = WIRE_ERR};
+    out->error = (struct wire_error){.seq = q->r->seq,
+                                     .index = q->r->index,
+                                     .id = q->r->id,
+                                     .code = (uint32_t)q->err.code,
+                                     .text = {q->err.text, strlen(q->err.text)},
+                                     .extra = q->r->extra};
+}
+
+struct wire_span span_here(const char *stage)
+{
+    return (struct wire_span){
+        .stage = {stage, strlen(stage)}, .host = {proc_host(), strlen(proc_host())}, .pid = (uint32_t)getpid()};
 }
 
 void logprob_of(struct wire_logprob *out, struct wire_top top[SAMPLE_TOP_MAX], const struct sample_result *r)

@@ -61,7 +61,7 @@ struct request {
     bool want_prompt;           /* they are still to be computed */
     struct sample_result first; /* the first token */
     bool has_first;
-    uint64_t queued_ns, start_ns, end_ns;
+    uint64_t queued_ns, start_ns;
     struct err err; /* code != 0: the request failed */
 
     /* decode */
@@ -80,7 +80,6 @@ struct request {
     bool kv_seen;             /* the kv frame, or the error, is here */
     bool echoed, begun;       /* the prompt was sent on; the first token was */
     uint64_t prompt_end_ns;   /* where decode computed the prompt itself */
-    const char *stop_text;    /* borrowed from r */
 };
 
 /* Takes over a copy of r and checks it against the model and the pool. A request that cannot run gets err set. */
@@ -108,7 +107,10 @@ const struct engine_chunk *batch_chunk(const struct batch *b, int64_t i);
 
 /* ---- frames of requests ---- */
 
-int write_error(struct err *e, struct wire_writer *w, const struct request *q);
+/* The err frame of a request that failed; borrows from q. */
+void error_frame(struct wire_frame *out, const struct request *q);
+/* A span of this process, without times. */
+struct wire_span span_here(const char *stage);
 void logprob_of(struct wire_logprob *out, struct wire_top top[SAMPLE_TOP_MAX], const struct sample_result *r);
 
 #endif
