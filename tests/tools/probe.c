@@ -1,9 +1,12 @@
 /*
- * Limits of this machine, measured now: plain reads of a footprint (median and best pass), and register-only int8 and
- * float32 products (best pass), each with one thread and with all. Prints one line of JSON; scripts/bench-peers divides
- * by it.
+ * Limits of this machine, measured now: plain reads of a footprint, and register-only int8, bf16 and float32 products.
  *
- *     probe [-t THREADS] [-s SECONDS] [MB ...]
+ *     probe [-t THREADS] [-s SECONDS] [MB ...]   one line of JSON: all of them, with one thread and with all
+ *     probe -l [-s SECONDS]                      a line of JSON for each line on stdin: "read MB THREADS", or
+ *                                                "int8 THREADS", "bf16 THREADS", "f32 THREADS"
+ *
+ * Figures are those of the median pass, and of the best one where a line says so. scripts/bench-peers takes medians
+ * between runs of what it measures, for a neighbour disturbs both.
  */
 #include <immintrin.h>
 #include <pthread.h>
@@ -20,6 +23,7 @@
 #define PASSES_MIN 5
 #define THREADS_MAX 256
 #define FOOTPRINTS_MAX 16
+#define MB_MAX 1000000
 
 static double now(void)
 {
@@ -117,9 +121,23 @@ __attribute__((target("avx2,fma"))) static void f32_avx2(uint64_t rounds)
     }
 }
 
+#define ZERO_B512(k) __m512 acc##k = _mm512_setzero_ps();
+#define STEP_B512(k)                                                                                                   \
+    acc##k = _mm512_dpbf16_ps(acc##k, (__m512bh)a, (__m512bh)b);                                                       \
+    KEEP(acc##k);
+__attribute__((target("avx512f,avx512bf16"))) static void bf16_avx512(uint64_t rounds)
+{
+    __m512i a = _mm512_set1_epi16(0x3f00), b = _mm512_set1_epi16(0x3e80);
+    EACH(ZERO_B512)
+    for (uint64_t r = 0; r < rounds; r++) {
+        EACH(STEP_B512)
+    }
+}
+
 /* ---- timed passes by several threads ---- */
 
-enum what { READ, INT8, F32 };
+enum what { READ, INT8, BF16, F32 };
+static const char *const what_name[] = {"read", "int8", "bf16", "f32"};
 
 struct job {
     enum what what;
@@ -127,8 +145,8 @@ struct job {
     double seconds;
     const uint8_t *p; /* READ: [bytes], shared out in equal parts */
     size_t bytes;
-    uint64_t rounds; /* INT8, F32: products of a pass / N_ACC */
-    bool avx512, vnni;
+    uint64_t rounds; /* others: products of a pass / N_ACC */
+    bool fma, avx512, vnni, bf16;
     pthread_barrier_t gate;
     bool stop; /* written by thread 0 between two gates */
     double took[PASSES_MAX];
@@ -149,6 +167,8 @@ static void pass(struct part *w)
         w->seen ^= (j->avx512 ? read_avx512 : read_plain)(j->p + (size_t)w->index * n, n);
     else if (j->what == INT8)
         (j->vnni ? int8_avx512 : int8_avx2)(j->rounds);
+    else if (j->what == BF16)
+        bf16_avx512(j->rounds);
     else
         (j->avx512 ? f32_avx512 : f32_avx2)(j->rounds);
 }
@@ -234,64 +254,144 @@ static uint8_t *footprint(size_t bytes)
     return p;
 }
 
-static void print_products(struct job *j, const char *name, enum what what, double macs)
+/* Multiply-adds of one instruction; 0: this machine cannot. */
+static double macs(const struct job *j, enum what what)
 {
-    int n_thread = j->n_thread;
-    double median;
+    if (!j->fma)
+        return 0;
+    return what == INT8 ? (j->vnni ? 64 : 32) : what == BF16 ? (j->bf16 ? 32 : 0) : j->avx512 ? 16 : 8;
+}
+
+/* Makes room for `bytes`; what is there is kept, so a smaller footprint is the beginning of a greater one. */
+static void room(struct job *j, size_t bytes)
+{
+    static size_t have;
+    if (bytes <= have)
+        return;
+    if (have)
+        munmap((void *)(uintptr_t)j->p, have);
+    j->p = footprint(bytes);
+    have = bytes;
+}
+
+/* GMAC/s or GB/s of the median pass, and of the best in *best. */
+static double figure(struct job *j, enum what what, size_t mb, int n_thread, double *best)
+{
+    double each, median;
     j->what = what;
-    j->rounds = 1 << 20;
-    printf(", \"%s_gmacs\": [", name);
-    for (int t = 1; t <= n_thread; t = t < n_thread ? n_thread : t + 1) {
-        j->n_thread = t;
-        printf("%s%.1f", t > 1 ? ", " : "", macs * N_ACC * (double)j->rounds * t / measure(j, &median) * 1e-9);
-    }
     j->n_thread = n_thread;
+    if (what == READ) {
+        j->bytes = mb * 1000000 & ~(size_t)4095;
+        room(j, j->bytes);
+        each = (double)j->bytes;
+    } else {
+        j->rounds = 1 << 20;
+        each = macs(j, what) * N_ACC * (double)j->rounds * n_thread;
+    }
+    *best = each / measure(j, &median) * 1e-9;
+    return each / median * 1e-9;
+}
+
+static void print_products(struct job *j, enum what what, int n_thread)
+{
+    double best;
+    if (macs(j, what) == 0)
+        return;
+    printf(", \"%s_gmacs\": [%.1f", what_name[what], figure(j, what, 0, 1, &best));
+    if (n_thread > 1)
+        printf(", %.1f", figure(j, what, 0, n_thread, &best));
     printf("]");
 }
 
-static void print_read(struct job *j, size_t mb)
+static void print_read(struct job *j, size_t mb, int n_thread)
 {
-    int n_thread = j->n_thread;
-    j->what = READ;
-    j->bytes = mb * 1000000 & ~(size_t)4095;
-    uint8_t *p = footprint(j->bytes);
-    j->p = p;
-    printf("{\"mb\": %zu, \"median_best_gb_s\": [", mb);
-    for (int t = 1; t <= n_thread; t = t < n_thread ? n_thread : t + 1) {
-        double median, best;
-        j->n_thread = t;
-        best = measure(j, &median);
-        printf("%s[%.1f, %.1f]", t > 1 ? ", " : "", (double)j->bytes / median * 1e-9, (double)j->bytes / best * 1e-9);
+    double best, median = figure(j, READ, mb, 1, &best);
+    printf("{\"mb\": %zu, \"median_best_gb_s\": [[%.1f, %.1f]", mb, median, best);
+    if (n_thread > 1) {
+        median = figure(j, READ, mb, n_thread, &best);
+        printf(", [%.1f, %.1f]", median, best);
     }
-    j->n_thread = n_thread;
     printf("]}");
-    munmap(p, j->bytes);
+}
+
+static void print_summary(struct job *j, const size_t *mb, int n_mb, int n_thread)
+{
+    char cpu[256];
+    cpu_name(cpu, sizeof cpu);
+    printf("{\"cpu\": \"%s\", \"threads\": %d, \"int8\": \"%s\"", cpu, n_thread, j->vnni ? "vpdpbusd" : "vpmaddubsw");
+    print_products(j, INT8, n_thread);
+    print_products(j, BF16, n_thread);
+    print_products(j, F32, n_thread);
+    printf(", \"reads\": [");
+    for (int i = 0; i < n_mb; i++) {
+        printf("%s", i ? ", " : "");
+        print_read(j, mb[i], n_thread);
+    }
+    printf("]}\n");
+}
+
+/* One command; false where it is none. A product that this machine cannot do has the figure 0. */
+static bool answer(struct job *j, const char *line)
+{
+    char name[16], rest;
+    unsigned long v[2];
+    int n = sscanf(line, "%15s %lu %lu %c", name, &v[0], &v[1], &rest);
+    for (enum what w = READ; n >= 2 && w <= F32; w++) {
+        unsigned long threads = v[w == READ], mb = w == READ ? v[0] : 0;
+        double best = 0, median = 0;
+        if (strcmp(name, what_name[w]) != 0)
+            continue;
+        if (n != (w == READ ? 3 : 2) || !threads || threads > THREADS_MAX || (w == READ && (!mb || mb > MB_MAX)))
+            return false;
+        if (w == READ || macs(j, w) > 0)
+            median = figure(j, w, mb, (int)threads, &best);
+        printf("{\"what\": \"%s\", \"threads\": %lu, \"mb\": %lu, \"median\": %.2f, \"best\": %.2f}\n", name, threads,
+               mb, median, best);
+        return true;
+    }
+    return false;
+}
+
+static int answer_lines(struct job *j)
+{
+    char line[128];
+    while (fgets(line, sizeof line, stdin)) {
+        if (!answer(j, line)) {
+            fprintf(stderr, "probe: %.*s: read MB THREADS, or int8, bf16, f32 and THREADS\n", (int)strcspn(line, "\n"),
+                    line);
+            return 100;
+        }
+        if (fflush(stdout))
+            return 111;
+    }
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
     static struct job j;
-    char cpu[256];
     size_t mb[FOOTPRINTS_MAX];
-    int n_mb = 0, c;
-    j.n_thread = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int n_mb = 0, c, n_thread = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    bool lines = false;
     j.seconds = 0.2;
-    while ((c = getopt(argc, argv, "t:s:")) != -1) {
+    while ((c = getopt(argc, argv, "lt:s:")) != -1) {
         char *end = NULL;
-        double v = c == '?' ? 0 : strtod(optarg, &end);
-        if (c == '?' || *end || !(v > 0) || (c == 't' && v > THREADS_MAX) || v > 3600) {
-            fprintf(stderr, "usage: probe [-t THREADS] [-s SECONDS] [MB ...]\n");
+        double v = c == '?' ? 0 : c == 'l' ? 1 : strtod(optarg, &end);
+        if ((end && *end) || !(v > 0) || (c == 't' && v > THREADS_MAX) || v > 3600) {
+            fprintf(stderr, "usage: probe [-t THREADS] [-s SECONDS] [MB ...] | probe -l [-s SECONDS]\n");
             return 100;
         }
-        if (c == 't')
-            j.n_thread = (int)v;
+        if (c == 'l')
+            lines = true;
+        else if (c == 't')
+            n_thread = (int)v;
         else
             j.seconds = v;
     }
     for (; optind < argc && n_mb < FOOTPRINTS_MAX; optind++) {
         unsigned long v = strtoul(argv[optind], NULL, 10);
-        if (!v || v > 1000000) {
-            fprintf(stderr, "probe: %s: megabytes must be 1 to 1000000\n", argv[optind]);
+        if (!v || v > MB_MAX) {
+            fprintf(stderr, "probe: %s: megabytes must be 1 to %d\n", argv[optind], MB_MAX);
             return 100;
         }
         mb[n_mb++] = v;
@@ -301,17 +401,10 @@ int main(int argc, char **argv)
     __builtin_cpu_init();
     j.avx512 = __builtin_cpu_supports("avx512f");
     j.vnni = __builtin_cpu_supports("avx512vnni");
-    cpu_name(cpu, sizeof cpu);
-    printf("{\"cpu\": \"%s\", \"threads\": %d, \"int8\": \"%s\"", cpu, j.n_thread, j.vnni ? "vpdpbusd" : "vpmaddubsw");
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        print_products(&j, "int8", INT8, j.vnni ? 64 : 32);
-        print_products(&j, "f32", F32, j.avx512 ? 16 : 8);
-    }
-    printf(", \"reads\": [");
-    for (int i = 0; i < n_mb; i++) {
-        printf("%s", i ? ", " : "");
-        print_read(&j, mb[i]);
-    }
-    printf("]}\n");
+    j.bf16 = __builtin_cpu_supports("avx512bf16");
+    j.fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (lines)
+        return answer_lines(&j);
+    print_summary(&j, mb, n_mb, n_thread);
     return fflush(stdout) ? 111 : 0;
 }
