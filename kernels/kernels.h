@@ -148,6 +148,8 @@ struct kern_attn {
     const int32_t *from, *to;   /* [n_row] */
     const uint8_t *const *tile; /* [n_tile]: the (layer, head) tile of each block */
     int n_tile;                 /* ceil(max to / 32) */
+    const uint8_t *const *next; /* [n_next] tiles that the caller will read next, to be fetched meanwhile; 0: none */
+    int n_next;
     void *scratch;              /* kern_attn_scratch bytes, one a thread */
 };
 size_t kern_attn_scratch(enum kern_kv type, int hd, int n_row_max);

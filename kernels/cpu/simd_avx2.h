@@ -16,6 +16,9 @@
 #define foreach(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
 #define DIRECT_GROUPS 2
+/* From so many columns on, one quantised group at once: never. */
+#define ONE_COLS 99
+#define ONE_COLS_K 99
 #define FLOAT_GROUPS_FEW 2
 #define FLOAT_GROUPS 1
 #define PANEL_GROUPS 2

@@ -21,6 +21,9 @@
 
 /* Groups that the linears walk at once: quantised, float for few (1, 2) and for many columns, a panel. */
 #define DIRECT_GROUPS 2
+/* From so many columns on, one quantised group at once, whose sums then all stay in registers; K types read best so. */
+#define ONE_COLS 4
+#define ONE_COLS_K 1
 #define FLOAT_GROUPS_FEW 4
 #define FLOAT_GROUPS 2
 #define PANEL_GROUPS 2

@@ -15,6 +15,14 @@
 #define ATTN_ROWS 4
 #define BLOCK_REGS (KERN_KV_BLOCK / LANES)
 
+/* Keys of the blocks that the caller reads next, fetched line by line. */
+struct attn_ahead {
+    const uint8_t *const *tile;
+    int n_tile, bytes; /* of the keys and their scales, lines of 64 */
+    int at_tile, at;
+    int step; /* lines a step, so that the steps of a partition's values reach the end */
+};
+
 /* What a tile of rows keeps between the steps: scores, then exp2 (float KV) or two planes of weights (int8 KV). */
 struct attn_tile {
     float e[ATTN_ROWS][KERN_KV_PARTITION];
@@ -27,6 +35,7 @@ struct attn_tile {
     int first, end;       /* blocks that any row sees */
     int all_from, all_to; /* tokens that every row sees */
     bool fetch;           /* the tile is the first to touch the blocks */
+    struct attn_ahead ahead;
 };
 
 INLINE float attn_float(const uint8_t *p)
@@ -46,17 +55,38 @@ INLINE int32_t attn_int(const uint8_t *p)
 }
 
 /*
- * Fetches two lines of the block's values and two of the next block's keys at column d, so all of both in a pass over
- * d. Into the second level: on Zen 4 that reads 1.4 times as fast from memory as fetching into the first, or as no
- * fetch.
+ * What is read next is fetched into the second level, spread over the arithmetic: on Zen 4 that reads up to twice as fast
+ * from memory as no fetch, or as fetching into the first. While keys are scored, the values of the same block, which are
+ * needed after the softmax; while values are summed, the keys of the next partition. Keys of the next block would come
+ * too late: a block of keys takes less time than a line from memory.
  */
-INLINE void attn_fetch(const uint8_t *values, const uint8_t *next, int d, int bytes_a_column)
+INLINE void fetch_values(const uint8_t *values, int d, int bytes_a_column)
 {
     const int at = d * bytes_a_column * KERN_KV_BLOCK;
 
-    for (int i = 0; i < 128; i += 64) {
+    for (int i = 0; i < 4 * bytes_a_column * KERN_KV_BLOCK; i += 64)
         _mm_prefetch((const char *)(values + at + i), _MM_HINT_T1);
-        _mm_prefetch((const char *)(next + at + i), _MM_HINT_T1);
+}
+
+/* Lines a step for `steps` steps. */
+INLINE void ahead_begin(struct attn_ahead *f, const struct kern_attn *a, int steps)
+{
+    f->tile = a->next;
+    f->n_tile = a->n_next;
+    f->bytes = (int)((kern_kv_tile_bytes(a->type, a->hd) / 2 + 63) / 64 * 64);
+    f->at_tile = f->at = 0;
+    f->step = steps ? (f->n_tile * (f->bytes / 64) + steps - 1) / steps : 0;
+}
+
+INLINE void ahead_step(struct attn_ahead *f)
+{
+    for (int i = 0; i < f->step && f->at_tile < f->n_tile; i++) {
+        _mm_prefetch((const char *)(f->tile[f->at_tile] + f->at), _MM_HINT_T1);
+        f->at += 64;
+        if (f->at == f->bytes) {
+            f->at = 0;
+            f->at_tile++;
+        }
     }
 }
 
@@ -76,8 +106,7 @@ INLINE void scores_keep(struct attn_tile *w, vf max[], int rows, int t, const vf
 }
 
 /* Both planes of the int8 scores of one block: exact sums, joined, then scaled. */
-INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const uint8_t *tile, const uint8_t *next,
-                        int t)
+INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const uint8_t *tile, int t)
 {
     const int n = SCORE_REGS;
     const float *scale = (const float *)(tile + 32 * hd);
@@ -97,7 +126,7 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
             vi k[SCORE_REGS];
 
             if (w->fetch && j == 0)
-                attn_fetch(values, next, d, 1);
+                fetch_values(values, d, 1);
             foreach (i, n)
                 k[i] = vi_load(tile + d * 32 + (j + i) * 4 * LANES);
             foreach (r, rows) {
@@ -138,7 +167,7 @@ INLINE void score_pair_dot(vf s[], const struct attn_tile *w, int rows, int d, c
 
 /* bf16: pairs of columns, the odd one first. f16: columns ascending. */
 INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, bool dot, int rows, int hd,
-                         const uint8_t *tile, const uint8_t *next, int t)
+                         const uint8_t *tile, int t)
 {
     const int n = SCORE_REGS;
     const size_t q_end = type == KERN_KV_BF16 ? 2 * (size_t)hd : 4 * (size_t)hd;
@@ -153,8 +182,8 @@ INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, bool 
         for (int d = 0; d < hd; d += 2) {
             vf k0[SCORE_REGS], k1[SCORE_REGS];
 
-            if (w->fetch && j == 0)
-                attn_fetch(values, next, d, 2);
+            if (w->fetch && j == 0 && d % 4 == 0)
+                fetch_values(values, d, 2);
             if (dot) {
                 score_pair_dot(s, w, rows, d, tile + d * 64 + j * 4 * LANES);
                 continue;
@@ -246,7 +275,7 @@ INLINE void weights_int8(struct attn_tile *w, int rows)
 }
 
 /* VALUE_REGS registers of head columns from column i: exact sums over the partition. */
-INLINE void values_int8(float *o, const struct attn_tile *w, const struct kern_attn *a, int rows, int i, int n)
+INLINE void values_int8(float *o, struct attn_tile *w, const struct kern_attn *a, int rows, int i, int n)
 {
     const int hd = a->hd;
     vdot hi[ATTN_ROWS * VALUE_REGS], lo[ATTN_ROWS * VALUE_REGS];
@@ -259,6 +288,8 @@ INLINE void values_int8(float *o, const struct attn_tile *w, const struct kern_a
         for (int t = 0; t < KERN_KV_BLOCK; t += 4, v += 4 * hd) {
             vi x[VALUE_REGS];
 
+            if (w->fetch)
+                ahead_step(&w->ahead);
             foreach (j, n)
                 x[j] = vi_load(v + j * 4 * LANES);
             foreach (r, rows) {
@@ -340,7 +371,7 @@ INLINE void value_edge(vf acc[], const struct attn_tile *w, const struct kern_at
 }
 
 /* bf16 and f16 values: tokens ascending; the range that all rows see together, what lies around it row by row. */
-INLINE void values_float(float *o, const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, bool dot,
+INLINE void values_float(float *o, struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, bool dot,
                          int rows, int i, int n)
 {
     const int step = type == KERN_KV_F16 ? 1 : 2;
@@ -355,8 +386,11 @@ INLINE void values_float(float *o, const struct attn_tile *w, const struct kern_
     if (t1 > t0)
         foreach (r, rows)
             value_edge(acc, w, a, type, dot, r, w->from[r] / step * step, t0, i, n);
-    for (int t = t0; t < t1; t += step)
+    for (int t = t0; t < t1; t += step) {
+        if (w->fetch && t % 4 == 0)
+            ahead_step(&w->ahead);
         value_step(acc, w, a, type, dot, 0, rows, t, i, n);
+    }
     foreach (r, rows)
         value_edge(acc, w, a, type, dot, r, t1 > t0 ? t1 : w->from[r] / step * step, w->to[r], i, n);
     foreach (r, rows)
@@ -423,12 +457,10 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
     foreach (r, rows)
         max[r] = vf_set(-INFINITY);
     for (int b = w->first; b < w->end; b++) {
-        const uint8_t *next = a->tile[b + 1 < w->end ? b + 1 : b];
-
         if (type == KERN_KV_INT8)
-            scores_int8(w, max, rows, hd, a->tile[b], next, b * KERN_KV_BLOCK);
+            scores_int8(w, max, rows, hd, a->tile[b], b * KERN_KV_BLOCK);
         else
-            scores_float(w, max, type, dot, rows, hd, a->tile[b], next, b * KERN_KV_BLOCK);
+            scores_float(w, max, type, dot, rows, hd, a->tile[b], b * KERN_KV_BLOCK);
     }
     foreach (r, rows)
         w->max[r] = vf_max_lane(max[r]);
@@ -437,6 +469,8 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
         weights_int8(w, rows);
     if (type == KERN_KV_BF16)
         weights_bf16(w, dot, rows);
+    if (w->fetch)
+        ahead_begin(&w->ahead, a, (w->end - w->first) * (KERN_KV_BLOCK / 4));
     for (int i = 0; i < hd;) {
         const int left = (hd - i + LANES - 1) / LANES;
 

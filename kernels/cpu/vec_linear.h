@@ -128,6 +128,8 @@ static panel_fn *const panels[KERN_TYPES][2] = {
 /* Groups that the kernel for n columns walks at once. */
 static int direct_groups(enum kern_type t, int64_t n)
 {
+    if (kern_type_is_quant(t) && n >= (quant_is_k(t) ? ONE_COLS_K : ONE_COLS))
+        return 1;
     return kern_type_is_quant(t) ? DIRECT_GROUPS : n <= 2 ? FLOAT_GROUPS_FEW : FLOAT_GROUPS;
 }
 
@@ -157,7 +159,7 @@ static void linear_direct(float *out, size_t ld, const struct direct *fns, const
     const struct group_stride stride = {(size_t)part * w->group_bytes, (size_t)part * 16};
 
     for (int64_t g = g0; g < g0 + part; g++)
-        direct_walk(out + (g - g0) * 16, ld, fns, w, g, true, stride, x, r0, r1);
+        direct_walk(out + (g - g0) * 16, ld, fns, w, g, many > 1, stride, x, r0, r1);
     for (int64_t g = g0 + part * many; g < g1; g++)
         direct_walk(out + (g - g0) * 16, ld, fns, w, g, false, stride, x, r0, r1);
 }

@@ -82,33 +82,40 @@ static struct unit unit_of(const struct engine *g, int64_t u)
     return t;
 }
 
-/* Partition p of a unit into m, l, o: rows in the order (token, head of the group). */
-static void one_partition(struct engine *g, struct seat *t, int64_t layer, const struct unit *u, int64_t p, float *m,
-                          float *l, float *o)
+/* Tiles of partition p that any row of the unit sees. */
+static int tiles_of(const struct engine *g, int64_t layer, const struct unit *u, int64_t p, const uint8_t **tile)
 {
     const struct engine_chunk *c = &g->s.chunk[u->c];
-    int64_t base = p * KERN_KV_PARTITION, seen = 0;
-    int n_row = (int)u->n * g->group;
+    int64_t base = p * KERN_KV_PARTITION, seen = min64(c->pos + u->first + u->n - base, KERN_KV_PARTITION);
+    int n = seen <= 0 ? 0 : (int)((seen + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK);
+    for (int b = 0; b < n; b++)
+        tile[b] = kv_tile(g->pool, c->kv->slot[base / KERN_KV_BLOCK + b], layer, u->head);
+    return n;
+}
+
+/* Partition p of a unit into m, l, o: rows in the order (token, head of the group). n_next: tiles in t->next. */
+static void one_partition(struct engine *g, struct seat *t, int64_t layer, const struct unit *u, int64_t p, int n_next,
+                          float *m, float *l, float *o)
+{
+    const struct engine_chunk *c = &g->s.chunk[u->c];
     for (int64_t i = 0; i < u->n; i++) {
-        int64_t to = c->pos + u->first + i + 1 - base;
+        int64_t to = c->pos + u->first + i + 1 - p * KERN_KV_PARTITION;
         to = to < 0 ? 0 : min64(to, KERN_KV_PARTITION);
-        seen = to > seen ? to : seen;
         for (int j = 0; j < g->group; j++) {
             t->from[i * g->group + j] = 0;
             t->to[i * g->group + j] = (int32_t)to;
         }
     }
-    int n_tile = (int)((seen + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK);
-    for (int b = 0; b < n_tile; b++)
-        t->tile[b] = kv_tile(g->pool, c->kv->slot[base / KERN_KV_BLOCK + b], layer, u->head);
     struct kern_attn a = {.type = g->kv,
                           .hd = g->m->c.head_dim,
-                          .n_row = n_row,
+                          .n_row = (int)u->n * g->group,
                           .q = t->q,
                           .from = t->from,
                           .to = t->to,
                           .tile = t->tile,
-                          .n_tile = n_tile,
+                          .n_tile = tiles_of(g, layer, u, p, t->tile),
+                          .next = t->next,
+                          .n_next = n_next,
                           .scratch = t->attn};
     g->k->attn(m, l, o, &a);
 }
@@ -150,6 +157,15 @@ static void merge(struct engine *g, struct seat *t, int64_t rows, const float *m
         g->k->attn_merge(&t->M[i], &t->L[i], t->O + i * hd, m[i], l[i], o + i * hd, hd);
 }
 
+/* The first partition of unit u, which this thread takes next unless another is faster; -1: none. */
+static int tiles_ahead(const struct engine *g, struct seat *t, int64_t layer, int64_t u)
+{
+    if (u < 0)
+        return 0;
+    struct unit un = unit_of(g, u);
+    return tiles_of(g, layer, &un, un.p0, t->next);
+}
+
 static void attend_whole(struct engine *g, int tid, int64_t layer, int phase)
 {
     struct seat *t = &g->seat[tid];
@@ -161,7 +177,10 @@ static void attend_whole(struct engine *g, int tid, int64_t layer, int phase)
         gather_q(g, t, &un);
         start(t, un.n * g->group, g->m->c.head_dim);
         for (int64_t p = un.p0; p < un.p1; p++) {
-            one_partition(g, t, layer, &un, p, t->m, t->l, t->o);
+            int64_t after = p + 1 < un.p1 ? -1 : team_peek(g->team, phase, n_unit);
+            int n = p + 1 < un.p1 ? tiles_of(g, layer, &un, p + 1, t->next)
+                                  : tiles_ahead(g, t, layer, after < 0 ? -1 : n_unit - 1 - after);
+            one_partition(g, t, layer, &un, p, n, t->m, t->l, t->o);
             merge(g, t, un.n * g->group, t->m, t->l, t->o);
         }
         store(g, t, &un);
@@ -177,7 +196,8 @@ static void attend_split(struct engine *g, int tid, int64_t layer, int phase)
     for (int64_t u; (u = team_take(g->team, phase, n_unit, 1)) >= 0;) {
         struct unit un = unit_of(g, u);
         gather_q(g, t, &un);
-        one_partition(g, t, layer, &un, un.p0, g->part.m + u * rows, g->part.l + u * rows, g->part.o + u * rows * hd);
+        int n = tiles_ahead(g, t, layer, team_peek(g->team, phase, n_unit));
+        one_partition(g, t, layer, &un, un.p0, n, g->part.m + u * rows, g->part.l + u * rows, g->part.o + u * rows * hd);
         team_done(g->team, phase, n_unit, 1);
     }
     team_sync(g->team, tid, phase, n_unit);

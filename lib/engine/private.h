@@ -17,7 +17,7 @@ struct seat {             /* one thread's memory */
     int32_t *from, *to;   /* [attn_rows] */
     void *attn;           /* kern_attn_scratch */
     uint8_t *q;           /* [attn_rows] prepared rows */
-    const uint8_t **tile; /* [8] */
+    const uint8_t **tile, **next; /* [8] */
 };
 
 struct part { /* partials of split attention: [unit][G] */

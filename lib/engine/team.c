@@ -179,6 +179,12 @@ int64_t team_take(struct team *t, int phase, int64_t n_unit, int64_t step)
     return at < n_unit ? at : -1;
 }
 
+int64_t team_peek(struct team *t, int phase, int64_t n_unit)
+{
+    int64_t at = atomic_load_explicit(&t->phase[phase].next, memory_order_relaxed);
+    return at < n_unit ? at : -1;
+}
+
 bool team_spent(struct team *t, int phase, int64_t n_unit)
 {
     return atomic_load_explicit(&t->phase[phase].next, memory_order_relaxed) >= n_unit;

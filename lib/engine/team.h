@@ -30,6 +30,8 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg);
 
 /* The first of up to `step` units, or -1 when none is left. */
 int64_t team_take(struct team *t, int phase, int64_t n_unit, int64_t step);
+/* The unit that would be taken now, or -1: a guess at what a thread takes after the one it holds. */
+int64_t team_peek(struct team *t, int phase, int64_t n_unit);
 /* No unit is left to take: what would be prepared for the phase is not needed. */
 bool team_spent(struct team *t, int phase, int64_t n_unit);
 /* `n` units are done (the last take may have given fewer than `step`: count to n_unit). */
