@@ -187,6 +187,11 @@ INLINE void vi_store_8(void *p, vi v)
     v = _mm256_shuffle_epi8(v, pick);
     _mm_storel_epi64(p, _mm_or_si128(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
 }
+#define PACKED_AT(i) (16 * ((i) % (LANES / 4)) + 4 * ((i) / (LANES / 4)))
+INLINE void vi_store_packed(void *p, vi a, vi b, vi c, vi d)
+{
+    _mm256_storeu_si256(p, _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d)));
+}
 INLINE void vi_store_16(void *p, vi v)
 {
     v = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
@@ -208,6 +213,11 @@ INLINE vm vm_ge(vf a, vf b)
 INLINE vm vi_gt(vi a, vi b)
 {
     return _mm256_cmpgt_epi32(a, b);
+}
+INLINE vf vf_times_exp2(vf p, vf n, vf x)
+{
+    p = vf_bits(_mm256_add_epi32(vi_bits(p), _mm256_slli_epi32(vi_from_f(n), 23)));
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_LT_OQ), p);
 }
 INLINE bool vm_any(vm m)
 {
@@ -301,6 +311,16 @@ INLINE int32_t vi_max_lane(vi v)
     __m128i b = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
     b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0x4e));
     return _mm_cvtsi128_si32(_mm_max_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+}
+INLINE void vi_max_each(int32_t out[16], const vi v[16])
+{
+    foreach (i, 16)
+        out[i] = vi_max_lane(v[i]);
+}
+INLINE void vi_sum_each(int32_t out[16], const vi v[16])
+{
+    foreach (i, 16)
+        out[i] = vi_sum_lanes(v[i]);
 }
 
 INLINE vf vf_load_n(const float *p, int n)

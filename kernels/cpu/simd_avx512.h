@@ -194,6 +194,12 @@ INLINE void vi_store_8(void *p, vi v)
 {
     _mm_storeu_si128(p, _mm512_cvtepi32_epi8(v));
 }
+/* 4·LANES values of 0 … 255 as bytes; the four bytes of values 4i … 4i+3 lie at PACKED_AT(i). */
+#define PACKED_AT(i) (16 * ((i) % (LANES / 4)) + 4 * ((i) / (LANES / 4)))
+INLINE void vi_store_packed(void *p, vi a, vi b, vi c, vi d)
+{
+    _mm512_storeu_si512(p, _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)));
+}
 INLINE void vi_store_16(void *p, vi v)
 {
     _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(v));
@@ -218,6 +224,15 @@ INLINE vm vi_gt(vi a, vi b)
 INLINE bool vm_any(vm m)
 {
     return m != 0;
+}
+/*
+ * p·2^n for vf_exp2, n = x rounded, p = exp2(x - n): 0 where x < -126. There p·2^n is under the least normal number, so
+ * that the instruction flushes it, as MXCSR says; it also gives 0 for n of -inf, where p is NaN.
+ */
+INLINE vf vf_times_exp2(vf p, vf n, vf x)
+{
+    (void)x;
+    return _mm512_scalef_ps(p, n);
 }
 /* Lanes lo <= i < hi of a register whose first lane is number `first`. */
 INLINE vm vm_range(int first, int lo, int hi)
@@ -285,6 +300,28 @@ INLINE int32_t vi_max_lane(vi v)
 {
     return _mm512_reduce_max_epi32(v);
 }
+/*
+ * out[i] = the greatest, the sum of the lanes of v[i], for 16 registers at once: halves are joined pairwise, so that
+ * every step reduces as many lanes as there are.
+ */
+#define EACH_OF_16(NAME, OP)                                                                                           \
+    INLINE void NAME(int32_t out[16], const vi v[16])                                                                  \
+    {                                                                                                                  \
+        const vi order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);                      \
+        vi a[8], b[4], c[2];                                                                                           \
+                                                                                                                       \
+        foreach (i, 8)                                                                                                 \
+            a[i] = OP(_mm512_shuffle_i64x2(v[i], v[i + 8], 0x44), _mm512_shuffle_i64x2(v[i], v[i + 8], 0xee));         \
+        foreach (i, 4)                                                                                                 \
+            b[i] = OP(_mm512_shuffle_i64x2(a[i], a[i + 4], 0x88), _mm512_shuffle_i64x2(a[i], a[i + 4], 0xdd));         \
+        foreach (i, 2)                                                                                                 \
+            c[i] = OP(_mm512_unpacklo_epi64(b[i], b[i + 2]), _mm512_unpackhi_epi64(b[i], b[i + 2]));                   \
+        a[0] = _mm512_castps_si512(_mm512_shuffle_ps(vf_bits(c[0]), vf_bits(c[1]), 0x88));                             \
+        a[1] = _mm512_castps_si512(_mm512_shuffle_ps(vf_bits(c[0]), vf_bits(c[1]), 0xdd));                             \
+        _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, OP(a[0], a[1])));                                     \
+    }
+EACH_OF_16(vi_max_each, _mm512_max_epi32)
+EACH_OF_16(vi_sum_each, _mm512_add_epi32)
 
 /* The first n lanes; the others are read as 0 and not touched in memory. */
 INLINE vf vf_load_n(const float *p, int n)

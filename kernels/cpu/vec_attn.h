@@ -255,23 +255,44 @@ INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int
     }
 }
 
-/* Weights as 14 bits in two planes of 7; `back` becomes the scale of their sums. */
+/* Weights of LANES tokens from token t as 14 bits; 0 out of a row's range, and where no row reads. */
+INLINE vi weights_at(const struct attn_tile *w, int r, int t, vf inv)
+{
+    if (t < w->first * KERN_KV_BLOCK || t >= w->end * KERN_KV_BLOCK)
+        return vi_zero();
+    vi p = vi_from_f(vf_min(vf_mul(vf_load(&w->e[r][t]), inv), vf_set(16383.0f)));
+
+    if (t < w->all_from || t + LANES > w->all_to)
+        p = vi_select(vm_range(t, w->from[r], w->to[r]), p, vi_zero());
+    return p;
+}
+
+/* Weights as 14 bits in two planes of 7, packed; `back` becomes the scale of their sums. */
 INLINE void weights_int8(struct attn_tile *w, int rows)
 {
+    const int begin = w->first * KERN_KV_BLOCK / (4 * LANES) * (4 * LANES);
+
     foreach (r, rows) {
         const float c = w->back[r];
         const vf inv = vf_set(c < SCALE_MIN ? 0.0f : 16383.0f / c);
+        const vi low = vi_set(127);
 
-        for (int t = w->first * KERN_KV_BLOCK; t < w->end * KERN_KV_BLOCK; t += LANES) {
-            vi p = round_limit(vf_mul(vf_load(&w->e[r][t]), inv), 16383.0f);
+        for (int t = begin; t < w->end * KERN_KV_BLOCK; t += 4 * LANES) {
+            vi p[4];
 
-            if (t < w->all_from || t + LANES > w->all_to)
-                p = vi_select(vm_range(t, w->from[r], w->to[r]), p, vi_zero());
-            vi_store_8(&w->hi[r][t], vi_shr(p, 7));
-            vi_store_8(&w->lo[r][t], vi_and(p, vi_set(127)));
+            foreach (i, 4)
+                p[i] = weights_at(w, r, t + i * LANES, inv);
+            vi_store_packed(&w->hi[r][t], vi_shr(p[0], 7), vi_shr(p[1], 7), vi_shr(p[2], 7), vi_shr(p[3], 7));
+            vi_store_packed(&w->lo[r][t], vi_and(p[0], low), vi_and(p[1], low), vi_and(p[2], low), vi_and(p[3], low));
         }
         w->back[r] = c * (1 / 16383.0f);
     }
+}
+
+/* Where the packed weights of tokens t … t+3 lie in a plane. */
+INLINE int packed_at(int t)
+{
+    return t / (4 * LANES) * (4 * LANES) + PACKED_AT(t / 4 % LANES);
 }
 
 /* VALUE_REGS registers of head columns from column i: exact sums over the partition. */
@@ -284,6 +305,7 @@ INLINE void values_int8(float *o, struct attn_tile *w, const struct kern_attn *a
         hi[j] = lo[j] = dot_begin(vi_zero());
     for (int b = w->first; b < w->end; b++) {
         const uint8_t *v = a->tile[b] + 32 * hd + 128 + 4 * i;
+        const int at = packed_at(b * KERN_KV_BLOCK);
 
         for (int t = 0; t < KERN_KV_BLOCK; t += 4, v += 4 * hd) {
             vi x[VALUE_REGS];
@@ -293,7 +315,7 @@ INLINE void values_int8(float *o, struct attn_tile *w, const struct kern_attn *a
             foreach (j, n)
                 x[j] = vi_load(v + j * 4 * LANES);
             foreach (r, rows) {
-                vi p = vi_bcast4(&w->hi[r][b * KERN_KV_BLOCK + t]), q = vi_bcast4(&w->lo[r][b * KERN_KV_BLOCK + t]);
+                vi p = vi_bcast4(&w->hi[r][at + PACKED_AT(t / 4)]), q = vi_bcast4(&w->lo[r][at + PACKED_AT(t / 4)]);
 
                 foreach (j, n) {
                     hi[r * n + j] = dot_step(hi[r * n + j], p, x[j], 7, 0);

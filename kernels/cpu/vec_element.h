@@ -144,13 +144,16 @@ void VF(vec_attn_merge)(float *M, float *L, float *O, float m, float l, const fl
 {
     if (m == -INFINITY)
         return;
-    float top = m > *M ? m : *M, old = kern_exp2(*M - top), new = kern_exp2(m - top);
+    float top = m > *M ? m : *M, sum[LANES];
+    const vf old = vf_exp2(vf_set(*M - top)), new = vf_exp2(vf_set(m - top));
+
     for (int i = 0; i < hd; i += LANES) {
         int left = lanes_left(hd, i);
-        vf add = vf_mul(vf_load_n(o + i, left), vf_set(new));
-        vf_store_n(O + i, vf_fma(vf_load_n(O + i, left), vf_set(old), add), left);
+        vf add = vf_mul(vf_load_n(o + i, left), new);
+        vf_store_n(O + i, vf_fma(vf_load_n(O + i, left), old, add), left);
     }
-    *L = fmaf(*L, old, l * new);
+    vf_store(sum, vf_fma(vf_set(*L), old, vf_mul(vf_set(l), new)));
+    *L = sum[0];
     *M = top;
 }
 

@@ -9,11 +9,10 @@
 /* Registers that hold the contract's 16 lanes. */
 #define LANE_REGS (16 / LANES)
 
-/* For x <= 0. NaN stays NaN: its n is 2^31, which the shift drops. */
+/* For x <= 0. NaN stays NaN. */
 INLINE vf vf_exp2(vf x)
 {
-    vi n = vi_from_f(x);
-    vf f = vf_sub(x, vf_from_i(n)), p = vf_set(EXP2_C6);
+    vf n = vf_round(x), f = vf_sub(x, n), p = vf_set(EXP2_C6);
 
     p = vf_fma(p, f, vf_set(EXP2_C5));
     p = vf_fma(p, f, vf_set(EXP2_C4));
@@ -21,8 +20,7 @@ INLINE vf vf_exp2(vf x)
     p = vf_fma(p, f, vf_set(EXP2_C2));
     p = vf_fma(p, f, vf_set(EXP2_C1));
     p = vf_fma(p, f, vf_set(EXP2_C0));
-    p = vf_bits(vi_add(vi_bits(p), vi_shl(n, 23)));
-    return vf_select(vm_lt(x, vf_set(EXP2_MIN)), vf_zero(), p);
+    return vf_times_exp2(p, n, x);
 }
 
 /* Nearest even within ±limit; NaN gives limit. */

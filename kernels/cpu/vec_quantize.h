@@ -43,28 +43,70 @@ INLINE void act_scales(float *d, float *inv, int n)
     }
 }
 
-/* One row, up to ACT_RUN blocks from block b0 of a tile's column c. */
-INLINE void act_run(struct kern_act *a, int64_t at, int c, const float *x, int blocks)
+/* A block of one row: where it comes from, its number in the tiles, its column there. */
+struct act_block {
+    const float *x;
+    int64_t at;
+    int c;
+};
+
+/* Up to ACT_RUN blocks, of one row or of many: what reduces lanes or divides does it for all at once. */
+static void act_run(struct kern_act *a, const struct act_block block[ACT_RUN], int n)
 {
+    vi half[2][ACT_RUN];
+    int32_t sum[2][ACT_RUN];
     float d[ACT_RUN], inv[ACT_RUN];
 
-    for (int b = 0; b < ACT_RUN; b++)
-        d[b] = b < blocks ? greatest(x + 32 * b, 32) : 0.0f;
-    act_scales(d, inv, ACT_RUN);
-    for (int b = 0; b < blocks; b++, at++) {
-        int8_t *q = a->q + at * 256 + c * 32;
-        vi sum[2] = {vi_zero(), vi_zero()};
-        for (int i = 0; i < 32; i += LANES) {
-            vi v = round_limit(vf_mul(vf_load(x + 32 * b + i), vf_set(inv[b])), 127.0f);
-            vi_store_8(q + i, v);
-            sum[i / 16] = vi_add(sum[i / 16], v);
-        }
-        int32_t s0 = vi_sum_lanes(sum[0]), s1 = vi_sum_lanes(sum[1]);
-        a->d[at * 8 + c] = d[b];
-        a->z[at * 8 + c] = d[b] * (float)(s0 + s1);
-        a->s[at * 16 + c] = s0;
-        a->s[at * 16 + 8 + c] = s1;
+    for (int b = 0; b < ACT_RUN; b++) {
+        vi max = vi_zero();
+
+        for (int i = 0; i < 32 && b < n; i += LANES)
+            max = vi_max(max, magnitude_bits(vf_load(block[b].x + i)));
+        half[0][b] = half[1][b] = max;
     }
+    vi_max_each(sum[0], half[0]);
+    memcpy(d, sum[0], sizeof(d));
+    act_scales(d, inv, ACT_RUN);
+    for (int b = 0; b < n; b++) {
+        int8_t *q = a->q + block[b].at * 256 + block[b].c * 32;
+
+        half[0][b] = half[1][b] = vi_zero();
+        for (int i = 0; i < 32; i += LANES) {
+            vi v = round_limit(vf_mul(vf_load(block[b].x + i), vf_set(inv[b])), 127.0f);
+
+            vi_store_8(q + i, v);
+            half[i / 16][b] = vi_add(half[i / 16][b], v);
+        }
+    }
+    vi_sum_each(sum[0], half[0]);
+    vi_sum_each(sum[1], half[1]);
+    for (int b = 0; b < n; b++) {
+        const int64_t at = block[b].at;
+        const int c = block[b].c;
+
+        a->d[at * 8 + c] = d[b];
+        a->z[at * 8 + c] = d[b] * (float)(sum[0][b] + sum[1][b]);
+        a->s[at * 16 + c] = sum[0][b];
+        a->s[at * 16 + 8 + c] = sum[1][b];
+    }
+}
+
+static void act_int8(struct kern_act *a, int64_t r0, int64_t n_row, int64_t k0, int64_t n, const float *x, size_t ld)
+{
+    struct act_block block[ACT_RUN];
+    int have = 0;
+
+    for (int64_t r = r0; r < r0 + n_row; r++, x += ld)
+        for (int64_t k = 0; k < n; k += 32) {
+            block[have++] =
+                (struct act_block){x + k, r / KERN_TILE * (a->k / 32) + (k0 + k) / 32, (int)(r % KERN_TILE)};
+            if (have == ACT_RUN) {
+                act_run(a, block, have);
+                have = 0;
+            }
+        }
+    if (have)
+        act_run(a, block, have);
 }
 
 /* n columns of one row to bf16 pairs, 8 pairs apart; an odd end gets a zero partner. */
@@ -83,12 +125,12 @@ static void act_bf16(uint16_t *b, const float *x, int64_t n)
 
 void VF(vec_act)(struct kern_act *a, int64_t r0, int64_t n_row, int64_t k0, int64_t n, const float *x, size_t ld)
 {
-    for (int64_t r = r0; r < r0 + n_row; r++, x += ld) {
+    if (a->q)
+        act_int8(a, r0, n_row, k0, n, x, ld);
+    for (int64_t r = r0; r < r0 + n_row && (a->b || a->f); r++, x += ld) {
         const int64_t tile = r / KERN_TILE;
         const int c = (int)(r % KERN_TILE);
-        for (int64_t k = 0; k < n && a->q; k += 32 * ACT_RUN)
-            act_run(a, tile * (a->k / 32) + (k0 + k) / 32, c, x + k,
-                    (int)(n - k < 32 * ACT_RUN ? (n - k) / 32 : ACT_RUN));
+
         if (a->b)
             act_bf16(a->b + ((tile * ((a->k + 1) / 2) + k0 / 2) * KERN_TILE + c) * 2, x, n);
         for (int64_t k = 0; k < n && a->f; k++)
