@@ -6,9 +6,15 @@
 
 #include "engine/private.h"
 
+/* Partitions that rows of the chunk before `row` see. */
+static int64_t partitions_to(const struct engine_chunk *c, int64_t row)
+{
+    return (c->pos + row + KERN_KV_PARTITION - 1) / KERN_KV_PARTITION;
+}
+
 static int64_t partitions(const struct engine_chunk *c)
 {
-    return (c->pos + c->n + KERN_KV_PARTITION - 1) / KERN_KV_PARTITION;
+    return partitions_to(c, c->n);
 }
 
 int attend_plan(struct err *e, struct engine *g)
@@ -55,6 +61,7 @@ struct unit {
     int64_t c, first, n; /* chunk; its rows first … first+n-1 */
     int64_t p0, p1;      /* partitions */
     int head;
+    float *o; /* where the first row's output goes, all heads */
 };
 
 /* Unit u of head h; heads vary slowest, so threads walk one head's KV together. */
@@ -78,7 +85,8 @@ static struct unit unit_of(const struct engine *g, int64_t u)
     t.first = tile * g->attn_tokens;
     t.n = min64(g->attn_tokens, c->n - t.first);
     t.p0 = s->split ? u % partitions(c) : 0;
-    t.p1 = s->split ? t.p0 + 1 : (c->pos + t.first + t.n + KERN_KV_PARTITION - 1) / KERN_KV_PARTITION;
+    t.p1 = s->split ? t.p0 + 1 : partitions_to(c, t.first + t.n);
+    t.o = g->o + (s->row0[t.c] + t.first) * g->m->c.n_head * g->m->c.head_dim;
     return t;
 }
 
@@ -145,8 +153,8 @@ static void store(struct engine *g, struct seat *t, const struct unit *u)
     int64_t wide = (int64_t)g->m->c.n_head * hd;
     for (int64_t i = 0; i < u->n; i++)
         for (int j = 0; j < g->group; j++) {
-            int64_t r = g->s.row0[u->c] + u->first + i, row = i * g->group + j;
-            g->k->attn_finish(g->o + r * wide + (u->head * g->group + j) * hd, t->L[row], t->O + row * hd, hd);
+            int64_t row = i * g->group + j;
+            g->k->attn_finish(u->o + i * wide + (u->head * g->group + j) * hd, t->L[row], t->O + row * hd, hd);
         }
 }
 
@@ -166,27 +174,50 @@ static int tiles_ahead(const struct engine *g, struct seat *t, int64_t layer, in
     return tiles_of(g, layer, &un, un.p0, t->next);
 }
 
+/* All partitions of a unit in order; `after` is the unit whose first partition is fetched during the last one. */
+static void walk(struct engine *g, struct seat *t, int64_t layer, const struct unit *u, const struct unit *after)
+{
+    gather_q(g, t, u);
+    start(t, u->n * g->group, g->m->c.head_dim);
+    for (int64_t p = u->p0; p < u->p1; p++) {
+        int n = p + 1 < u->p1 ? tiles_of(g, layer, u, p + 1, t->next)
+                : after       ? tiles_of(g, layer, after, after->p0, t->next)
+                              : 0;
+        one_partition(g, t, layer, u, p, n, t->m, t->l, t->o);
+        merge(g, t, u->n * g->group, t->m, t->l, t->o);
+    }
+    store(g, t, u);
+}
+
 static void attend_whole(struct engine *g, int tid, int64_t layer, int phase)
 {
-    struct seat *t = &g->seat[tid];
     int64_t n_unit = g->s.n_unit * g->m->c.n_kv_head;
     for (int64_t u; (u = team_take(g->team, phase, n_unit, 1)) >= 0;) {
-        struct unit un = unit_of(g, n_unit - 1 - u); /* the longest first: a fairer end */
+        struct unit un = unit_of(g, n_unit - 1 - u), after; /* the longest first: a fairer end */
         if (g->s.whole)
-            rotate_store(g, layer, un.c, 0, un.n, un.head);
-        gather_q(g, t, &un);
-        start(t, un.n * g->group, g->m->c.head_dim);
-        for (int64_t p = un.p0; p < un.p1; p++) {
-            int64_t after = p + 1 < un.p1 ? -1 : team_peek(g->team, phase, n_unit);
-            int n = p + 1 < un.p1 ? tiles_of(g, layer, &un, p + 1, t->next)
-                                  : tiles_ahead(g, t, layer, after < 0 ? -1 : n_unit - 1 - after);
-            one_partition(g, t, layer, &un, p, n, t->m, t->l, t->o);
-            merge(g, t, un.n * g->group, t->m, t->l, t->o);
-        }
-        store(g, t, &un);
+            rotate_store(g, layer, un.c, 0, un.n, un.head, g->qkv + g->s.row0[un.c] * g->ldq);
+        int64_t next = team_peek(g->team, phase, n_unit);
+        if (next >= 0)
+            after = unit_of(g, n_unit - 1 - next);
+        walk(g, &g->seat[tid], layer, &un, next >= 0 ? &after : NULL);
         team_done(g->team, phase, n_unit, 1);
     }
     team_sync(g->team, tid, phase, n_unit);
+}
+
+void attend_rows(struct engine *g, int tid, int64_t layer, int64_t c, int64_t first, int64_t n, float *o)
+{
+    const struct engine_chunk *ch = &g->s.chunk[c];
+    int64_t wide = (int64_t)g->m->c.n_head * g->m->c.head_dim;
+    for (int64_t i = 0; i < n; i += g->attn_tokens) {
+        struct unit u = {.c = c, .first = first + i, .n = min64(g->attn_tokens, n - i), .o = o + i * wide};
+        u.p1 = partitions_to(ch, u.first + u.n);
+        for (u.head = 0; u.head < g->m->c.n_kv_head; u.head++) {
+            struct unit after = u;
+            after.head++;
+            walk(g, &g->seat[tid], layer, &u, after.head < g->m->c.n_kv_head ? &after : NULL);
+        }
+    }
 }
 
 static void attend_split(struct engine *g, int tid, int64_t layer, int phase)

@@ -78,6 +78,12 @@ static void place_seat(struct engine *g, struct bump *b, struct seat *s, struct 
     d.q = take(b, (uint64_t)rows * g->q_bytes);
     d.tile = take(b, 8 * sizeof *d.tile);
     d.next = take(b, 8 * sizeof *d.next);
+    take_act(b, &d.norm_act, BLOCK_ROWS, c->hidden, f.norm);
+    take_act(b, &d.out_act, BLOCK_ROWS, (int64_t)c->n_head * hd, f.out);
+    take_act(b, &d.h_act, BLOCK_ROWS, c->ffn, f.h);
+    d.qkv = take(b, BLOCK_ROWS * (uint64_t)g->ldq * 4);
+    d.out = take(b, BLOCK_ROWS * (uint64_t)(c->n_head * hd) * 4);
+    d.h = take(b, c->ffn % 32 ? BLOCK_ROWS * (uint64_t)c->ffn * 4 : 0);
     if (b->base)
         *s = d;
 }
@@ -96,6 +102,7 @@ static void place(struct engine *g, struct bump *b)
     g->want = take(b, rows * (uint64_t)c->hidden * 4);
     g->s.row0 = take(b, rows * sizeof *g->s.row0);
     g->s.unit0 = take(b, (rows + 1) * sizeof *g->s.unit0);
+    g->block = take(b, (rows / 32 + 1) * sizeof *g->block);
     take_act(b, &g->act, g->row_max, c->hidden, f.norm);
     take_act(b, &g->act_o, g->row_max, (int64_t)wide, f.out);
     take_act(b, &g->act_h, g->row_max, c->ffn, f.h);

@@ -5,6 +5,7 @@
 #include "engine/engine.h"
 #include "engine/team.h"
 
+#define BLOCK_ROWS 64
 #define ROWS_ALONE 8 /* up to here every thread makes its own copy of normed rows: waiting costs more */
 
 struct seat {             /* one thread's memory */
@@ -18,11 +19,20 @@ struct seat {             /* one thread's memory */
     void *attn;           /* kern_attn_scratch */
     uint8_t *q;           /* [attn_rows] prepared rows */
     const uint8_t **tile, **next; /* [8] */
+
+    /* of a block of rows: [BLOCK_ROWS] rows each */
+    struct kern_act norm_act, out_act, h_act;
+    float *qkv, *out, *h;
 };
 
 struct part { /* partials of split attention: [unit][G] */
     float *m, *l, *o;
     int64_t cap; /* rows */
+};
+
+/* How many phases a block of rows has behind it; a line of its own. */
+struct block {
+    _Alignas(64) _Atomic int32_t done;
 };
 
 struct step {
@@ -33,6 +43,8 @@ struct step {
     int64_t n_unit; /* of one head */
     bool split;     /* few rows, long contexts: a unit is a partition */
     bool whole;     /* a unit is all rows of a chunk: rotates and stores its own KV too */
+    int64_t block, n_block; /* many rows: rows of a block, and blocks; 0: by columns */
+    int64_t told;           /* layers that layer_done was told of */
     engine_layer_fn *layer_done;
     void *layer_arg;
 };
@@ -59,6 +71,7 @@ struct engine {
     float *cs;                                /* [row_max][n_rot/2][2] */
     float *want;                              /* [row_max][hidden] wanted rows, final norm applied */
     struct kern_act act, act_o, act_h, act_w; /* shared activations */
+    struct block *block; /* [row_max / 32] */
     struct part part;
     struct seat *seat; /* [n_thread] */
     void *mem;         /* all of the above */
@@ -82,8 +95,21 @@ static inline int64_t min64(int64_t a, int64_t b)
 void attend(struct engine *g, int tid, int64_t layer, int *phase);
 /* Splits the step's attention into units; grows the partials. */
 int attend_plan(struct err *e, struct engine *g);
-/* Rotates rows r0 … r0+n-1 of chunk c for kv head h, stores K and V, prepares q. */
-void rotate_store(struct engine *g, int64_t layer, int64_t c, int64_t first, int64_t n, int head);
+/* The same for n tokens of chunk c from token `first`, all heads, by one thread; o: [n][n_head·hd]. */
+void attend_rows(struct engine *g, int tid, int64_t layer, int64_t c, int64_t first, int64_t n, float *o);
+/* Rotates n tokens of chunk c from token `first` for one kv head, stores K and V, prepares q; row: their q, k and v. */
+void rotate_store(struct engine *g, int64_t layer, int64_t c, int64_t first, int64_t n, int head, float *row);
+
+/* Pieces of a step that both of its forms use. */
+int64_t groups(const struct kern_mat *w);
+void embed_rows(struct engine *g, int64_t r0, int64_t r1);
+void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t last, int64_t rows, int64_t n_row);
+int64_t chunk_of(const struct step *s, int64_t r); /* the chunk that holds row r */
+
+/* Many rows: the layers of a step, block of rows by block of rows; uses phases from 0 to *phase. */
+void blocks_run(struct engine *g, int tid, int *phase);
+/* Sets the rows of a block, 0 where the step goes by columns. */
+void blocks_plan(struct engine *g);
 
 void part_time(struct engine *g, int tid, enum engine_part p);
 

@@ -7,7 +7,7 @@
 #define UNITS_A_THREAD 3
 #define RUN_MAX 64 /* panels of a unit: 16 rows of them fit where row_max rows of one panel do */
 
-static int64_t groups(const struct kern_mat *w)
+int64_t groups(const struct kern_mat *w)
 {
     return (w->rows + 15) / 16;
 }
@@ -50,8 +50,7 @@ static void plan_rows(struct engine *g)
     g->act_w.n_row = s->n_want;
 }
 
-/* The chunk that holds row r. */
-static int64_t chunk_of(const struct step *s, int64_t r)
+int64_t chunk_of(const struct step *s, int64_t r)
 {
     int64_t lo = 0, hi = s->n_chunk;
     while (hi - lo > 1) {
@@ -64,27 +63,33 @@ static int64_t chunk_of(const struct step *s, int64_t r)
     return lo;
 }
 
-static void embed(struct engine *g, int tid, int phase)
+void embed_rows(struct engine *g, int64_t r0, int64_t r1)
 {
     struct step *s = &g->s;
     const struct model_config *c = &g->m->c;
-    for (int64_t r0; (r0 = team_take(g->team, phase, s->n_row, KERN_TILE)) >= 0;) {
-        for (int64_t r = r0; r < min64(r0 + KERN_TILE, s->n_row); r++) {
-            int64_t ci = chunk_of(s, r);
-            const struct engine_chunk *ch = &s->chunk[ci];
-            int64_t at = r - s->row0[ci];
-            g->k->row(g->x + r * c->hidden, &g->m->embed, ch->ids[at]);
-            float *cs = g->cs + r * c->n_rot;
-            for (int i = 0; i < c->n_rot / 2; i++) {
-                double sn, cn;
-                model_sincos(&sn, &cn, (double)(ch->pos + at) * c->rope_freq[i]);
-                cs[2 * i] = (float)(cn * (double)c->rope_attn_factor);
-                cs[2 * i + 1] = (float)(sn * (double)c->rope_attn_factor);
-            }
+    for (int64_t r = r0; r < r1; r++) {
+        int64_t ci = chunk_of(s, r);
+        const struct engine_chunk *ch = &s->chunk[ci];
+        int64_t at = r - s->row0[ci];
+        g->k->row(g->x + r * c->hidden, &g->m->embed, ch->ids[at]);
+        float *cs = g->cs + r * c->n_rot;
+        for (int i = 0; i < c->n_rot / 2; i++) {
+            double sn, cn;
+            model_sincos(&sn, &cn, (double)(ch->pos + at) * c->rope_freq[i]);
+            cs[2 * i] = (float)(cn * (double)c->rope_attn_factor);
+            cs[2 * i + 1] = (float)(sn * (double)c->rope_attn_factor);
         }
-        team_done(g->team, phase, s->n_row, min64(KERN_TILE, s->n_row - r0));
     }
-    team_sync(g->team, tid, phase, s->n_row);
+}
+
+static void embed(struct engine *g, int tid, int phase)
+{
+    int64_t n = g->s.n_row;
+    for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;) {
+        embed_rows(g, r0, min64(r0 + KERN_TILE, n));
+        team_done(g->team, phase, n, min64(KERN_TILE, n - r0));
+    }
+    team_sync(g->team, tid, phase, n);
 }
 
 /*
@@ -116,7 +121,7 @@ static const struct kern_act *normed(struct engine *g, int tid, const float *w, 
     return &g->act;
 }
 
-static void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t last, int64_t rows, int64_t n_row)
+void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t last, int64_t rows, int64_t n_row)
 {
     if (!bias)
         return;
@@ -153,14 +158,14 @@ static void qkv(struct engine *g, int tid, const struct model_layer *l, const st
     team_sync(g->team, tid, phase, n);
 }
 
-void rotate_store(struct engine *g, int64_t layer, int64_t ci, int64_t first, int64_t n, int head)
+void rotate_store(struct engine *g, int64_t layer, int64_t ci, int64_t first, int64_t n, int head, float *row)
 {
     const struct model_config *c = &g->m->c;
     const struct engine_chunk *ch = &g->s.chunk[ci];
     bool neox = c->family->neox;
-    for (int64_t i = first; i < first + n; i++) {
+    for (int64_t i = first; i < first + n; i++, row += g->ldq) {
         int64_t r = g->s.row0[ci] + i, pos = ch->pos + i;
-        float *row = g->qkv + r * g->ldq, *k = row + g->off_k + head * c->head_dim;
+        float *k = row + g->off_k + head * c->head_dim;
         const float *cs = g->cs + r * c->n_rot;
         g->k->rope(k, cs, c->n_rot, neox);
         uint8_t *tile = kv_tile(g->pool, ch->kv->slot[pos / KERN_KV_BLOCK], layer, head);
@@ -194,7 +199,7 @@ static void rotate_all(struct engine *g, int tid, int64_t layer, int phase)
         int64_t block = ch->pos / KERN_KV_BLOCK + b - base;
         int64_t from = block * KERN_KV_BLOCK - ch->pos, to = min64(from + KERN_KV_BLOCK, ch->n);
         from = from < 0 ? 0 : from;
-        rotate_store(g, layer, ci, from, to - from, (int)(u % n_head));
+        rotate_store(g, layer, ci, from, to - from, (int)(u % n_head), g->qkv + (s->row0[ci] + from) * g->ldq);
         team_done(g->team, phase, n_unit, 1);
     }
     team_sync(g->team, tid, phase, n_unit);
@@ -287,11 +292,10 @@ static void finish(struct engine *g, int tid, int phase)
     team_sync(g->team, tid, phase, s->n_want);
 }
 
-static void step_run(void *arg, int tid)
+/* Few rows: every phase is shared out by columns of its matrix, so that each weight is read once. */
+static void columns_run(struct engine *g, int tid, int *at)
 {
-    struct engine *g = arg;
     int phase = 0;
-    part_time(g, tid, PART_N);
     embed(g, tid, phase++);
     part_time(g, tid, PART_EMBED);
     for (int64_t i = 0; i < g->m->c.n_layer; i++) {
@@ -325,6 +329,15 @@ static void step_run(void *arg, int tid)
         residual(g, tid, &l->down, &g->act_h, phase++);
         part_time(g, tid, PART_DOWN);
     }
+    *at = phase;
+}
+
+static void step_run(void *arg, int tid)
+{
+    struct engine *g = arg;
+    int phase = 0;
+    part_time(g, tid, PART_N);
+    (g->s.block ? blocks_run : columns_run)(g, tid, &phase);
     finish(g, tid, phase);
     part_time(g, tid, PART_NORM);
 }
@@ -338,6 +351,7 @@ int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chun
     s->layer_done = layer_done;
     s->layer_arg = arg;
     plan_rows(g);
+    blocks_plan(g);
     int rc = attend_plan(e, g);
     if (!rc)
         team_run(g->team, step_run, g);

@@ -211,3 +211,24 @@ void team_sync(struct team *t, int tid, int phase, int64_t n_unit)
             sleep_on(t, &t->event, v);
     }
 }
+
+void team_raise(struct team *t, int tid, _Atomic int32_t *count, int32_t to)
+{
+    atomic_store_explicit(count, to, memory_order_release);
+    if (t->n == 1)
+        return;
+    bump(t, &t->event);
+    if (t->delay_seed)
+        delay(t, tid);
+}
+
+void team_reach(struct team *t, const _Atomic int32_t *count, int32_t to)
+{
+    for (int i = 0; atomic_load_explicit(count, memory_order_acquire) < to; i++) {
+        uint32_t v = atomic_load(&t->event);
+        if (i < SPIN)
+            __builtin_ia32_pause();
+        else if (atomic_load(count) < to)
+            sleep_on(t, &t->event, v);
+    }
+}

@@ -39,4 +39,8 @@ void team_done(struct team *t, int phase, int64_t n_unit, int64_t n);
 /* Waits until the phase is over: spins briefly, then sleeps. */
 void team_sync(struct team *t, int tid, int phase, int64_t n_unit);
 
+/* A count that only grows, of work that others wait for without a phase: raises it to `to`, waits until it is there. */
+void team_raise(struct team *t, int tid, _Atomic int32_t *count, int32_t to);
+void team_reach(struct team *t, const _Atomic int32_t *count, int32_t to);
+
 #endif
