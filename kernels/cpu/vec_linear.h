@@ -33,13 +33,16 @@ typedef void panel_fn(float *out, size_t ld, const struct kern_mat *w, int64_t g
 INLINE void panel_rows(float *out, size_t ld, enum kern_type t, int groups, const struct kern_mat *w, int64_t g,
                        const struct kern_act *x, int64_t r0, int64_t r1, uint8_t *panel)
 {
-    const int64_t blocks = w->cols / 32;
+    const int64_t blocks = w->cols / 32, tiles = (r1 - r0 + PANEL_COLS - 1) / PANEL_COLS;
 
     for (int64_t b = 0; b < blocks; b += PANEL_BLOCKS) {
         const int64_t n = blocks - b < PANEL_BLOCKS ? blocks - b : PANEL_BLOCKS;
+        const uint8_t *group = w->data + (size_t)g * w->group_bytes;
+        struct panel_ahead ahead = panel_ahead(t, groups, group, w->group_bytes, blocks, b + n, tiles);
 
-        panel_unpack(panel, t, groups, w->data + (size_t)g * w->group_bytes, w->group_bytes, b, n);
+        panel_unpack(panel, t, groups, group, w->group_bytes, b, n);
         for (int64_t r = r0; r < r1; r += PANEL_COLS) {
+            panel_fetch(&ahead);
             struct quant_tile tile = quant_tile_at(x, r / 8, b);
             const int c = (int)(r % 8);
 

@@ -190,6 +190,41 @@ INLINE void panel_unpack(uint8_t *panel, enum kern_type t, int groups, const uin
     }
 }
 
+/*
+ * What is unpacked next, fetched a share a tile while the arithmetic runs: the next piece of the same groups, or the
+ * first piece of the groups behind them (also behind the last ones, where it is nothing to read but harmless).
+ */
+struct panel_ahead {
+    const uint8_t *at[PANEL_GROUPS];
+    size_t left, step, groups;
+};
+
+INLINE struct panel_ahead panel_ahead(enum kern_type t, int groups, const uint8_t *group, size_t group_bytes,
+                                      int64_t blocks, int64_t next, int64_t tiles)
+{
+    const size_t share = quant_super_bytes(t) / (size_t)quant_super(t);
+    const int64_t from = next < blocks ? next : 0, n = blocks - from < PANEL_BLOCKS ? blocks - from : PANEL_BLOCKS;
+    struct panel_ahead f = {.left = share * (size_t)n, .groups = (size_t)groups};
+
+    for (int i = 0; i < groups; i++)
+        f.at[i] = group + (size_t)(next < blocks ? i : groups + i) * group_bytes +
+                  (size_t)(from / quant_super(t)) * quant_super_bytes(t);
+    f.step = (f.left / (size_t)tiles + 63) / 64 * 64;
+    return f;
+}
+
+INLINE void panel_fetch(struct panel_ahead *f)
+{
+    const size_t n = f->left < f->step ? f->left : f->step;
+
+    for (size_t i = 0; i < f->groups; i++) {
+        for (size_t k = 0; k < n; k += 64)
+            _mm_prefetch((const char *)f->at[i] + k, _MM_HINT_T1);
+        f->at[i] += n;
+    }
+    f->left -= n;
+}
+
 /* One tile over a panel of n blocks; `more`: the sums so far are in out. */
 INLINE void panel_tile(float *out, size_t ld, enum kern_type t, int groups, int n_col, const uint8_t *panel, int64_t n,
                        bool more, struct quant_tile x)
