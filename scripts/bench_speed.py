@@ -34,7 +34,8 @@ def prefill(b):
                     peers.append(("llama.cpp Q4_0", lambda t=t: b.llama_prefill(best, 512, t), 4.5))
                 if n == 512 and t == b.a.threads and b.is_default:
                     peers.append(("vLLM bf16", lambda: b.vllm("pp 512"), 4.5))
-                b.case(f"prefill {n:,}, {say(t)}", e, f"pp {n}", t, INT8, goal, peers)
+                b.case(f"prefill {n:,}, {say(t)}", e, f"pp {n}", t, INT8, goal, peers,
+                       peer_n=1 if t < b.a.threads and n > 512 else None)
 
 
 def types(b):
@@ -108,7 +109,8 @@ def decode(b):
                                       15 if batch == 1 else None))
                     got = b.case(f"decode, depth {depth:,}, batch {batch}, {say(t)}", e,
                                  f"tg {64 if batch == 1 else 32} depth {depth} batch {batch}", t, ("read",),
-                                 goals.get((depth, batch)), peers, peer_n=1 if depth == 2048 and batch > 1 else None)
+                                 goals.get((depth, batch)), peers,
+                                 peer_n=1 if depth == 2048 and (batch > 1 or t < b.a.threads) else None)
                     if (depth, batch, t) == (64, 1, b.a.threads):
                         profile(b, got)
 
@@ -131,7 +133,7 @@ def attention(b):
             def one(t=t):
                 before = b.probe(INT8, t)
                 got = e.ask(f"pp 2048 threads {t}")
-                return got["attn_gmacs"], (before + b.probe(INT8, t)) / 2, got["parts_ms"]["attention"] * 1e6 / got["ns"]
+                return got["attn_gmacs"], max(before, b.probe(INT8, t)), got["parts_ms"]["attention"] * 1e6 / got["ns"]
             got = b.rounds("attention", one)
             b.figure(f"attention in prefill 2,048, {say(t)}: share of int8 peak", statistics.median(x / y for x, y, _ in got),
                      0.35, detail=f"{statistics.median(x for x, _, _ in got):.0f} of "

@@ -5,8 +5,9 @@
  *     probe -l [-s SECONDS]                      a line of JSON for each line on stdin: "read MB THREADS", or
  *                                                "int8 THREADS", "bf16 THREADS", "f32 THREADS"
  *
- * Figures are those of the median pass, and of the best one where a line says so. scripts/bench-peers takes medians
- * between runs of what it measures, for a neighbour disturbs both.
+ * Products are those of the best pass in the summary, reads those of the median and the best. scripts/bench-peers takes
+ * the best pass of products, which is what the core can do, and the median pass of reads, which a neighbour disturbs as
+ * it disturbs what is measured beside them.
  */
 #include <immintrin.h>
 #include <pthread.h>
@@ -274,10 +275,13 @@ static void room(struct job *j, size_t bytes)
     have = bytes;
 }
 
-/* GMAC/s or GB/s of the median pass, and of the best in *best. */
-static double figure(struct job *j, enum what what, size_t mb, int n_thread, double *best)
+struct rate {
+    double median, best; /* GMAC/s or GB/s */
+};
+
+static struct rate figure(struct job *j, enum what what, size_t mb, int n_thread)
 {
-    double each, median;
+    double each, median, best;
     j->what = what;
     j->n_thread = n_thread;
     if (what == READ) {
@@ -288,28 +292,27 @@ static double figure(struct job *j, enum what what, size_t mb, int n_thread, dou
         j->rounds = 1 << 20;
         each = macs(j, what) * N_ACC * (double)j->rounds * n_thread;
     }
-    *best = each / measure(j, &median) * 1e-9;
-    return each / median * 1e-9;
+    best = measure(j, &median);
+    return (struct rate){each / median * 1e-9, each / best * 1e-9};
 }
 
 static void print_products(struct job *j, enum what what, int n_thread)
 {
-    double best;
     if (macs(j, what) == 0)
         return;
-    printf(", \"%s_gmacs\": [%.1f", what_name[what], figure(j, what, 0, 1, &best));
+    printf(", \"%s_gmacs\": [%.1f", what_name[what], figure(j, what, 0, 1).best);
     if (n_thread > 1)
-        printf(", %.1f", figure(j, what, 0, n_thread, &best));
+        printf(", %.1f", figure(j, what, 0, n_thread).best);
     printf("]");
 }
 
 static void print_read(struct job *j, size_t mb, int n_thread)
 {
-    double best, median = figure(j, READ, mb, 1, &best);
-    printf("{\"mb\": %zu, \"median_best_gb_s\": [[%.1f, %.1f]", mb, median, best);
+    struct rate r = figure(j, READ, mb, 1);
+    printf("{\"mb\": %zu, \"median_best_gb_s\": [[%.1f, %.1f]", mb, r.median, r.best);
     if (n_thread > 1) {
-        median = figure(j, READ, mb, n_thread, &best);
-        printf(", [%.1f, %.1f]", median, best);
+        r = figure(j, READ, mb, n_thread);
+        printf(", [%.1f, %.1f]", r.median, r.best);
     }
     printf("]}");
 }
@@ -338,15 +341,15 @@ static bool answer(struct job *j, const char *line)
     int n = sscanf(line, "%15s %lu %lu %c", name, &v[0], &v[1], &rest);
     for (enum what w = READ; n >= 2 && w <= F32; w++) {
         unsigned long threads = v[w == READ], mb = w == READ ? v[0] : 0;
-        double best = 0, median = 0;
+        struct rate r = {0, 0};
         if (strcmp(name, what_name[w]) != 0)
             continue;
         if (n != (w == READ ? 3 : 2) || !threads || threads > THREADS_MAX || (w == READ && (!mb || mb > MB_MAX)))
             return false;
         if (w == READ || macs(j, w) > 0)
-            median = figure(j, w, mb, (int)threads, &best);
+            r = figure(j, w, mb, (int)threads);
         printf("{\"what\": \"%s\", \"threads\": %lu, \"mb\": %lu, \"median\": %.2f, \"best\": %.2f}\n", name, threads,
-               mb, median, best);
+               mb, r.median, r.best);
         return true;
     }
     return false;

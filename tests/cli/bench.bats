@@ -1,0 +1,106 @@
+#!/usr/bin/env bats
+# What `make bench` measures with: counts and bytes are those of the shapes, worked out by hand here; speed is not judged.
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    export XDG_CACHE_HOME=$PWD/cache PATH=$PHASEPIPE_TOP/scripts:$PATH LLAMA_DIR=$PWD/none
+    tools=$PHASEPIPE_BUILD/tests/tools
+}
+
+setup_file() {
+    make -s -C "$PHASEPIPE_TOP" B="$PHASEPIPE_BUILD" tools
+}
+
+# 3 layers, hidden 256, ffn 512, 4 heads on 2 KV heads of 64, vocabulary 512
+small() {
+    make-random-model --type "$1" --hidden 256 --layers 3 --ffn 512 --heads 4 --kv-heads 2 --vocab 512 "$2"
+}
+
+@test "make-random-model: every type runs through the pipe, its numbers stay finite, the same arguments give the same bytes" {
+    for t in F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q4_K Q6_K; do
+        small $t $t.gguf
+        tokenize -m $t.gguf --jsonl <<< '{"prompt":[1,2,3,4,5,6,7,8],"max_tokens":4,"logprobs":2,"ignore_eos":true}' |
+            prefill -m $t.gguf | decode -m $t.gguf > out
+        frames < out > text
+        [ "$(jq -s '[.[].lp[]?] | length' text)" -eq 4 ]
+        jq -se '[.[].lp[]?[1]] | all(. > -20 and . <= 0)' text
+    done
+    small Q4_K again.gguf
+    cmp Q4_K.gguf again.gguf
+}
+
+@test "make-random-model: bytes of a file are those of its blocks; columns that no block divides are refused" {
+    small Q8_0 a.gguf
+    small Q4_0 b.gguf
+    # weights 131072 (embedding) + 3 · (65536 + 32768 + 32768 + 65536 + 3 · 131072); blocks of 32: 34 and 18 bytes
+    n=$((131072 + 3 * (2 * 65536 + 2 * 32768 + 3 * 131072)))
+    [ $(($(stat -c %s a.gguf) - $(stat -c %s b.gguf))) -eq $((n / 32 * 16)) ]
+    run make-random-model --type Q4_K --hidden 288 c.gguf
+    [ "$status" -eq 1 ]
+    [[ $output == *"288 columns are no multiple of 256"* ]]
+    [ ! -e c.gguf ]
+}
+
+@test "bench_engine --lines: jobs of any size one after the other, with the multiply-adds and bytes of the shape" {
+    small Q8_0 m.gguf
+    printf '%s\n' 'pp 40' 'tg 5 depth 33 batch 3 threads 2' 'pp 100 kv f16 rows 32' 'tg 2 depth 64' |
+        "$tools/bench_engine" -m m.gguf --lines --reps 1 > out
+    jq -s 'map(.test)' -c out | grep -qx '\["prefill","decode","prefill","decode"\]'
+    layer=$((2 * 65536 + 2 * 32768 + 3 * 131072))
+    jq -se --argjson l $((3 * layer)) '.[0] | .linear_macs == 40 * $l + 131072 and .attn_macs == 820 * 2 * 3 * 4 * 64' out
+    jq -se --argjson l $((3 * layer)) '.[1] | .linear_macs == 15 * ($l + 131072) and .tokens == 15 and .threads == 2' out
+    # a token: 3 layers · 2 heads · (K and V of 64 bytes and a scale of 4); two steps come before those that are timed
+    jq -se '.[1].kv_bytes == 3 * (33 + 2 + 3) * 3 * 2 * 2 * 68' out
+    jq -se '.[2] | .key_bytes == 3 * 2 * 2 * 128 and .attn_macs == 5050 * 2 * 3 * 4 * 64' out
+    # Q8_0 as packed has the bytes of the file: 34 for 32
+    jq -se --argjson n $((3 * layer + 131072)) '.[1].weight_bytes == $n / 32 * 34' out
+    for bad in 'pp' 'pp 0' 'tg 4 deep 3' 'pp 4 tg 4' 'pp 8 kv int4' 'depth 4'; do
+        run "$tools/bench_engine" -m m.gguf --lines <<< "$bad"
+        [ "$status" -eq 100 ]
+    done
+}
+
+@test "logits --perplexity: the sum that raw logits give" {
+    small BF16 m.gguf
+    seq 3 5 260 > ids
+    "$tools/logits" -m m.gguf --perplexity 20 < ids > got
+    for w in 0 1; do
+        sed -n "$((20 * w + 1)),$((20 * w + 20))p" ids | "$tools/logits" -m m.gguf > raw$w
+    done
+    python3 - << 'P'
+import json, math, struct
+ids = [int(x) for x in open("ids")]
+nll = []
+for w in range(2):
+    x = struct.unpack("<%df" % (20 * 512), open(f"raw{w}", "rb").read())
+    for i in range(19):
+        row = x[512 * i:512 * i + 512]
+        nll.append(math.log(sum(map(math.exp, row))) - row[ids[20 * w + i + 1]])
+got = json.load(open("got"))
+assert got["n"] == len(nll), got
+assert abs(got["nll"] - sum(nll) / len(nll)) < 1e-6, (got, sum(nll) / len(nll))
+P
+    run "$tools/logits" -m m.gguf --perplexity 200 < ids
+    [ "$status" -eq 100 ]
+}
+
+@test "probe: a line for a line; what it cannot read is said" {
+    printf 'read 2 1\nint8 1\nf32 2\nbf16 1\n' | "$tools/probe" -l -s 0.01 > out
+    [ "$(jq -r .what out | tr '\n' ' ')" = "read int8 f32 bf16 " ]
+    jq -se '.[0:3] | all(.median > 0 and .best >= .median)' out
+    for bad in 'read 2' 'int8' 'int8 1 2' 'read 0 1' 'int8 0' 'x 1'; do
+        run "$tools/probe" -l <<< "$bad"
+        [ "$status" -eq 100 ]
+    done
+}
+
+@test "bench-peers: without peers our side is there alone, and what is missing is said" {
+    small Q4_0 m.gguf
+    B=$PHASEPIPE_BUILD bench-peers -m m.gguf --rounds 1 --threads 1 --only attention,start,memory --json out.json > text
+    grep -q 'llama-bench.*not found' text
+    grep -q 'vLLM is not installed' text
+    jq -e '[.figures[] | select(.name) | .value] | length == 3 and all(. > 0)' out.json
+    jq -e '.machine.int8_gmacs[0] > 0' out.json
+    run bench-peers --only nothing
+    [ "$status" -eq 2 ]
+}
