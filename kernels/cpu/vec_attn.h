@@ -31,6 +31,8 @@ struct attn_tile {
     uint16_t pair[ATTN_ROWS][KERN_KV_PARTITION]; /* weights as bf16, for vf_pair_dot */
     const uint8_t *row[ATTN_ROWS];               /* prepared queries */
     int from[ATTN_ROWS], to[ATTN_ROWS];
+    int32_t seed[ATTN_ROWS][2]; /* of the int8 scores: -128·Σhi, -128·Σlo, where keys are stored plus 128 */
+    float dq[ATTN_ROWS];
     float max[ATTN_ROWS], sum[ATTN_ROWS], back[ATTN_ROWS];
     int first, end;       /* blocks that any row sees */
     int all_from, all_to; /* tokens that every row sees */
@@ -111,7 +113,6 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
     const int n = SCORE_REGS;
     const float *scale = (const float *)(tile + 32 * hd);
     const uint8_t *values = tile + 32 * hd + 128;
-    const int zero = DOT_TAKES_128_OFF ? 0 : -128;
 
     for (int j = 0; j < BLOCK_REGS; j += n) {
         vdot hi[ATTN_ROWS * SCORE_REGS], lo[ATTN_ROWS * SCORE_REGS];
@@ -119,8 +120,8 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
 
         foreach (r, rows)
             foreach (i, n) {
-                hi[r * n + i] = dot_begin(vi_set(zero * attn_int(w->row[r] + 2 * hd + 4)));
-                lo[r * n + i] = dot_begin(vi_set(zero * attn_int(w->row[r] + 2 * hd + 8)));
+                hi[r * n + i] = dot_begin(vi_bcast4(&w->seed[r][0]));
+                lo[r * n + i] = dot_begin(vi_bcast4(&w->seed[r][1]));
             }
         for (int d = 0; d < hd; d += 4) {
             vi k[SCORE_REGS];
@@ -139,7 +140,7 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
             }
         }
         foreach (r, rows) {
-            vf dq = vf_set(attn_float(w->row[r] + 2 * hd));
+            vf dq = vf_set(w->dq[r]);
 
             foreach (i, n) {
                 vi joined = vi_add(vi_shl(dot_end(hi[r * n + i]), 7), dot_end(lo[r * n + i]));
@@ -444,7 +445,14 @@ INLINE bool tile_begin(struct attn_tile *w, const struct kern_attn *a, int row, 
             w->all_from = w->from[r];
         if (w->to[r] < w->all_to)
             w->all_to = w->to[r];
-        if (a->type == KERN_KV_BF16) {
+        if (a->type == KERN_KV_INT8) {
+            const uint8_t *sums = w->row[r] + 2 * a->hd;
+            const int32_t zero = DOT_TAKES_128_OFF ? 0 : -128;
+
+            w->dq[r] = attn_float(sums);
+            w->seed[r][0] = zero * attn_int(sums + 4);
+            w->seed[r][1] = zero * attn_int(sums + 8);
+        } else if (a->type == KERN_KV_BF16) {
             for (int i = 0; i < a->hd; i += LANES)
                 vf_store(&w->q[r][i], vf_bits(vi_shl(vi_load_u16((const uint16_t *)(const void *)w->row[r] + i), 16)));
         } else if (a->type == KERN_KV_F16) {
