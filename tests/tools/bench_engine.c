@@ -155,9 +155,13 @@ static double mat_bytes(const struct kern_mat *w)
 }
 
 struct load {
-    double linear_macs;                    /* of a row, without the head */
-    double weight_bytes;                   /* of a step, as packed: matrices and head; of the embedding a row is read */
-    double head_macs, key_macs, key_bytes; /* of a key (a row's, all heads and layers) */
+    double row_macs;     /* linears of a row through all layers but the last */
+    double keys_macs;    /* of the last layer: q, k and v, which every row has */
+    double rest_macs;    /* and what comes after, for rows whose logits are wanted */
+    double head_macs;    /* of such a row */
+    double key_macs;     /* of a key that a row sees, all heads of a layer: 2·head_dim each; planes are not counted */
+    double key_bytes;    /* of a token's KV, all layers */
+    double weight_bytes; /* of a decode step, as packed: matrices and head; of the embedding a row is read */
 };
 
 static struct load load_of(const struct bench *b)
@@ -168,32 +172,38 @@ static struct load load_of(const struct bench *b)
         const struct model_layer *y = &b->m->layer[i];
         const struct kern_mat *w[] = {&y->wq, &y->wk, &y->wv, &y->wo, &y->gate, &y->up, &y->down};
         for (size_t k = 0; k < sizeof w / sizeof *w; k++) {
+            double macs = (double)w[k]->rows * (double)w[k]->cols;
             l.weight_bytes += mat_bytes(w[k]);
-            l.linear_macs += (double)w[k]->rows * (double)w[k]->cols;
+            *(i < c->n_layer - 1 ? &l.row_macs : k < 3 ? &l.keys_macs : &l.rest_macs) += macs;
         }
     }
-    l.key_macs = 2.0 * (double)c->n_layer * c->n_head * c->head_dim;
+    l.key_macs = 2.0 * c->n_head * c->head_dim;
     l.key_bytes = (double)c->n_layer * c->n_kv_head * (double)kern_kv_tile_bytes(b->type, c->head_dim) / 32;
     return l;
 }
 
-/* Multiply-adds of attention are 2·head_dim for each key that a row's head sees; planes of a contract are not counted.
+/*
+ * What a job needs, which is never more than the engine does: the last layer and the head serve the rows whose logits
+ * are wanted, the last one of a prompt. The rate of attention takes the time of the caller's thread, which does an
+ * equal share, for that of all.
  */
 static void report(struct bench *b, const struct job *j, uint64_t ns, const uint64_t before[PART_N])
 {
     uint64_t now[PART_N];
     struct load l = load_of(b);
-    double n = (double)j->pp, batch = (double)j->batch, steps = (double)j->tg;
-    double keys = j->pp ? n * (n + 1) / 2 : batch * steps * ((double)j->depth + (steps + 1) / 2 + WARM_STEPS);
-    double tokens = j->pp ? n : batch * steps, heads = j->pp ? 1 : tokens;
+    double n = (double)j->pp, batch = (double)j->batch, steps = (double)j->tg, above = (double)b->m->c.n_layer - 1;
+    double rows = j->pp ? n : batch * steps, wanted = j->pp ? 1 : rows;
+    double keys = j->pp ? n * (n + 1) / 2 : rows * ((double)j->depth + (steps + 1) / 2 + WARM_STEPS);
+    double attn = l.key_macs * (above * keys + (j->pp ? n : keys));
+    double linear = rows * (l.row_macs + l.keys_macs) + wanted * (l.rest_macs + l.head_macs);
     engine_times(b->g, now);
     double attn_ns = (double)(now[PART_ATTN] - before[PART_ATTN]);
     printf("{\"test\":\"%s\",\"tokens\":%.0f,\"ns\":%llu,\"tokens_per_s\":%.2f,\"isa\":\"%s\",\"threads\":%llu,"
-           "\"kv\":\"%s\",\"linear_macs\":%.0f,\"attn_macs\":%.0f,\"attn_gmacs\":%.2f,\"model_bytes\":%llu",
-           j->pp ? "prefill" : "decode", tokens, (unsigned long long)ns, tokens * 1e9 / (double)ns, engine_isa(b->g),
-           (unsigned long long)b->threads, kern_kv_name(b->type), tokens * l.linear_macs + heads * l.head_macs,
-           keys * l.key_macs, attn_ns > 0 ? keys * l.key_macs / attn_ns : 0, (unsigned long long)b->m->weight_bytes);
-    printf(",\"key_bytes\":%.1f", l.key_bytes);
+           "\"kv\":\"%s\",\"linear_macs\":%.0f,\"attn_macs\":%.0f,\"attn_gmacs\":%.2f,\"model_bytes\":%llu,"
+           "\"key_bytes\":%.1f",
+           j->pp ? "prefill" : "decode", rows, (unsigned long long)ns, rows * 1e9 / (double)ns, engine_isa(b->g),
+           (unsigned long long)b->threads, kern_kv_name(b->type), linear, attn, attn_ns > 0 ? attn / attn_ns : 0,
+           (unsigned long long)b->m->weight_bytes, l.key_bytes);
     if (!j->pp)
         printf(",\"batch\":%llu,\"depth\":%llu,\"steps\":%llu,\"weight_bytes\":%.0f,\"kv_bytes\":%.0f",
                (unsigned long long)j->batch, (unsigned long long)j->depth, (unsigned long long)j->tg, l.weight_bytes,
