@@ -17,8 +17,9 @@ $(TOOLS): $(B)/tests/tools/%: tests/tools/%.c $(LIB)
 .PHONY: tools bench check-peers
 tools: $(TOOLS) $(PROBE)
 
+# make bench BENCH="--only prefill,decode --rounds 5"
 bench: $(BINS) tools
-	B=$(B) scripts/bench-peers
+	@B=$(B) scripts/bench-peers $(BENCH)
 
 check-peers: $(BINS) tools
 	B=$(B) scripts/check-peers

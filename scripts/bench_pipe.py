@@ -153,5 +153,5 @@ def transfer(b):
     whole = size / (speed * 1e9)
     b.figure("KV of 2,048 tokens into decode: of plain cat", statistics.median(x / y for x, y in got),
              detail=f"{size / 1e6:.1f} MB at {speed:.2f} GB/s", rounds=got)
-    b.figure("transfer of KV that prefill does not hide (4 chunks)", hidden / whole, 0.1, most=True, show="{:.3f}",
+    b.figure("transfer of KV that prefill does not hide (4 chunks)", hidden / whole, 0.1, most=True, show="{:.1%}",
              detail=f"{1e3 * hidden:.2f} of {1e3 * whole:.2f} ms")

@@ -15,6 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "phasepipe")
 MODELS = os.path.join(CACHE, "bench")
+PERCENT = "{:.1%}"
 
 
 class Failed(Exception):
@@ -133,7 +134,7 @@ class Bench:
         verdict = "     " if goal is None else "ok   " if met else "SHORT"
         want = "" if goal is None else f"{'<=' if most else '>='} {show.format(goal)}"
         progress("")
-        print(f"{verdict} {name:58} {show.format(value):>9}  {want:9}  {detail}".rstrip(), flush=True)
+        print(f"{verdict} {name:60} {show.format(value):>8}  {want:10}  {detail}".rstrip(), flush=True)
         self.items.append({"section": self.section, "name": name, "value": value, "goal": goal, "met": met,
                            "detail": detail, **more})
 
@@ -165,10 +166,10 @@ class Bench:
             self.note(self.no_vllm)
             return None
 
-    def llama_prefill(self, model, n, threads):
+    def llama_prefill(self, model, n, threads, cold=False):
         if self.no_llama:
             return None
-        cold = ["--no-warmup"] if n >= 2048 else []  # a warm-up is as long as the test itself
+        cold = ["--no-warmup"] if cold or n >= 2048 else []  # a warm-up is as long as the test itself
         return last_json([peer.find("llama-bench"), "-m", model, "-t", str(threads), "-p", str(n), "-n", "0", "-r", "1", "-o",
                           "jsonl", *cold])["avg_ts"]
 
@@ -220,7 +221,7 @@ class Bench:
         what = of or ("plain read" if mb else f"{'/'.join(kinds)} peak")
         detail = (f"{rate:,.0f} tokens/s ±{100 * off:.0f} %; " +
                   (f"read of {mb:,.0f} MB {limit:.1f} GB/s ±{100 * swing:.0f} %" if mb else f"{what} {limit:.0f} GMAC/s"))
-        self.figure(f"{name}: share of {what}", share, goal, detail=detail, tokens_per_s=rate, limit=limit, mb=mb,
+        self.figure(f"{name}: share of {what}", share, goal, detail=detail, show=PERCENT, tokens_per_s=rate, limit=limit, mb=mb,
                     rounds=[{"tokens_per_s": o["tokens_per_s"], "limit": x, "peers": t} for o, x, t in got])
         for i, (who, _, want) in enumerate(peers):
             pairs = [(o["tokens_per_s"], t[i]) for o, _, t in got if t[i]]

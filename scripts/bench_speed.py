@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 
-from bench_run import Engine, default_model, remove, requantised, shaped
+from bench_run import PERCENT, Engine, remove, requantised, shaped
 
 # The arithmetic of a weight type: its activations are int8, bf16 or float32. Where bf16 products are slower than float32
 # ones (some CPUs), the larger of the two peaks is the limit.
@@ -35,7 +35,7 @@ def prefill(b):
                 if n == 512 and t == b.a.threads and b.is_default:
                     peers.append(("vLLM bf16", lambda: b.vllm("pp 512"), 4.5))
                 b.case(f"prefill {n:,}, {say(t)}", e, f"pp {n}", t, INT8, goal, peers,
-                       peer_n=1 if t < b.a.threads and n > 512 else None)
+                       peer_n=1 if n > 512 else None)
 
 
 def types(b):
@@ -66,7 +66,7 @@ def shape(b):
         model = shaped(kind)
         with Engine(model) as e:
             b.case(f"1B {kind}, prefill 512", e, "pp 512", t, PEAK.get(kind, INT8), goal,
-                   [("llama.cpp", lambda: b.llama_prefill(model, 512, t), None)], peer_n=1)
+                   [("llama.cpp", lambda: b.llama_prefill(model, 512, t, cold=True), None)], peer_n=1)
             b.case(f"1B {kind}, decode, depth 64", e, "tg 16 depth 64", t, ("read",), 0.85,
                    [("llama.cpp", lambda: b.llama_decode(model, 64, 1, t, 16), None)], peer_n=1)
             if kind == "Q4_0":
@@ -122,7 +122,7 @@ def profile(b, got):
     large = ("qkv", "attention", "out", "gate-up", "down", "head")
     parts["sampling"] = max(0.0, 1 - sum(parts.values()))
     b.figure("decode, depth 64, batch 1: small operations and sampling",
-             sum(v for k, v in parts.items() if k not in large), 0.12, most=True,
+             sum(v for k, v in parts.items() if k not in large), 0.12, most=True, show=PERCENT,
              detail=", ".join(f"{k} {100 * v:.0f}" for k, v in parts.items()) + " % of a step, barriers within", parts=parts)
 
 
@@ -136,9 +136,10 @@ def attention(b):
                 return got["attn_gmacs"], max(before, b.probe(INT8, t)), got["parts_ms"]["attention"] * 1e6 / got["ns"]
             got = b.rounds("attention", one)
             b.figure(f"attention in prefill 2,048, {say(t)}: share of int8 peak", statistics.median(x / y for x, y, _ in got),
-                     0.35, detail=f"{statistics.median(x for x, _, _ in got):.0f} of "
-                     f"{statistics.median(y for _, y, _ in got):.0f} GMAC/s; {100 * statistics.median(z for _, _, z in got):.0f} "
-                     "% of the time", rounds=got)
+                     0.35, show=PERCENT, rounds=got,
+                     detail=f"{statistics.median(x for x, _, _ in got):.0f} of "
+                     f"{statistics.median(y for _, y, _ in got):.0f} GMAC/s; "
+                     f"{100 * statistics.median(z for _, _, z in got):.0f} % of the time")
 
 
 def kv_speed(b):
