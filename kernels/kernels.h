@@ -150,7 +150,7 @@ struct kern_attn {
     int n_tile;                 /* ceil(max to / 32) */
     const uint8_t *const *next; /* [n_next] tiles that the caller will read next, to be fetched meanwhile; 0: none */
     int n_next;
-    void *scratch;              /* kern_attn_scratch bytes, one a thread */
+    void *scratch; /* kern_attn_scratch bytes, one a thread */
 };
 size_t kern_attn_scratch(enum kern_kv type, int hd, int n_row_max);
 

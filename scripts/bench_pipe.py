@@ -34,7 +34,8 @@ def first_out(fd):
 def start_once(model, line):
     """Seconds from starting the three programs to the first token."""
     begin = time.monotonic()
-    tok = subprocess.Popen([pipe.program("tokenize"), "-m", model, "--jsonl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    tok = subprocess.Popen([pipe.program("tokenize"), "-m", model, "--jsonl"], stdin=subprocess.PIPE,
+                           stdout=subprocess.PIPE)
     pre = subprocess.Popen([pipe.program("prefill"), "-m", model], stdin=tok.stdout, stdout=subprocess.PIPE)
     dec = subprocess.Popen([pipe.program("decode"), "-m", model], stdin=pre.stdout, stdout=subprocess.PIPE)
     tok.stdout.close()

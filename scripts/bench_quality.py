@@ -1,5 +1,5 @@
-"""Sections of bench-peers about right values, so that speed is not bought with them: perplexity of KV types over a long text,
-and KL divergence from the float32 reference by check-peers. Standard library only, but for what check-peers needs."""
+"""Sections of bench-peers about right values, so that speed is not bought with them: perplexity of KV types over a long
+text, and KL divergence from the float32 reference by check-peers. Standard library only, but for what check-peers needs."""
 
 import contextlib
 import importlib.machinery
@@ -25,8 +25,8 @@ def text_ids(b):
     ids = []
     for path in b.a.text or [os.path.join(LICENSES, t) for t in TEXTS]:
         if len(ids) < WINDOW * WINDOWS and os.path.exists(path):
-            run = subprocess.run([pipe.program("tokenize"), "-m", b.a.model, "--raw", "--ids", path], stdout=subprocess.PIPE,
-                                 check=True, text=True)
+            run = subprocess.run([pipe.program("tokenize"), "-m", b.a.model, "--raw", "--ids", path],
+                                 stdout=subprocess.PIPE, check=True, text=True)
             ids += run.stdout.split()
     return ids[:WINDOW * WINDOWS]
 
@@ -34,7 +34,8 @@ def text_ids(b):
 def kv_quality(b):
     ids = text_ids(b)
     if len(ids) < WINDOW * WINDOWS:
-        b.note(f"perplexity of KV types left out: {len(ids):,} ids of text, {WINDOW * WINDOWS:,} wanted; name files with --text")
+        b.note(f"perplexity of KV types left out: {len(ids):,} ids of text, {WINDOW * WINDOWS:,} wanted; name files with "
+               "--text")
         return
     got = {}
     for kv in ("f16", "bf16", "int8"):
@@ -47,8 +48,8 @@ def kv_quality(b):
     for kv, goal in (("bf16", None), ("int8", 0.001)):
         ratio = math.exp(got[kv]["nll"] - got["f16"]["nll"])
         b.figure(f"{kv} KV against f16 KV: perplexity, off by", abs(ratio - 1), goal, most=True, show="{:.5f}",
-                 detail=f"{got[kv]['perplexity']:.4f} and {got['f16']['perplexity']:.4f} over {got[kv]['n']:,} ids, windows of "
-                 f"{WINDOW:,}")
+                 detail=f"{got[kv]['perplexity']:.4f} and {got['f16']['perplexity']:.4f} over {got[kv]['n']:,} ids, windows "
+                 f"of {WINDOW:,}")
 
 
 def load_check_peers():
@@ -81,6 +82,6 @@ def quality(b):
     bound = figures.get("llama.cpp")
     for kv, times in check.KV_TYPES.items():
         kl, ppl = figures[f"ours, {kv}"]
-        b.figure(f"KL from the float32 reference, {kv} KV", kl, times * bound[0] if bound else None, most=True, show="{:.5f}",
-                 detail=f"perplexity ratio {ppl:.4f}, {check.WINDOW * b.a.windows:,} ids" +
+        b.figure(f"KL from the float32 reference, {kv} KV", kl, times * bound[0] if bound else None, most=True,
+                 show="{:.5f}", detail=f"perplexity ratio {ppl:.4f}, {check.WINDOW * b.a.windows:,} ids" +
                  (f"; llama.cpp {bound[0]:.5f}, {bound[1]:.4f}" if bound else ""))

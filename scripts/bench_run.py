@@ -170,8 +170,8 @@ class Bench:
         if self.no_llama:
             return None
         cold = ["--no-warmup"] if cold or n >= 2048 else []  # a warm-up is as long as the test itself
-        return last_json([peer.find("llama-bench"), "-m", model, "-t", str(threads), "-p", str(n), "-n", "0", "-r", "1", "-o",
-                          "jsonl", *cold])["avg_ts"]
+        return last_json([peer.find("llama-bench"), "-m", model, "-t", str(threads), "-p", str(n), "-n", "0", "-r", "1",
+                          "-o", "jsonl", *cold])["avg_ts"]
 
     def llama_decode(self, model, depth, batch, threads, steps=32):
         """Sequences share a prompt, which is read once; each has KV of its own, copied."""
@@ -181,8 +181,8 @@ class Bench:
         if self.no_batched:
             return None
         return last_json([peer.find("llama-batched-bench"), "-m", model, "-t", str(threads), "-c",
-                          str((depth + steps + 32) * batch), "-pps", "-no-kvu", "-npp", str(depth), "-ntg", str(steps), "-npl",
-                          str(batch), "--output-format", "jsonl"])["speed_tg"]
+                          str((depth + steps + 32) * batch), "-pps", "-no-kvu", "-npp", str(depth), "-ntg", str(steps),
+                          "-npl", str(batch), "--output-format", "jsonl"])["speed_tg"]
 
     # ---- rounds ----
 
@@ -221,8 +221,8 @@ class Bench:
         what = of or ("plain read" if mb else f"{'/'.join(kinds)} peak")
         detail = (f"{rate:,.0f} tokens/s ±{100 * off:.0f} %; " +
                   (f"read of {mb:,.0f} MB {limit:.1f} GB/s ±{100 * swing:.0f} %" if mb else f"{what} {limit:.0f} GMAC/s"))
-        self.figure(f"{name}: share of {what}", share, goal, detail=detail, show=PERCENT, tokens_per_s=rate, limit=limit, mb=mb,
-                    rounds=[{"tokens_per_s": o["tokens_per_s"], "limit": x, "peers": t} for o, x, t in got])
+        self.figure(f"{name}: share of {what}", share, goal, detail=detail, show=PERCENT, tokens_per_s=rate, limit=limit,
+                    mb=mb, rounds=[{"tokens_per_s": o["tokens_per_s"], "limit": x, "peers": t} for o, x, t in got])
         for i, (who, _, want) in enumerate(peers):
             pairs = [(o["tokens_per_s"], t[i]) for o, _, t in got if t[i]]
             if pairs:

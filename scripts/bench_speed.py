@@ -1,10 +1,10 @@
-"""Sections of bench-peers that time the engine: prompts, decode steps, weight types, a shape too large for caches, KV types,
-attention, and a core that somebody else uses. Standard library only."""
+"""Sections of bench-peers that time the engine: prompts, decode steps, weight types, a shape too large for caches, KV
+types, attention, and a core that somebody else uses. Standard library only."""
 
 import os
-import statistics
 import subprocess
 import sys
+from statistics import median
 
 from bench_run import PERCENT, Engine, remove, requantised, shaped
 
@@ -85,8 +85,8 @@ def long_prompts(b, e, t):
             z = e.ask(f"pp 512 threads {t}")["tokens_per_s"]
             return x, (a + z) / 2
         got = b.rounds(f"1B prefill {n}", one, times)
-        b.figure(f"1B Q4_0, prefill {n:,} against 512, int8 KV", statistics.median(x / y for x, y in got), goal,
-                 detail=f"{statistics.median(x for x, _ in got):,.0f} of {statistics.median(y for _, y in got):,.0f} tokens/s",
+        b.figure(f"1B Q4_0, prefill {n:,} against 512, int8 KV", median(x / y for x, y in got), goal,
+                 detail=f"{median(x for x, _ in got):,.0f} of {median(y for _, y in got):,.0f} tokens/s",
                  rounds=got)
 
 
@@ -118,7 +118,7 @@ def decode(b):
 def profile(b, got):
     """Where a step's time goes. A part is timed until all threads are through it, so it holds its barrier; what is in no
     part is sampling."""
-    parts = {k: statistics.median(o["parts_ms"][k] / (o["ns"] / 1e6) for o in got) for k in got[0]["parts_ms"]}
+    parts = {k: median(o["parts_ms"][k] / (o["ns"] / 1e6) for o in got) for k in got[0]["parts_ms"]}
     large = ("qkv", "attention", "out", "gate-up", "down", "head")
     parts["sampling"] = max(0.0, 1 - sum(parts.values()))
     b.figure("decode, depth 64, batch 1: small operations and sampling",
@@ -135,11 +135,11 @@ def attention(b):
                 got = e.ask(f"pp 2048 threads {t}")
                 return got["attn_gmacs"], max(before, b.probe(INT8, t)), got["parts_ms"]["attention"] * 1e6 / got["ns"]
             got = b.rounds("attention", one)
-            b.figure(f"attention in prefill 2,048, {say(t)}: share of int8 peak", statistics.median(x / y for x, y, _ in got),
+            b.figure(f"attention in prefill 2,048, {say(t)}: share of int8 peak", median(x / y for x, y, _ in got),
                      0.35, show=PERCENT, rounds=got,
-                     detail=f"{statistics.median(x for x, _, _ in got):.0f} of "
-                     f"{statistics.median(y for _, y, _ in got):.0f} GMAC/s; "
-                     f"{100 * statistics.median(z for _, _, z in got):.0f} % of the time")
+                     detail=f"{median(x for x, _, _ in got):.0f} of "
+                     f"{median(y for _, y, _ in got):.0f} GMAC/s; "
+                     f"{100 * median(z for _, _, z in got):.0f} % of the time")
 
 
 def kv_speed(b):
@@ -154,9 +154,9 @@ def kv_speed(b):
                 return [e.ask(f"{job} threads {t}") for e in (small, large)]
             got = b.rounds(name, one)
             sizes = [x["key_bytes"] for x in got[0]]
-            b.figure(f"int8 KV against f16 KV: {name}", statistics.median(x["tokens_per_s"] / y["tokens_per_s"] for x, y in got),
-                     0.98, detail=f"{statistics.median(x['tokens_per_s'] for x, _ in got):,.0f} and "
-                     f"{statistics.median(y['tokens_per_s'] for _, y in got):,.0f} tokens/s")
+            b.figure(f"int8 KV against f16 KV: {name}", median(x["tokens_per_s"] / y["tokens_per_s"] for x, y in got),
+                     0.98, detail=f"{median(x['tokens_per_s'] for x, _ in got):,.0f} and "
+                     f"{median(y['tokens_per_s'] for _, y in got):,.0f} tokens/s")
         b.figure("int8 KV against f16 KV: bytes", sizes[0] / sizes[1], 0.55, most=True,
                  detail=f"{sizes[0]:,.0f} and {sizes[1]:,.0f} a token")
 
@@ -204,6 +204,6 @@ def busy(b):
         theirs = []
         if not b.no_llama:
             theirs = b.rounds("a busy core, llama.cpp", lambda: one(lambda: b.llama_decode(b.a.model, 64, 1, t)), 1)
-        b.figure("decode beside a busy process on one core: of undisturbed", statistics.median(x / y for x, y in ours), 0.45,
-                 detail=f"{statistics.median(x for x, _ in ours):,.0f} of {statistics.median(y for _, y in ours):,.0f} tokens/s" +
+        b.figure("decode beside a busy process on one core: of undisturbed", median(x / y for x, y in ours), 0.45,
+                 detail=f"{median(x for x, _ in ours):,.0f} of {median(y for _, y in ours):,.0f} tokens/s" +
                  "".join(f"; llama.cpp {x / y:.2f}" for x, y in theirs), rounds=ours)

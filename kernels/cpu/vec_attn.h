@@ -57,10 +57,10 @@ INLINE int32_t attn_int(const uint8_t *p)
 }
 
 /*
- * What is read next is fetched into the second level, spread over the arithmetic: on Zen 4 that reads up to twice as fast
- * from memory as no fetch, or as fetching into the first. While keys are scored, the values of the same block, which are
- * needed after the softmax; while values are summed, the keys of the next partition. Keys of the next block would come
- * too late: a block of keys takes less time than a line from memory.
+ * What is read next is fetched into the second level, spread over the arithmetic: on Zen 4 that reads up to twice as
+ * fast from memory as no fetch, or as fetching into the first. While keys are scored, the values of the same block,
+ * which are needed after the softmax; while values are summed, the keys of the next partition. Keys of the next block
+ * would come too late: a block of keys takes less time than a line from memory.
  */
 INLINE void fetch_values(const uint8_t *values, int d, int bytes_a_column)
 {

@@ -228,7 +228,8 @@ static void attend_split(struct engine *g, int tid, int64_t layer, int phase)
         struct unit un = unit_of(g, u);
         gather_q(g, t, &un);
         int n = tiles_ahead(g, t, layer, team_peek(g->team, phase, n_unit));
-        one_partition(g, t, layer, &un, un.p0, n, g->part.m + u * rows, g->part.l + u * rows, g->part.o + u * rows * hd);
+        one_partition(g, t, layer, &un, un.p0, n, g->part.m + u * rows, g->part.l + u * rows,
+                      g->part.o + u * rows * hd);
         team_done(g->team, phase, n_unit, 1);
     }
     team_sync(g->team, tid, phase, n_unit);

@@ -1,7 +1,7 @@
 /*
- * A step of many rows: a thread takes a block of rows through a whole layer, from attention to the next layer's keys and
- * values, so what passes between the parts of a layer stays in its own cache, and threads meet only where a row reads
- * the keys of rows before it. All rows of a block see one copy of the unpacked weights.
+ * A step of many rows: a thread takes a block of rows through a whole layer, from attention to the next layer's keys
+ * and values, so what passes between the parts of a layer stays in its own cache, and threads meet only where a row
+ * reads the keys of rows before it. All rows of a block see one copy of the unpacked weights.
  */
 #include <stdatomic.h>
 
@@ -135,17 +135,18 @@ static bool wanted(const struct step *s, int64_t b)
     int64_t r0 = first_row(s, b), r1 = end_row(s, b);
     for (int64_t c = chunk_of(s, r0); c < s->n_chunk && s->row0[c] < r1; c++) {
         int64_t last = s->row0[c] + s->chunk[c].n - 1;
-        if (s->chunk[c].n && (s->chunk[c].want == ENGINE_ALL || (s->chunk[c].want == ENGINE_LAST && last >= r0 && last < r1)))
+        if (s->chunk[c].n &&
+            (s->chunk[c].want == ENGINE_ALL || (s->chunk[c].want == ENGINE_LAST && last >= r0 && last < r1)))
             return true;
     }
     return false;
 }
 
 /* Waits until the rows that block b attends to have their keys: those of its chunks before it, and itself. */
-static void wait_for(struct engine *g, int64_t b, int32_t done)
+static void wait_for(struct engine *g, int tid, int64_t b, int32_t done)
 {
     for (int64_t i = g->s.row0[chunk_of(&g->s, first_row(&g->s, b))] / g->s.block; i <= b; i++)
-        team_reach(g->team, &g->block[i].done, done);
+        team_reach(g->team, tid, &g->block[i].done, done);
 }
 
 /* Tells of the layers whose keys are all there. */
@@ -170,7 +171,7 @@ void blocks_run(struct engine *g, int tid, int *phase)
     /* one run of units, layer by layer: nobody waits at the end of a layer */
     for (int64_t u; (u = team_take(g->team, 0, n_unit, 1)) >= 0;) {
         int64_t p = u / n, b = u % n;
-        wait_for(g, b, (int32_t)p);
+        wait_for(g, tid, b, (int32_t)p);
         part_time(g, tid, PART_N);
         if (!p) {
             embed_rows(g, first_row(s, b), end_row(s, b));

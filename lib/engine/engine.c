@@ -220,7 +220,7 @@ void engine_each(struct engine *g, void (*fn)(void *arg, int64_t i, int tid), vo
 const char *engine_part_name(enum engine_part p)
 {
     static const char *const name[PART_N] = {"embed", "norm",    "qkv",  "rope", "attention",
-                                             "out",   "gate-up", "down", "head"};
+                                             "out",   "gate-up", "down", "head", "wait"};
     return p < PART_N ? name[p] : "?";
 }
 
@@ -236,8 +236,11 @@ void part_time(struct engine *g, int tid, enum engine_part p)
         return;
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
-    uint64_t now = (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-    if (p < PART_N)
-        g->time_ns[p] += now - g->mark;
+    uint64_t now = (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec, waited = team_waited(g->team);
+    if (p < PART_N) {
+        g->time_ns[p] += now - g->mark - (waited - g->waited);
+        g->time_ns[PART_WAIT] += waited - g->waited;
+    }
     g->mark = now;
+    g->waited = waited;
 }

@@ -61,7 +61,8 @@ void engine_each(struct engine *g, void (*fn)(void *arg, int64_t i, int tid), vo
 
 const struct kern_ops *engine_ops(const struct engine *g);
 
-/* Time spent in the parts of steps so far, ns, measured on the caller's thread; for profiles. */
+/* Time spent in the parts of steps so far, ns, measured on the caller's thread; for profiles. Waits for the other
+ * threads are a part of their own. */
 enum engine_part {
     PART_EMBED,
     PART_NORM,
@@ -72,6 +73,7 @@ enum engine_part {
     PART_FFN,
     PART_DOWN,
     PART_HEAD,
+    PART_WAIT,
     PART_N
 };
 const char *engine_part_name(enum engine_part p);

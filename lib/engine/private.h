@@ -8,16 +8,16 @@
 #define BLOCK_ROWS 64
 #define ROWS_ALONE 8 /* up to here every thread makes its own copy of normed rows: waiting costs more */
 
-struct seat {             /* one thread's memory */
-    struct kern_act act;  /* normed rows, where few */
-    void *linear;         /* kern_linear_scratch */
-    float *a, *b;         /* [row_max][32] */
-    float *norm;          /* [8][hidden] */
-    float *m, *l, *o;     /* attention partials: [attn_rows], [attn_rows][hd] */
-    float *M, *L, *O;     /* running */
-    int32_t *from, *to;   /* [attn_rows] */
-    void *attn;           /* kern_attn_scratch */
-    uint8_t *q;           /* [attn_rows] prepared rows */
+struct seat {                     /* one thread's memory */
+    struct kern_act act;          /* normed rows, where few */
+    void *linear;                 /* kern_linear_scratch */
+    float *a, *b;                 /* [row_max][32] */
+    float *norm;                  /* [8][hidden] */
+    float *m, *l, *o;             /* attention partials: [attn_rows], [attn_rows][hd] */
+    float *M, *L, *O;             /* running */
+    int32_t *from, *to;           /* [attn_rows] */
+    void *attn;                   /* kern_attn_scratch */
+    uint8_t *q;                   /* [attn_rows] prepared rows */
     const uint8_t **tile, **next; /* [8] */
 
     /* of a block of rows: [BLOCK_ROWS] rows each */
@@ -38,11 +38,11 @@ struct block {
 struct step {
     const struct engine_chunk *chunk;
     int64_t n_chunk, n_row, n_want;
-    int64_t *row0;  /* [n_chunk] first row */
-    int64_t *unit0; /* [n_chunk + 1] first attention unit of a chunk (of one head) */
-    int64_t n_unit; /* of one head */
-    bool split;     /* few rows, long contexts: a unit is a partition */
-    bool whole;     /* a unit is all rows of a chunk: rotates and stores its own KV too */
+    int64_t *row0;          /* [n_chunk] first row */
+    int64_t *unit0;         /* [n_chunk + 1] first attention unit of a chunk (of one head) */
+    int64_t n_unit;         /* of one head */
+    bool split;             /* few rows, long contexts: a unit is a partition */
+    bool whole;             /* a unit is all rows of a chunk: rotates and stores its own KV too */
     int64_t block, n_block; /* many rows: rows of a block, and blocks; 0: by columns */
     int64_t told;           /* layers that layer_done was told of */
     engine_layer_fn *layer_done;
@@ -71,7 +71,7 @@ struct engine {
     float *cs;                                /* [row_max][n_rot/2][2] */
     float *want;                              /* [row_max][hidden] wanted rows, final norm applied */
     struct kern_act act, act_o, act_h, act_w; /* shared activations */
-    struct block *block; /* [row_max / 32] */
+    struct block *block;                      /* [row_max / 32] */
     struct part part;
     struct seat *seat; /* [n_thread] */
     void *mem;         /* all of the above */
@@ -83,7 +83,7 @@ struct engine {
     void (*each_fn)(void *, int64_t, int);
     void *each_arg;
     int64_t each_n;
-    uint64_t time_ns[PART_N], mark;
+    uint64_t time_ns[PART_N], mark, waited; /* engine_times; as of the last mark */
 };
 
 static inline int64_t min64(int64_t a, int64_t b)

@@ -30,6 +30,7 @@ struct team {
     _Atomic uint32_t inside;               /* threads that have entered and not left */
     _Alignas(LINE) _Atomic uint32_t event; /* bumped when a phase is over or a thread leaves; waits sleep on it */
     _Alignas(LINE) _Atomic uint32_t sleepers;
+    _Alignas(LINE) uint64_t waited; /* thread 0 */
     struct phase phase[TEAM_PHASES];
 };
 
@@ -62,6 +63,13 @@ static void bump(struct team *t, _Atomic uint32_t *p)
     atomic_fetch_add(p, 1);
     if (atomic_load(&t->sleepers))
         futex_wake_all(p);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
 static void delay(struct team *t, int tid)
@@ -159,6 +167,7 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
     bump(t, &t->job);
     fn(arg, 0);
     atomic_store(&t->open, 0); /* who has not come yet is not waited for */
+    uint64_t begin = now_ns();
     for (int i = 0; atomic_load(&t->inside); i++) {
         uint32_t v = atomic_load(&t->event);
         if (i < SPIN)
@@ -166,6 +175,7 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
         else if (atomic_load(&t->inside))
             sleep_on(t, &t->event, v);
     }
+    t->waited += now_ns() - begin;
 }
 
 int64_t team_take(struct team *t, int phase, int64_t n_unit, int64_t step)
@@ -203,6 +213,9 @@ void team_sync(struct team *t, int tid, int phase, int64_t n_unit)
     if (t->delay_seed)
         delay(t, tid);
     _Atomic int64_t *done = &t->phase[phase].done;
+    if (atomic_load_explicit(done, memory_order_acquire) >= n_unit)
+        return;
+    uint64_t begin = tid ? 0 : now_ns();
     for (int i = 0; atomic_load_explicit(done, memory_order_acquire) < n_unit; i++) {
         uint32_t v = atomic_load(&t->event);
         if (i < SPIN)
@@ -210,6 +223,13 @@ void team_sync(struct team *t, int tid, int phase, int64_t n_unit)
         else if (atomic_load(done) < n_unit)
             sleep_on(t, &t->event, v);
     }
+    if (!tid)
+        t->waited += now_ns() - begin;
+}
+
+uint64_t team_waited(const struct team *t)
+{
+    return t->waited;
 }
 
 void team_raise(struct team *t, int tid, _Atomic int32_t *count, int32_t to)
@@ -222,8 +242,11 @@ void team_raise(struct team *t, int tid, _Atomic int32_t *count, int32_t to)
         delay(t, tid);
 }
 
-void team_reach(struct team *t, const _Atomic int32_t *count, int32_t to)
+void team_reach(struct team *t, int tid, const _Atomic int32_t *count, int32_t to)
 {
+    if (atomic_load_explicit(count, memory_order_acquire) >= to)
+        return;
+    uint64_t begin = tid ? 0 : now_ns();
     for (int i = 0; atomic_load_explicit(count, memory_order_acquire) < to; i++) {
         uint32_t v = atomic_load(&t->event);
         if (i < SPIN)
@@ -231,4 +254,6 @@ void team_reach(struct team *t, const _Atomic int32_t *count, int32_t to)
         else if (atomic_load(count) < to)
             sleep_on(t, &t->event, v);
     }
+    if (!tid)
+        t->waited += now_ns() - begin;
 }

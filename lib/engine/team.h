@@ -39,8 +39,11 @@ void team_done(struct team *t, int phase, int64_t n_unit, int64_t n);
 /* Waits until the phase is over: spins briefly, then sleeps. */
 void team_sync(struct team *t, int tid, int phase, int64_t n_unit);
 
+/* Time that thread 0 has waited for others so far, ns. */
+uint64_t team_waited(const struct team *t);
+
 /* A count that only grows, of work that others wait for without a phase: raises it to `to`, waits until it is there. */
 void team_raise(struct team *t, int tid, _Atomic int32_t *count, int32_t to);
-void team_reach(struct team *t, const _Atomic int32_t *count, int32_t to);
+void team_reach(struct team *t, int tid, const _Atomic int32_t *count, int32_t to);
 
 #endif

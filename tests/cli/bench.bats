@@ -16,7 +16,7 @@ small() {
     make-random-model --type "$1" --hidden 256 --layers 3 --ffn 512 --heads 4 --kv-heads 2 --vocab 512 "$2"
 }
 
-@test "make-random-model: every type runs through the pipe, its numbers stay finite, the same arguments give the same bytes" {
+@test "make-random-model: every type runs through the pipe, numbers stay finite, the same arguments give the same bytes" {
     for t in F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q4_K Q6_K; do
         small $t $t.gguf
         tokenize -m $t.gguf --jsonl <<< '{"prompt":[1,2,3,4,5,6,7,8],"max_tokens":4,"logprobs":2,"ignore_eos":true}' |

@@ -432,8 +432,17 @@ static void attention_case(const struct kern_ops *ops, enum kern_kv type, int hd
     memcpy(m_c, m, sizeof(m));
     memcpy(l, m, sizeof(m));
     memcpy(l_c, m, sizeof(m));
-    struct kern_attn a = {type, hd, n_row, c.q, c.from, c.to, (const uint8_t *const *)c.tile, c.n_tile,
-                          (const uint8_t *const *)c.tile, n_row % (c.n_tile + 1), scratch};
+    struct kern_attn a = {type,
+                          hd,
+                          n_row,
+                          c.q,
+                          c.from,
+                          c.to,
+                          (const uint8_t *const *)c.tile,
+                          c.n_tile,
+                          (const uint8_t *const *)c.tile,
+                          n_row % (c.n_tile + 1),
+                          scratch};
     ops->attn(m, l, o, &a);
     kern_ops_c.attn(m_c, l_c, o_c, &a);
     SAME_FLOATS(m, m_c, ROWS_MAX + 1, "attn m %s hd %d rows %d\n", kern_kv_name(type), hd, n_row);
