@@ -262,6 +262,8 @@ static void same_bits(void **state)
                 {.kv = types[t], .threads = 4, .chunk = 100, .stale = 1, .mate = true},
                 {.kv = types[t], .threads = 2, .chunk = 299, .stale = 1},
                 {.kv = types[t], .threads = 2, .chunk = 64, .delay = 99},
+                {.kv = types[t], .threads = 3, .chunk = 250, .stale = 1, .delay = 7, .mate = true},
+                {.kv = types[t], .threads = 2, .chunk = 150, .delay = 5, .mate = true},
             };
             for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
                 for (size_t a = 0; a < sizeof isas / sizeof *isas; a++) {
@@ -276,6 +278,41 @@ static void same_bits(void **state)
         }
         model_free(m);
     }
+}
+
+static void layer_is_next(void *arg, int64_t layer)
+{
+    int64_t *next = arg;
+    assert_int_equal(layer, *next);
+    ++*next;
+}
+
+/* Every layer is told once and in order, however a step is shared out. */
+static void layers_in_order(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct model *m = model_of(&shapes[1]);
+    for (int threads = 1; threads <= 3; threads++)
+        for (int64_t n = 1; n <= N; n += 23) {
+            struct kv_layout l;
+            struct kv_pool *pool = NULL;
+            struct engine *g = NULL;
+            struct kv_table kv = {0};
+            int64_t next = 0;
+            engine_layout(&l, m, KERN_KV_INT8);
+            assert_int_equal(kv_pool_new(&e, &pool, &l, 16 * l.slot_bytes), 0);
+            struct engine_opts o = {.threads = threads, .kv = KERN_KV_INT8, .row_max = 512, .delay_seed = (uint64_t)n};
+            assert_int_equal(engine_open(&e, &g, m, pool, &o), 0);
+            assert_int_equal(kv_table_grow(&e, &kv, pool, (n + 31) / 32), 0);
+            struct engine_chunk c = {&kv, ids, n, 0, ENGINE_NONE};
+            assert_int_equal(engine_step(&e, g, &c, 1, layer_is_next, &next), 0);
+            assert_int_equal(next, m->c.n_layer);
+            kv_table_release(&kv, pool);
+            engine_free(g);
+            kv_pool_free(pool);
+        }
+    model_free(m);
 }
 
 static int set_up(void **state)
@@ -304,6 +341,7 @@ int main(void)
         cmocka_unit_test(right_values),
         cmocka_unit_test(int8_is_near),
         cmocka_unit_test(same_bits),
+        cmocka_unit_test(layers_in_order),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
