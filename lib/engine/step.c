@@ -4,7 +4,6 @@
 #include "engine/private.h"
 
 #define ROWS_STREAMED 16 /* up to here the kernels read packed weights as streams */
-#define UNITS_A_THREAD 3
 #define RUN_MAX 64 /* panels of a unit: 16 rows of them fit where row_max rows of one panel do */
 
 int64_t groups(const struct kern_mat *w)
@@ -24,16 +23,15 @@ static int64_t qkv_panels(const struct model_layer *l)
 }
 
 /*
- * Panels of a unit. Many rows: one, whose weights are unpacked once. Few rows: weights are read as streams, and streams
- * that lie far apart read faster than neighbours, so a unit is a run of panels; several units a thread leave a
- * disturbed thread the lesser part.
+ * Panels of a unit. Many rows: one, whose weights are unpacked once. Few rows: weights are read as streams, and long ones
+ * read fastest, so a thread gets one unit (several a thread were no help against a disturbed core either).
  */
 static int64_t run_of(const struct engine *g, int64_t n_panel)
 {
     if (g->s.n_row > ROWS_STREAMED)
         return 1;
-    int64_t n = n_panel / ((int64_t)g->n_thread * UNITS_A_THREAD);
-    return n < 1 ? 1 : n > RUN_MAX ? RUN_MAX : n;
+    int64_t n = (n_panel + g->n_thread - 1) / g->n_thread;
+    return n > RUN_MAX ? RUN_MAX : n;
 }
 
 /* Where a step's rows start; how many are wanted; the rows of what the threads share, told before they run. */
@@ -367,7 +365,7 @@ static void logits_run(void *arg, int tid)
 {
     struct engine *g = arg;
     const struct kern_mat *w = &g->m->output;
-    int64_t ld = engine_logits_ld(g), n_panel = panels(w), run = n_panel / (g->n_thread * UNITS_A_THREAD) + 1;
+    int64_t ld = engine_logits_ld(g), n_panel = panels(w), run = (n_panel + g->n_thread - 1) / g->n_thread;
     part_time(g, tid, PART_N);
     for (int64_t u; (u = team_take(g->team, 0, n_panel, run)) >= 0;) {
         g->k->linear(g->logits + 32 * u, (size_t)ld, w, 2 * u, min64(2 * (u + run), groups(w)), &g->act_w,
