@@ -54,6 +54,8 @@ static bool present(const struct wire_field *f, const void *base)
         return !(*(const float *)p == (float)f->def);
     case TY_BOOL:
         return *(const bool *)p;
+    case TY_REASON:
+        return *(const enum wire_reason *)p != 0;
     case TY_STR:
     case TY_NAME:
         return ((const struct wire_str *)p)->n > 0;

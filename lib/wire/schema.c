@@ -1,4 +1,4 @@
-#include "wire/schema.h"
+#include "wire/fields.h"
 
 #include <float.h>
 #include <math.h>
@@ -6,47 +6,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#define AT(S, m) .off = (uint16_t)offsetof(struct S, m)
-#define ALONE .n_off = FIELD_ALONE
-#define COUNTED(S, m) .n_off = (uint16_t)offsetof(struct S, m)
-#define N_OF(a) (uint32_t)(sizeof(a) / sizeof(a)[0])
-
-#define INT(S, key, ty, m, l, h, ...)                                                                                  \
-    {                                                                                                                  \
-        .name = key, .type = ty, AT(S, m), ALONE, .lo = l, .hi = h, ##__VA_ARGS__                                      \
-    }
-#define U32(S, key, m, ...) INT(S, key, TY_U32, m, 0, UINT32_MAX, ##__VA_ARGS__)
-#define U64(S, key, m, ...) INT(S, key, TY_U64, m, 0, UINT64_MAX, ##__VA_ARGS__)
-#define SECTION(S, key, has, r)                                                                                        \
-    {                                                                                                                  \
-        .name = key, .type = TY_SECTION, COUNTED(S, has), .rec = r                                                     \
-    }
-#define F32(S, key, m, l, h, ...)                                                                                      \
-    {                                                                                                                  \
-        .name = key, .type = TY_F32, AT(S, m), ALONE, .flo = l, .fhi = h, ##__VA_ARGS__                                \
-    }
-#define BOOL(S, key, m)                                                                                                \
-    {                                                                                                                  \
-        .name = key, .type = TY_BOOL, AT(S, m), ALONE, .hi = 1                                                         \
-    }
-#define STR(S, key, m, max, ...)                                                                                       \
-    {                                                                                                                  \
-        .name = key, .type = TY_STR, AT(S, m), ALONE, .hi = max, ##__VA_ARGS__                                         \
-    }
-#define NAME(S, key, m, ...)                                                                                           \
-    {                                                                                                                  \
-        .name = key, .type = TY_NAME, AT(S, m), ALONE, .hi = WIRE_NAME_BYTES_MAX, ##__VA_ARGS__                        \
-    }
-#define BIN(S, key, m, min, max, ...)                                                                                  \
-    {                                                                                                                  \
-        .name = key, .type = TY_BIN, AT(S, m), ALONE, .lo = min, .hi = max, ##__VA_ARGS__                              \
-    }
-#define LIST(S, key, ty, m, count, max, ...)                                                                           \
-    {                                                                                                                  \
-        .name = key, .type = ty, AT(S, m), COUNTED(S, count), .hi = max, ##__VA_ARGS__                                 \
-    }
-#define REQ .required = true
 
 /* ---- parts ---- */
 
@@ -201,11 +160,6 @@ static const struct wire_field bye_fields[] = {
     U64(wire_bye, "n_error", n_error, REQ),
 };
 
-#define KIND(name, fields, S)                                                                                          \
-    {                                                                                                                  \
-        name, fields, N_OF(fields), sizeof(struct S), false, offsetof(struct S, extra)                                 \
-    }
-
 static const struct wire_rec kinds[] = {
     [WIRE_HELLO] = KIND("hello", hello_fields, wire_hello),
     [WIRE_TOK] = KIND("tok", req_fields, wire_req),
@@ -227,6 +181,10 @@ static const char *const reasons[] = {
 
 const struct wire_rec *wire_rec_of(uint64_t kind)
 {
+    if (kind >= WIRE_STORE_FIRST && kind <= WIRE_STORE_LAST)
+        return wire_store_rec(kind);
+    if (kind >= WIRE_SCHED_FIRST && kind <= WIRE_SCHED_LAST)
+        return wire_sched_rec(kind);
     return kind < N_KIND && kinds[kind].name ? &kinds[kind] : NULL;
 }
 
@@ -243,9 +201,11 @@ const char *wire_reason_name(enum wire_reason r)
 
 enum wire_kind wire_kind_of(const char *name, size_t n)
 {
-    for (size_t k = 1; k < N_KIND; k++)
-        if (strlen(kinds[k].name) == n && !memcmp(kinds[k].name, name, n))
+    for (uint64_t k = 1; k <= WIRE_KIND_LAST; k++) {
+        const struct wire_rec *r = wire_rec_of(k);
+        if (r && strlen(r->name) == n && !memcmp(r->name, name, n))
             return (enum wire_kind)k;
+    }
     return 0;
 }
 
@@ -415,17 +375,19 @@ static size_t put_rec(char *out, size_t size, size_t at, const struct wire_rec *
     return at;
 }
 
-static char schema_text[16384];
+static char schema_text[65536];
 
 static void make_schema(void)
 {
-    static const struct wire_rec *const parts[] = {&vocab_rec,   &kv_section_rec, &span_rec,
-                                                   &logprob_rec, &top_rec,        &bias_rec};
+    static const struct wire_rec *const parts[] = {&vocab_rec,    &kv_section_rec,   &span_rec,
+                                                   &logprob_rec,  &top_rec,          &bias_rec,
+                                                   &wire_run_rec, &wire_kv_kind_rec, &wire_kv_block_rec};
     size_t size = sizeof schema_text;
     size_t at = (size_t)snprintf(schema_text, size, "version %d frame %u head %u depth %d extra %d\n", WIRE_VERSION,
                                  WIRE_FRAME_BYTES_MAX, WIRE_HEAD_BYTES_MAX, WIRE_DEPTH_MAX, WIRE_EXTRA_MAX);
-    for (size_t k = 1; k < N_KIND; k++)
-        at = put_rec(schema_text, size, at, &kinds[k], (int)k);
+    for (uint64_t k = 1; k <= WIRE_KIND_LAST; k++)
+        if (wire_rec_of(k))
+            at = put_rec(schema_text, size, at, wire_rec_of(k), (int)k);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         at = put_rec(schema_text, size, at, parts[i], 0);
     for (size_t r = 1; r < N_REASON; r++)

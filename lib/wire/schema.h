@@ -51,8 +51,14 @@ struct wire_rec {
     uint16_t extra_off; /* of its struct wire_extra, FIELD_ALONE for tuples */
 };
 
+#define WIRE_KIND_LAST 63
+
 /* NULL: no such kind. */
 const struct wire_rec *wire_rec_of(uint64_t kind);
+const struct wire_rec *wire_sched_rec(uint64_t kind); /* of the scheduler: schema_sched.c */
+extern const struct wire_rec wire_run_rec;
+const struct wire_rec *wire_store_rec(uint64_t kind); /* of kvstore: schema_store.c */
+extern const struct wire_rec wire_kv_kind_rec, wire_kv_block_rec;
 enum wire_kind wire_kind_of(const char *name, size_t n); /* 0: none */
 enum wire_reason wire_reason_of(const char *name, size_t n);
 

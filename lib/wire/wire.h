@@ -23,7 +23,7 @@
 
 #include "err/err.h"
 
-#define WIRE_VERSION 1
+#define WIRE_VERSION 2
 
 /* Limits; a decoder refuses more, before it allocates. */
 #define WIRE_FRAME_BYTES_MAX (256u << 20) /* a whole frame */
@@ -52,7 +52,45 @@ enum wire_kind { /* explicit, never renumbered */
                  WIRE_END = 7,
                  WIRE_ERR = 8,
                  WIRE_BYE = 9,
+                 /* 32 to 47: of kvstore, wire/store.h */
+                 WIRE_KV_OPEN = 32,
+                 WIRE_KV_ARENA = 33,
+                 WIRE_KV_LEASE = 34,
+                 WIRE_KV_SEQ = 35,
+                 WIRE_KV_CREDIT = 36,
+                 WIRE_KV_SLOTS = 37,
+                 WIRE_KV_PUBLISH = 38,
+                 WIRE_KV_HAND = 39,
+                 WIRE_KV_TAKE = 40,
+                 WIRE_KV_FORK = 41,
+                 WIRE_KV_FREE = 42,
+                 WIRE_KV_RENEW = 43,
+                 WIRE_KV_STAT = 44,
+                 WIRE_KV_WATCH = 45,
+                 WIRE_KV_EVENT = 46,
+                 WIRE_KV_NO = 47,
+                 /* 48 to 63: of the scheduler, wire/sched.h */
+                 WIRE_SUBMIT = 48,
+                 WIRE_CANCEL = 49,
+                 WIRE_JOIN = 50,
+                 WIRE_POLL = 51,
+                 WIRE_REPORT = 52,
+                 WIRE_GONE = 53,
+                 WIRE_BLOCKS = 54,
+                 WIRE_KNOB = 55,
+                 WIRE_TICK = 56,
+                 WIRE_ACK = 57,
+                 WIRE_REFUSE = 58,
+                 WIRE_ORDER = 59,
+                 WIRE_CONTROL = 60,
+                 WIRE_DONE = 61,
+                 WIRE_IDLE = 62,
+                 WIRE_STAT = 63,
 };
+#define WIRE_STORE_FIRST WIRE_KV_OPEN
+#define WIRE_STORE_LAST WIRE_KV_NO
+#define WIRE_SCHED_FIRST WIRE_SUBMIT
+#define WIRE_SCHED_LAST WIRE_STAT
 
 struct wire_bytes {
     const uint8_t *p;
@@ -217,6 +255,9 @@ struct wire_bye {
     struct wire_extra extra;
 };
 
+#include "wire/sched.h"
+#include "wire/store.h"
+
 struct wire_frame {
     enum wire_kind kind;
     union {
@@ -228,6 +269,35 @@ struct wire_frame {
         struct wire_end end;
         struct wire_error error;
         struct wire_bye bye;
+        struct wire_kv_open kv_open;
+        struct wire_kv_arena kv_arena;
+        struct wire_kv_lease kv_lease;
+        struct wire_kv_seq kv_seq;
+        struct wire_kv_credit kv_credit;
+        struct wire_kv_slots kv_slots;
+        struct wire_kv_publish kv_publish;
+        struct wire_kv_handle kv_handle; /* hand, take, fork */
+        struct wire_kv_free kv_free;
+        struct wire_kv_tag kv_tag; /* renew, watch */
+        struct wire_kv_stat kv_stat;
+        struct wire_kv_event kv_event;
+        struct wire_kv_no kv_no;
+        struct wire_submit submit;
+        struct wire_cancel cancel;
+        struct wire_join join;
+        struct wire_poll poll;
+        struct wire_report report;
+        struct wire_gone gone;
+        struct wire_blocks blocks;
+        struct wire_knob knob;
+        struct wire_tick tick;
+        struct wire_ack ack;
+        struct wire_refuse refuse;
+        struct wire_order order;
+        struct wire_control control;
+        struct wire_done done;
+        struct wire_idle idle;
+        struct wire_stat stat;
     };
 };
 

@@ -12,7 +12,7 @@
 #include "wire/wire.h"
 
 static const char gold_hello[] =
-    "85a16b01a776657273696f6e01a466726f6da770726566696c6ca5766f63616282a26670c420000102030405060708090a0b"
+    "85a16b01a776657273696f6e02a466726f6da770726566696c6ca5766f63616282a26670c420000102030405060708090a0b"
     "0c0d0e0f101112131415161718191a1b1c1d1e1fa16ecdc000a26b7687a56d6f64656cc4206465666768696a6b6c6d6e6f70"
     "7172737475767778797a7b7c7d7e7f80818283a474797065a4696e7438a56172697468a56370752d31a66c61796f7574a563"
     "70752d31a76e5f6c617965721ea96e5f6b765f6865616403a8686561645f64696d40";
@@ -59,7 +59,7 @@ static void golden_hello(struct wire_hello *h)
         vocab[i] = (uint8_t)i;
         model[i] = (uint8_t)(100 + i);
     }
-    h->version = 1;
+    h->version = WIRE_VERSION;
     h->from = S("prefill");
     h->has_vocab = true;
     h->vocab_fp = (struct wire_bytes){vocab, 32};

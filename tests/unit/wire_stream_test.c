@@ -242,7 +242,7 @@ static void *pour_blocks(void *arg)
     struct err e = {0};
     struct wire_writer *w;
     OK(wire_writer_new(&e, &w, p->fd, "stdout"));
-    struct wire_frame f = {.kind = WIRE_HELLO, .hello = {.version = 1, .from = S("prefill")}};
+    struct wire_frame f = {.kind = WIRE_HELLO, .hello = {.version = WIRE_VERSION, .from = S("prefill")}};
     OK(wire_write(&e, w, &f));
     struct wire_blk blk = {.n_layer = 1, .n_token = 32, .sum = wire_sum(p->data, BIG)};
     struct iovec iov[400];

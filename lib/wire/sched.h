@@ -1,0 +1,226 @@
+/*
+ * The scheduler's frames, included by wire.h: what gateways, workers and stores tell it (submit … tick, and stat asks),
+ * and what it decides (ack … idle, and stat answers). `at_ns` is the scheduler's clock, set by the loop that feeds the
+ * machine, so a recording replays in its own time; every other time is a duration, since clocks of hosts differ.
+ *
+ * A request is named by gateway and job, a try of it by attempt, a piece of work given to a worker by order. Names of
+ * workers, gateways and stores are at most 64 bytes; a worker's `inc` tells one life of its process from the next.
+ */
+#ifndef WIRE_SCHED_H
+#define WIRE_SCHED_H
+
+#ifndef WIRE_H
+#error "include wire/wire.h"
+#endif
+
+#define WIRE_DIGESTS_BYTES_MAX (16u << 20)
+#define WIRE_BODY_BYTES_MAX (16u << 20)
+#define WIRE_HANDLE_BYTES_MAX 256
+#define WIRE_RUNS_MAX 65536
+#define WIRE_URL_BYTES_MAX 1024
+
+/* ---- in ---- */
+
+struct wire_submit { /* a gateway has a request */
+    uint64_t at_ns;
+    struct wire_str gw;
+    uint64_t job;
+    uint32_t n_prompt, max_tokens;
+    struct wire_bytes digests;         /* 32 a full block of the prompt, or none */
+    int32_t priority;                  /* smaller goes first */
+    uint64_t deadline_ns;              /* from now; 0: none */
+    uint64_t slo_ttft_ns, slo_tpot_ns; /* 0: the policy's */
+    struct wire_str reply;             /* where the tokens go */
+    struct wire_bytes body;            /* for the worker; not looked into: the tok frame */
+    bool again;                        /* the scheduler was restarted: a worker may run it already */
+    uint32_t attempt, n_out;           /* with again: the try that was known, the tokens that came */
+    const uint32_t *out;               /* those tokens */
+    uint32_t n_out_id;
+    struct wire_extra extra;
+};
+
+struct wire_cancel {
+    uint64_t at_ns;
+    struct wire_str gw;
+    uint64_t job;
+    struct wire_extra extra;
+};
+
+struct wire_run { /* what a worker runs while it joins */
+    struct wire_str gw;
+    uint64_t job, order;
+    uint32_t attempt;
+    struct wire_str phase;
+    uint32_t n_prompt, max_tokens, n_out;
+    struct wire_extra extra;
+};
+
+struct wire_join { /* a worker registers, with what it runs */
+    uint64_t at_ns;
+    struct wire_str worker;
+    uint64_t inc;
+    struct wire_str role;      /* prefill, decode or both: what it likes; it can do either */
+    struct wire_str store;     /* of its host */
+    struct wire_str compat;    /* model, KV type and arithmetic: all workers must say the same */
+    uint32_t seqs;             /* sequences at once */
+    uint64_t blocks;           /* slots of its pool */
+    uint32_t max_len;          /* tokens of a sequence */
+    uint32_t chunk;            /* tokens of a step */
+    float pre_a, pre_b, pre_c; /* ns of a prefill: a + b·new + c·((cached + new)² - cached²); 0: to be learned */
+    float dec_a, dec_b, dec_c; /* ns of a decode step: a + b·context + c·batch */
+    const struct wire_run *run;
+    uint32_t n_run;
+    struct wire_extra extra;
+};
+
+struct wire_poll { /* a worker waits for orders (or, ctl, for controls) */
+    uint64_t at_ns;
+    struct wire_str worker;
+    uint64_t inc;
+    bool ctl;
+    uint64_t got; /* the number of the last order (or control) it has taken in; what was sent behind it is sent again */
+    uint32_t seqs;             /* sequences it can still take */
+    uint32_t tokens;           /* prompt tokens it can still take; a longer prompt counts as this much */
+    uint64_t blocks;           /* slots free or evictable */
+    uint64_t step_ns, context; /* its last decode step: time, tokens of context, sequences */
+    uint32_t batch;
+    bool drain; /* it wants to end: no new work */
+    struct wire_extra extra;
+};
+
+struct wire_report { /* of a worker about an order; of a gateway (worker empty) about tokens that came */
+    uint64_t at_ns;
+    struct wire_str worker;
+    uint64_t inc;
+    struct wire_str gw;
+    uint64_t job, order;
+    uint32_t attempt;
+    struct wire_str what;    /* progress, prefilled, tokens, ended, failed, preempted or cancelled */
+    uint32_t n_done, cached; /* prompt tokens in KV, and those of them that were found */
+    uint32_t n_out;          /* tokens of the answer so far, from its first */
+    const uint32_t *out;     /* its newest, up to n_out */
+    uint32_t n_out_id;
+    uint64_t busy_ns; /* of prefilled: time it computed */
+    struct wire_bytes handle;
+    struct wire_str store;
+    enum wire_reason reason; /* of ended */
+    uint32_t code;           /* of failed; ERR_NO: the request's own fault, not tried again */
+    struct wire_str text;
+    struct wire_extra extra;
+};
+
+struct wire_gone { /* a socket closed: one of the three */
+    uint64_t at_ns;
+    struct wire_str worker, gw, store;
+    uint64_t inc; /* 0: whatever life */
+    struct wire_extra extra;
+};
+
+struct wire_blocks { /* a store's events */
+    uint64_t at_ns;
+    struct wire_str store;
+    bool reset;                        /* it holds nothing but what follows */
+    struct wire_bytes stored, evicted; /* digests of 32 */
+    struct wire_extra extra;
+};
+
+struct wire_knob {
+    uint64_t at_ns;
+    struct wire_str name;
+    struct wire_str worker; /* of drain, undrain and role */
+    float value;
+    struct wire_extra extra;
+};
+
+struct wire_tick {
+    uint64_t at_ns;
+    struct wire_extra extra;
+};
+
+/* ---- out ---- */
+
+struct wire_ack { /* to a gateway: taken, and waits */
+    uint64_t at_ns;
+    struct wire_str to;
+    uint64_t job;
+    uint32_t attempt, n_before;
+    uint64_t eta_ns; /* estimate of the first token, from now; 0: none yet */
+    struct wire_extra extra;
+};
+
+struct wire_refuse { /* to a gateway; to a worker (job 0) that does not belong here */
+    uint64_t at_ns;
+    struct wire_str to;
+    uint64_t job;
+    bool never;        /* it fits nowhere; otherwise not now */
+    uint64_t retry_ns; /* Retry-After */
+    struct wire_str text;
+    struct wire_extra extra;
+};
+
+struct wire_order { /* to a worker */
+    uint64_t at_ns;
+    struct wire_str to;
+    uint64_t n; /* of this worker's orders, from 1 */
+    uint64_t order;
+    struct wire_str gw;
+    uint64_t job;
+    uint32_t attempt;
+    struct wire_str phase; /* prefill, decode, or whole: prefill in chunks, then decode */
+    uint32_t n_prompt, max_tokens;
+    uint32_t cached;   /* prompt tokens that its store should have */
+    uint32_t chunk;    /* whole: prompt tokens a step */
+    uint64_t lease_ns; /* what it does not renew by polls within this it must drop */
+    int32_t priority;
+    struct wire_str next; /* of prefill: the store that will probably need the KV */
+    struct wire_str from; /* of decode: the store that has the KV */
+    struct wire_bytes handle;
+    struct wire_str reply;
+    uint32_t n_out; /* tokens of the answer that were delivered: it goes on behind them */
+    const uint32_t *out;
+    uint32_t n_out_id;
+    struct wire_bytes body;
+    struct wire_extra extra;
+};
+
+struct wire_control { /* to a worker */
+    uint64_t at_ns;
+    struct wire_str to;
+    uint64_t n;           /* of this worker's controls, from 1 */
+    struct wire_str what; /* cancel, preempt, drain, resume (no longer drain) or role */
+    struct wire_str gw;
+    uint64_t job, order;
+    uint32_t attempt;
+    struct wire_str role;
+    struct wire_extra extra;
+};
+
+struct wire_done { /* to a gateway: nothing more comes */
+    uint64_t at_ns;
+    struct wire_str to;
+    uint64_t job;
+    uint32_t attempt, n_out;
+    enum wire_reason reason;
+    uint32_t code;
+    struct wire_str text;
+    struct wire_extra extra;
+};
+
+struct wire_idle { /* to a worker: its poll is answered by nothing */
+    uint64_t at_ns;
+    struct wire_str to;
+    bool ctl;
+    struct wire_extra extra;
+};
+
+struct wire_stat { /* asked, and answered */
+    uint64_t at_ns;
+    struct wire_str to;
+    uint64_t submitted, running, waiting;
+    uint64_t stop, length, cancelled, expired, error, refused; /* ended by reason */
+    uint64_t retried, preempted, stale, placed;
+    uint32_t workers, gateways, stores, tombs;
+    struct wire_extra extra;
+};
+
+#endif
