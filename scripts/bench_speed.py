@@ -110,7 +110,7 @@ def decode(b):
                     got = b.case(f"decode, depth {depth:,}, batch {batch}, {say(t)}", e,
                                  f"tg {64 if batch == 1 else 32} depth {depth} batch {batch}", t, ("read",),
                                  goals.get((depth, batch)), peers,
-                                 peer_n=1 if depth == 2048 and (batch > 1 or t < b.a.threads) else None)
+                                 peer_n=1 if depth == 2048 and t < b.a.threads else None)
                     if (depth, batch, t) == (64, 1, b.a.threads):
                         profile(b, got)
 
