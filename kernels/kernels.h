@@ -144,13 +144,15 @@ struct kern_attn {
     enum kern_kv type;
     int hd;
     int n_row;
-    const uint8_t *q;           /* [n_row] of kern_q_bytes */
+    const uint8_t *q;           /* [n_row] of kern_q_bytes, as run and step say */
     const int32_t *from, *to;   /* [n_row] */
     const uint8_t *const *tile; /* [n_tile]: the (layer, head) tile of each block */
     int n_tile;                 /* ceil(max to / 32) */
     const uint8_t *const *next; /* [n_next] tiles that the caller will read next, to be fetched meanwhile; 0: none */
     int n_next;
     void *scratch; /* kern_attn_scratch bytes, one a thread */
+    int run;       /* 0: rows of q side by side; else runs of so many rows, step bytes apart */
+    size_t step;
 };
 size_t kern_attn_scratch(enum kern_kv type, int hd, int n_row_max);
 

@@ -139,11 +139,16 @@ static void attn_row(float *m, float *l, float *o, struct row *r)
         o[i] += 0.0f;
 }
 
+static const uint8_t *query_of(const struct kern_attn *a, int row)
+{
+    int run = a->run ? a->run : a->n_row;
+    return a->q + (size_t)(row / run) * a->step + (size_t)(row % run) * kern_q_bytes(a->type, a->hd);
+}
+
 void plain_attn(float *m, float *l, float *o, const struct kern_attn *a)
 {
     for (int i = 0; i < a->n_row; i++, o += a->hd) {
-        struct row r = {
-            .a = a, .q = a->q + (size_t)i * kern_q_bytes(a->type, a->hd), .from = a->from[i], .to = a->to[i]};
+        struct row r = {.a = a, .q = query_of(a, i), .from = a->from[i], .to = a->to[i]};
         if (r.from < r.to) {
             attn_row(m + i, l + i, o, &r);
             continue;

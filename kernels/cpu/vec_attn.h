@@ -37,6 +37,9 @@ struct attn_tile {
     int first, end;       /* blocks that any row sees */
     int all_from, all_to; /* tokens that every row sees */
     bool fetch;           /* the tile is the first to touch the blocks */
+    const uint8_t *at;    /* prepared query of the next row, */
+    int left;             /* rows left in its run, */
+    size_t q_bytes, jump; /* bytes from row to row, and more from run to run */
     struct attn_ahead ahead;
 };
 
@@ -434,7 +437,12 @@ INLINE bool tile_begin(struct attn_tile *w, const struct kern_attn *a, int row, 
     for (int r = 0; r < rows; r++) {
         bool none = a->from[row + r] >= a->to[row + r];
 
-        w->row[r] = a->q + (size_t)(row + r) * kern_q_bytes(a->type, a->hd);
+        w->row[r] = w->at;
+        w->at += w->q_bytes;
+        if (--w->left == 0) {
+            w->left = a->run;
+            w->at += w->jump;
+        }
         w->from[r] = none ? 0 : a->from[row + r];
         w->to[r] = none ? 0 : a->to[row + r];
         if (!none && w->from[r] < first)
@@ -551,6 +559,10 @@ static void attn_walk(float *m, float *l, float *o, attn_fn *const fns[ATTN_ROWS
     struct attn_tile *w = a->scratch;
 
     w->fetch = true;
+    w->at = a->q;
+    w->left = a->run; /* of 0 there is one run without an end */
+    w->q_bytes = kern_q_bytes(a->type, a->hd);
+    w->jump = a->step - (size_t)a->run * w->q_bytes;
     for (int row = 0; row < a->n_row; row += ATTN_ROWS) {
         const int rows = a->n_row - row < ATTN_ROWS ? a->n_row - row : ATTN_ROWS;
         float *out = o + (size_t)row * a->hd;

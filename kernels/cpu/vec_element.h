@@ -144,6 +144,12 @@ void VF(vec_attn_merge)(float *M, float *L, float *O, float m, float l, const fl
 {
     if (m == -INFINITY)
         return;
+    if (*M == -INFINITY && m > -INFINITY) { /* 0 times 0 plus 1 times what is there, which holds no -0 */
+        memcpy(O, o, (size_t)hd * sizeof *O);
+        *L = l;
+        *M = m;
+        return;
+    }
     float top = m > *M ? m : *M, sum[LANES];
     const vf old = vf_exp2(vf_set(*M - top)), new = vf_exp2(vf_set(m - top));
 

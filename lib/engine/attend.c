@@ -117,7 +117,10 @@ static void one_partition(struct engine *g, struct seat *t, int64_t layer, const
     struct kern_attn a = {.type = g->kv,
                           .hd = g->m->c.head_dim,
                           .n_row = (int)u->n * g->group,
-                          .q = t->q,
+                          .q = g->q + (size_t)((g->s.row0[u->c] + u->first) * g->m->c.n_head + u->head * g->group) *
+                                          g->q_bytes,
+                          .run = g->group,
+                          .step = (size_t)g->m->c.n_head * g->q_bytes,
                           .from = t->from,
                           .to = t->to,
                           .tile = t->tile,
@@ -126,16 +129,6 @@ static void one_partition(struct engine *g, struct seat *t, int64_t layer, const
                           .n_next = n_next,
                           .scratch = t->attn};
     g->k->attn(m, l, o, &a);
-}
-
-/* The unit's prepared query rows side by side. */
-static void gather_q(struct engine *g, struct seat *t, const struct unit *u)
-{
-    int64_t r0 = g->s.row0[u->c] + u->first;
-    size_t run = (size_t)g->group * g->q_bytes;
-    for (int64_t i = 0; i < u->n; i++)
-        memcpy(t->q + (size_t)i * run,
-               g->q + ((size_t)(r0 + i) * (size_t)g->m->c.n_head + (size_t)(u->head * g->group)) * g->q_bytes, run);
 }
 
 static void start(struct seat *t, int64_t rows, int64_t hd)
@@ -177,7 +170,6 @@ static int tiles_ahead(const struct engine *g, struct seat *t, int64_t layer, in
 /* All partitions of a unit in order; `after` is the unit whose first partition is fetched during the last one. */
 static void walk(struct engine *g, struct seat *t, int64_t layer, const struct unit *u, const struct unit *after)
 {
-    gather_q(g, t, u);
     start(t, u->n * g->group, g->m->c.head_dim);
     for (int64_t p = u->p0; p < u->p1; p++) {
         int n = p + 1 < u->p1 ? tiles_of(g, layer, u, p + 1, t->next)
@@ -226,7 +218,6 @@ static void attend_split(struct engine *g, int tid, int64_t layer, int phase)
     int64_t hd = g->m->c.head_dim, rows = g->attn_rows, n_unit = g->s.n_unit * g->m->c.n_kv_head;
     for (int64_t u; (u = team_take(g->team, phase, n_unit, 1)) >= 0;) {
         struct unit un = unit_of(g, u);
-        gather_q(g, t, &un);
         int n = tiles_ahead(g, t, layer, team_peek(g->team, phase, n_unit));
         one_partition(g, t, layer, &un, un.p0, n, g->part.m + u * rows, g->part.l + u * rows,
                       g->part.o + u * rows * hd);

@@ -75,7 +75,6 @@ static void place_seat(struct engine *g, struct bump *b, struct seat *s, struct 
     d.from = take(b, (uint64_t)rows * 4);
     d.to = take(b, (uint64_t)rows * 4);
     d.attn = take(b, kern_attn_scratch(g->kv, c->head_dim, g->attn_rows));
-    d.q = take(b, (uint64_t)rows * g->q_bytes);
     d.tile = take(b, 8 * sizeof *d.tile);
     d.next = take(b, 8 * sizeof *d.next);
     take_act(b, &d.norm_act, BLOCK_ROWS, c->hidden, f.norm);

@@ -136,7 +136,7 @@ static void attend(float *out, const struct sequence *s, int n, const float *q, 
             most = b[i] > most ? b[i] : most;
         }
         struct kern_attn at = {s->type,          s->hd, n, prepared, a, b, (const uint8_t *const *)s->tile + p * 8,
-                               (most + 31) / 32, NULL,  0, scratch};
+                               (most + 31) / 32, NULL,  0, scratch,  0, 0};
         ops->attn(m, l, o, &at);
         for (int i = 0; i < n; i++) {
             if (a[i] >= b[i])
@@ -286,8 +286,8 @@ static void order_of_sums(void **state)
             float row[HEAD], e[KERN_KV_PARTITION], lane[16] = {0}, max = -INFINITY, m, l, o[HEAD];
             draw_row(row, hd, 1.0f, &seed);
             ops->q_prep(q, type, hd, row, 0.25f);
-            struct kern_attn at = {type,           hd,   1, q,      &from, &to, (const uint8_t *const *)s->tile,
-                                   (to + 31) / 32, NULL, 0, scratch};
+            struct kern_attn at = {type,           hd,   1, q,       &from, &to, (const uint8_t *const *)s->tile,
+                                   (to + 31) / 32, NULL, 0, scratch, 0,     0};
             ops->attn(&m, &l, o, &at);
             scores_as_written(e, s, q, from, to);
             for (int t = from; t < to; t++)
@@ -327,7 +327,7 @@ static void no_negative_zero(void **state)
             v[d] = -0x1p-24f;
         ops->kv_write(tile, type, 8, 2, k, v);
         ops->q_prep(q, type, 8, query, 1.0f);
-        struct kern_attn at = {type, 8, 1, q, &from, &to, (const uint8_t *const[]){tile}, 1, NULL, 0, scratch};
+        struct kern_attn at = {type, 8, 1, q, &from, &to, (const uint8_t *const[]){tile}, 1, NULL, 0, scratch, 0, 0};
         ops->attn(&m, &l, o, &at);
         for (int d = 0; d < 8; d++)
             assert_true(o[d] == 0.0f && !signbit(o[d]));

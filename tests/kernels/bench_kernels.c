@@ -195,7 +195,7 @@ static void bench_attn(const struct kern_ops *ops, enum kern_kv type, int hd, in
         from[i] = 0;
         to[i] = 256;
     }
-    struct kern_attn a = {type, hd, n_row, q, from, to, tiles, 8, NULL, 0, scratch};
+    struct kern_attn a = {type, hd, n_row, q, from, to, tiles, 8, NULL, 0, scratch, 0, 0};
     for (int i = 0; i < ROUNDS; i++) {
         double peak = probe_int8(), at = cpu_seconds();
 

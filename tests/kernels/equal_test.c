@@ -442,7 +442,9 @@ static void attention_case(const struct kern_ops *ops, enum kern_kv type, int hd
                           c.n_tile,
                           (const uint8_t *const *)c.tile,
                           n_row % (c.n_tile + 1),
-                          scratch};
+                          scratch,
+                          0,
+                          0};
     ops->attn(m, l, o, &a);
     kern_ops_c.attn(m_c, l_c, o_c, &a);
     SAME_FLOATS(m, m_c, ROWS_MAX + 1, "attn m %s hd %d rows %d\n", kern_kv_name(type), hd, n_row);
