@@ -15,12 +15,12 @@
 #define ATTN_ROWS 4
 #define BLOCK_REGS (KERN_KV_BLOCK / LANES)
 
-/* Keys of the blocks that the caller reads next, fetched line by line. */
+/* The blocks that the caller reads next, fetched line by line. */
 struct attn_ahead {
     const uint8_t *const *tile;
-    int n_tile, bytes; /* of the keys and their scales, lines of 64 */
+    int n_tile, bytes;
     int at_tile, at;
-    int step; /* lines a step, so that the steps of a partition's values reach the end */
+    int step; /* lines a step, so that the steps of a partition reach the end */
 };
 
 /* What a tile of rows keeps between the steps: scores, then exp2 (float KV) or two planes of weights (int8 KV). */
@@ -60,25 +60,16 @@ INLINE int32_t attn_int(const uint8_t *p)
 }
 
 /*
- * What is read next is fetched into the second level, spread over the arithmetic: on Zen 4 that reads up to twice as
- * fast from memory as no fetch, or as fetching into the first. While keys are scored, the values of the same block,
- * which are needed after the softmax; while values are summed, the keys of the next partition. Keys of the next block
- * would come too late: a block of keys takes less time than a line from memory.
+ * The blocks that are read next are fetched into the second level, line by line, spread over the arithmetic: on Zen 4
+ * that reads up to twice as fast from memory as no fetch, or as fetching into the first. Blocks of this partition would
+ * come too late: they take less time than a line from memory.
  */
-INLINE void fetch_values(const uint8_t *values, int d, int bytes_a_column)
-{
-    const int at = d * bytes_a_column * KERN_KV_BLOCK;
-
-    for (int i = 0; i < 4 * bytes_a_column * KERN_KV_BLOCK; i += 64)
-        _mm_prefetch((const char *)(values + at + i), _MM_HINT_T1);
-}
-
 /* Lines a step for `steps` steps. */
 INLINE void ahead_begin(struct attn_ahead *f, const struct kern_attn *a, int steps)
 {
     f->tile = a->next;
     f->n_tile = a->n_next;
-    f->bytes = (int)((kern_kv_tile_bytes(a->type, a->hd) / 2 + 63) / 64 * 64);
+    f->bytes = (int)(kern_kv_tile_bytes(a->type, a->hd) / 64 * 64);
     f->at_tile = f->at = 0;
     f->step = steps ? (f->n_tile * (f->bytes / 64) + steps - 1) / steps : 0;
 }
@@ -115,7 +106,6 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
 {
     const int n = SCORE_REGS;
     const float *scale = (const float *)(tile + 32 * hd);
-    const uint8_t *values = tile + 32 * hd + 128;
 
     for (int j = 0; j < BLOCK_REGS; j += n) {
         vdot hi[ATTN_ROWS * SCORE_REGS], lo[ATTN_ROWS * SCORE_REGS];
@@ -130,7 +120,7 @@ INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const u
             vi k[SCORE_REGS];
 
             if (w->fetch && j == 0)
-                fetch_values(values, d, 1);
+                ahead_step(&w->ahead);
             foreach (i, n)
                 k[i] = vi_load(tile + d * 32 + (j + i) * 4 * LANES);
             foreach (r, rows) {
@@ -175,7 +165,6 @@ INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, bool 
 {
     const int n = SCORE_REGS;
     const size_t q_end = type == KERN_KV_BF16 ? 2 * (size_t)hd : 4 * (size_t)hd;
-    const uint8_t *values = tile + (size_t)64 * hd;
     const vi high = vi_set((int32_t)0xffff0000u);
 
     for (int j = 0; j < BLOCK_REGS; j += n) {
@@ -187,7 +176,7 @@ INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, bool 
             vf k0[SCORE_REGS], k1[SCORE_REGS];
 
             if (w->fetch && j == 0 && d % 4 == 0)
-                fetch_values(values, d, 2);
+                ahead_step(&w->ahead);
             if (dot) {
                 score_pair_dot(s, w, rows, d, tile + d * 64 + j * 4 * LANES);
                 continue;
@@ -492,6 +481,9 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
     const int hd = a->hd;
     vf max[ATTN_ROWS];
 
+    if (w->fetch)
+        ahead_begin(&w->ahead, a,
+                    (w->end - w->first) * (hd / 4 + (hd + VALUE_REGS * LANES - 1) / (VALUE_REGS * LANES) * 8));
     foreach (r, rows)
         max[r] = vf_set(-INFINITY);
     for (int b = w->first; b < w->end; b++) {
@@ -507,8 +499,6 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
         weights_int8(w, rows);
     if (type == KERN_KV_BF16)
         weights_bf16(w, dot, rows);
-    if (w->fetch)
-        ahead_begin(&w->ahead, a, (w->end - w->first) * (KERN_KV_BLOCK / 4));
     for (int i = 0; i < hd;) {
         const int left = (hd - i + LANES - 1) / LANES;
 
