@@ -3,11 +3,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "kv/arena.h"
 #include "kv/kv.h"
 
 struct kv_pool {
     struct kv_pool_head head;
-    uint64_t map_bytes;
+    uint64_t map_bytes; /* 0: the slots are an arena's */
     pthread_mutex_t lock;
     int32_t *idle; /* [n_slot] stack of idle slots */
     int64_t n_idle, n_slot;
@@ -59,10 +60,48 @@ void kv_pool_free(struct kv_pool *p)
 {
     if (!p)
         return;
-    munmap(p->head.arena, p->map_bytes);
+    if (p->map_bytes)
+        munmap(p->head.arena, p->map_bytes);
     pthread_mutex_destroy(&p->lock);
     free(p->idle);
     free(p);
+}
+
+int kv_pool_of_arena(struct err *e, struct kv_pool **out, struct kv_arena *a)
+{
+    uint64_t n = kv_arena_head(a)->n_slot;
+    struct kv_pool *p = calloc(1, sizeof *p);
+    if (!p)
+        return err_nomem(e, "a KV pool", sizeof *p);
+    p->head.layout = *kv_arena_layout(a);
+    p->head.arena = kv_arena_bytes(a, 0);
+    p->n_slot = (int64_t)n;
+    p->idle = malloc(n * sizeof *p->idle);
+    if (!p->idle) {
+        free(p);
+        return err_nomem(e, "a KV pool", n * sizeof(int32_t));
+    }
+    pthread_mutex_init(&p->lock, NULL);
+    *out = p;
+    return 0;
+}
+
+void kv_pool_put(struct kv_pool *p, const int32_t *slot, int64_t n)
+{
+    pthread_mutex_lock(&p->lock);
+    for (int64_t i = 0; i < n && p->n_idle < p->n_slot; i++)
+        p->idle[p->n_idle++] = slot[i];
+    pthread_mutex_unlock(&p->lock);
+}
+
+int64_t kv_pool_get(struct kv_pool *p, int32_t *slot, int64_t n)
+{
+    int64_t got = 0;
+    pthread_mutex_lock(&p->lock);
+    while (got < n && p->n_idle)
+        slot[got++] = p->idle[--p->n_idle];
+    pthread_mutex_unlock(&p->lock);
+    return got;
 }
 
 const struct kv_layout *kv_pool_layout(const struct kv_pool *p)

@@ -1,0 +1,418 @@
+#include "kv/arena.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define MAGIC "PPARENA"
+#define HUGE_BYTES ((uint64_t)2 << 20)
+#define CLIENTS 1024
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+struct kv_arena {
+    int fd;
+    uint8_t *map;
+    uint64_t map_bytes;
+    struct kv_layout layout;
+    struct kv_client *client;
+    struct kv_slot *slot;
+    struct kv_seq *seq;
+    struct kv_page *page;
+    uint8_t *bytes;
+    bool hugetlb;
+    char why[160];
+};
+
+/* ---- kinds ---- */
+
+int kv_kind_layout(struct err *e, struct kv_layout *out, const struct kv_kind *k)
+{
+    if (k->type != KERN_KV_INT8 && k->type != KERN_KV_BF16 && k->type != KERN_KV_F16)
+        return err_set(e, ERR_PROTO, "KV of an unknown type (%d)", (int)k->type);
+    if (k->n_layer < 1 || k->n_layer > 65536 || k->n_kv_head < 1 || k->n_kv_head > 65536 || k->head_dim < 1 ||
+        k->head_dim > 65536)
+        return err_set(e, ERR_PROTO, "KV of an impossible shape: %u layers, %u heads of %u", k->n_layer, k->n_kv_head,
+                       k->head_dim);
+    kv_layout_init(out, k->type, k->n_layer, (int)k->n_kv_head, (int)k->head_dim);
+    return 0;
+}
+
+int kv_kind_check(struct err *e, const struct kv_kind *have, const struct kv_kind *theirs, const char *whose)
+{
+    if (memcmp(have->model, theirs->model, sizeof have->model))
+        return err_set(e, ERR_PROTO, "%s runs another model than this store holds KV of", whose);
+    if (have->type != theirs->type)
+        return err_set(e, ERR_PROTO, "%s has KV of type %s, this store %s", whose, kern_kv_name(theirs->type),
+                       kern_kv_name(have->type));
+    if (strncmp(have->arith, theirs->arith, KV_NAME_BYTES))
+        return err_set(e, ERR_PROTO, "%s computes by arithmetic %.63s, this store holds KV of %.63s", whose,
+                       theirs->arith, have->arith);
+    if (strncmp(have->layout, theirs->layout, KV_NAME_BYTES))
+        return err_set(e, ERR_PROTO, "%s has KV in layout %.63s, this store in %.63s", whose, theirs->layout,
+                       have->layout);
+    if (have->n_layer != theirs->n_layer || have->n_kv_head != theirs->n_kv_head || have->head_dim != theirs->head_dim)
+        return err_set(e, ERR_PROTO, "%s has KV of %u layers, %u heads of %u; this store of %u, %u of %u", whose,
+                       theirs->n_layer, theirs->n_kv_head, theirs->head_dim, have->n_layer, have->n_kv_head,
+                       have->head_dim);
+    return 0;
+}
+
+void kv_arena_kind(const struct kv_arena *a, struct kv_kind *out)
+{
+    const struct kv_arena_head *h = kv_arena_head(a);
+    *out = (struct kv_kind){
+        .type = (enum kern_kv)h->type, .n_layer = h->n_layer, .n_kv_head = h->n_kv_head, .head_dim = h->head_dim};
+    memcpy(out->model, h->model, sizeof out->model);
+    memcpy(out->arith, h->arith, sizeof out->arith);
+    memcpy(out->layout, h->layout, sizeof out->layout);
+    out->arith[KV_NAME_BYTES - 1] = out->layout[KV_NAME_BYTES - 1] = 0;
+}
+
+/* ---- where things lie ---- */
+
+struct places {
+    uint64_t client, slot, seq, page, bytes, end;
+};
+
+static bool place(uint64_t *at, uint64_t *begin, uint64_t n, uint64_t size, uint64_t align)
+{
+    uint64_t bytes;
+    *begin = (*at + align - 1) & ~(align - 1);
+    return !__builtin_mul_overflow(n, size, &bytes) && !__builtin_add_overflow(*begin, bytes, at) &&
+           *at < (uint64_t)1 << 60;
+}
+
+static bool places_of(struct places *p, const struct kv_arena_head *h)
+{
+    uint64_t at = sizeof *h;
+    bool fits = place(&at, &p->client, h->n_client, sizeof(struct kv_client), 64) &&
+                place(&at, &p->slot, h->n_slot, sizeof(struct kv_slot), 64) &&
+                place(&at, &p->seq, h->n_seq, sizeof(struct kv_seq), 64) &&
+                place(&at, &p->page, h->n_page, sizeof(struct kv_page), 64) &&
+                place(&at, &p->bytes, h->n_slot, h->slot_bytes, 4096);
+    p->end = (at + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
+    return fits;
+}
+
+static void set_places(struct kv_arena *a, const struct places *p)
+{
+    a->client = (struct kv_client *)(void *)(a->map + p->client);
+    a->slot = (struct kv_slot *)(void *)(a->map + p->slot);
+    a->seq = (struct kv_seq *)(void *)(a->map + p->seq);
+    a->page = (struct kv_page *)(void *)(a->map + p->page);
+    a->bytes = a->map + p->bytes;
+}
+
+/* ---- making one ---- */
+
+static int fill_head(struct err *e, struct kv_arena_head *h, struct kv_layout *l, const struct kv_kind *k,
+                     uint64_t slot_bytes)
+{
+    int rc = kv_kind_layout(e, l, k);
+    if (rc)
+        return rc;
+    uint64_t n = slot_bytes / l->slot_bytes;
+    if (n < 1)
+        return err_set(e, ERR_NO, "KV budget of %" PRIu64 " bytes holds no block: one takes %zu bytes", slot_bytes,
+                       l->slot_bytes);
+    n = n > INT32_MAX ? INT32_MAX : n;
+    *h = (struct kv_arena_head){.magic = MAGIC,
+                                .version = KV_ARENA_VERSION,
+                                .type = (uint32_t)k->type,
+                                .n_layer = k->n_layer,
+                                .n_kv_head = k->n_kv_head,
+                                .head_dim = k->head_dim,
+                                .block_tokens = KERN_KV_BLOCK,
+                                .slot_bytes = l->slot_bytes,
+                                .n_client = CLIENTS,
+                                .n_slot = n,
+                                .n_seq = n < 128     ? 256
+                                         : n > 32768 ? 65536
+                                                     : 2 * n};
+    /* Sequences that share blocks have longer tables together than there are slots. */
+    h->n_page = h->n_seq + 4 * n / KV_PAGE_SLOTS;
+    memcpy(h->model, k->model, sizeof h->model);
+    memcpy(h->arith, k->arith, sizeof h->arith);
+    memcpy(h->layout, k->layout, sizeof h->layout);
+    if (getrandom(&h->id, sizeof h->id, 0) != sizeof h->id)
+        return err_sys(e, "random bytes");
+    h->id |= 1;
+    return 0;
+}
+
+/* A file of huge pages where the machine has some set aside; an ordinary one otherwise. */
+static int make_file(struct err *e, struct kv_arena *a, uint64_t bytes)
+{
+    a->map_bytes = bytes;
+    a->map = MAP_FAILED;
+    a->fd = memfd_create("phasepipe-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    if (a->fd >= 0) {
+        if (!ftruncate(a->fd, (off_t)bytes))
+            a->map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+        a->hugetlb = a->map != MAP_FAILED;
+        if (a->hugetlb)
+            return 0;
+    }
+    snprintf(a->why, sizeof a->why, "MFD_HUGETLB: %s", strerror(errno));
+    if (a->fd >= 0)
+        close(a->fd);
+    a->fd = memfd_create("phasepipe-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (a->fd < 0)
+        return err_sys(e, "the KV arena: memfd");
+    if (ftruncate(a->fd, (off_t)bytes))
+        return err_sys(e, "the KV arena of %" PRIu64 " bytes", bytes);
+    a->map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+    if (a->map == MAP_FAILED)
+        return err_sys(e, "the KV arena of %" PRIu64 " bytes", bytes);
+    if (madvise(a->map, bytes, MADV_HUGEPAGE)) {
+        size_t n = strlen(a->why);
+        snprintf(a->why + n, sizeof a->why - n, "; MADV_HUGEPAGE: %s", strerror(errno));
+    }
+    return 0;
+}
+
+/* Every page is got now: a first touch in the middle of a step would cost it milliseconds, and memory that is not there
+ * is better known at start. */
+static int populate(struct err *e, struct kv_arena *a)
+{
+    int rc = posix_fallocate(a->fd, 0, (off_t)a->map_bytes);
+    if (rc) {
+        errno = rc;
+        return err_sys(e, "the KV arena of %" PRIu64 " bytes", a->map_bytes);
+    }
+    if (madvise(a->map, a->map_bytes, MADV_POPULATE_WRITE) && errno != EINVAL)
+        return err_sys(e, "the KV arena of %" PRIu64 " bytes", a->map_bytes);
+    return 0;
+}
+
+int kv_arena_new(struct err *e, struct kv_arena **out, const struct kv_kind *k, uint64_t slot_bytes)
+{
+    struct kv_arena_head h;
+    struct places p;
+    struct kv_arena *a = calloc(1, sizeof *a);
+    if (!a)
+        return err_nomem(e, "an arena", sizeof *a);
+    a->fd = -1;
+    a->map = MAP_FAILED;
+    int rc = fill_head(e, &h, &a->layout, k, slot_bytes);
+    if (!rc && !places_of(&p, &h))
+        rc = err_set(e, ERR_NO, "a KV budget of %" PRIu64 " bytes is over what a file can hold", slot_bytes);
+    rc = rc ? rc : make_file(e, a, p.end);
+    rc = rc ? rc : populate(e, a);
+    if (rc) {
+        kv_arena_free(a);
+        return rc;
+    }
+    h.bytes = p.end;
+    set_places(a, &p);
+    for (uint64_t i = 0; i < h.n_seq; i++)
+        a->seq[i] = (struct kv_seq){.first_page = KV_NONE, .last_page = KV_NONE, .tail = KV_NONE};
+    memcpy(a->map, &h, sizeof h);
+    if (fcntl(a->fd, F_ADD_SEALS, SEALS)) {
+        rc = err_sys(e, "sealing the KV arena");
+        kv_arena_free(a);
+        return rc;
+    }
+    *out = a;
+    return 0;
+}
+
+/* ---- taking one over ---- */
+
+static int check_head(struct err *e, struct kv_layout *l, struct places *p, const struct kv_arena_head *h,
+                      uint64_t bytes)
+{
+    if (memcmp(h->magic, MAGIC, sizeof MAGIC))
+        return err_set(e, ERR_PROTO, "it is no KV arena");
+    if (h->version != KV_ARENA_VERSION)
+        return err_set(e, ERR_PROTO, "it is an arena of version %u, this program knows %d", h->version,
+                       KV_ARENA_VERSION);
+    struct kv_kind k = {
+        .type = (enum kern_kv)h->type, .n_layer = h->n_layer, .n_kv_head = h->n_kv_head, .head_dim = h->head_dim};
+    int rc = kv_kind_layout(e, l, &k);
+    if (rc)
+        return rc;
+    if (h->block_tokens != KERN_KV_BLOCK || h->slot_bytes != l->slot_bytes)
+        return err_set(e, ERR_PROTO, "its slots of %" PRIu64 " bytes are not those of this program, of %zu",
+                       h->slot_bytes, l->slot_bytes);
+    if (h->n_slot < 1 || h->n_slot > INT32_MAX || h->n_seq < 1 || h->n_seq > INT32_MAX || h->n_page < 1 ||
+        h->n_page > INT32_MAX || h->n_client < 1 || h->n_client > INT32_MAX || !places_of(p, h) || p->end != bytes ||
+        h->bytes != bytes)
+        return err_set(e, ERR_PROTO, "its head contradicts its %" PRIu64 " bytes", bytes);
+    return 0;
+}
+
+static int map_checked(struct err *e, struct kv_arena *a, const struct kv_kind *want)
+{
+    struct stat st;
+    struct kv_arena_head h;
+    struct places p;
+    int seals = fcntl(a->fd, F_GET_SEALS);
+    if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
+        return err_set(e, ERR_PROTO, "it is not sealed: a file that shrinks would end its readers");
+    if (fstat(a->fd, &st) || st.st_size < (off_t)sizeof h)
+        return err_set(e, ERR_PROTO, "it is no KV arena");
+    a->map_bytes = (uint64_t)st.st_size;
+    a->map = mmap(NULL, a->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+    if (a->map == MAP_FAILED)
+        return err_sys(e, "mapping %" PRIu64 " bytes", a->map_bytes);
+    memcpy(&h, a->map, sizeof h); /* once: it must not change between check and use */
+    int rc = check_head(e, &a->layout, &p, &h, a->map_bytes);
+    if (rc)
+        return rc;
+    a->hugetlb = st.st_blksize >= (blksize_t)HUGE_BYTES;
+    set_places(a, &p);
+    struct kv_kind have;
+    kv_arena_kind(a, &have);
+    madvise(a->map, a->map_bytes, MADV_HUGEPAGE); /* best effort */
+    return want ? kv_kind_check(e, want, &have, "it") : 0;
+}
+
+int kv_arena_adopt(struct err *e, struct kv_arena **out, int fd, const struct kv_kind *want)
+{
+    struct kv_arena *a = calloc(1, sizeof *a);
+    if (!a) {
+        close(fd);
+        return err_nomem(e, "an arena", sizeof *a);
+    }
+    a->fd = fd;
+    a->map = MAP_FAILED;
+    int rc = map_checked(e, a, want);
+    if (rc) {
+        kv_arena_free(a);
+        return rc == ERR_PROTO ? err_prefix(e, "the KV arena") : rc;
+    }
+    *out = a;
+    return 0;
+}
+
+void kv_arena_free(struct kv_arena *a)
+{
+    if (!a)
+        return;
+    if (a->map != MAP_FAILED)
+        munmap(a->map, a->map_bytes);
+    if (a->fd >= 0)
+        close(a->fd);
+    free(a);
+}
+
+/* ---- parts ---- */
+
+int kv_arena_fd(const struct kv_arena *a)
+{
+    return a->fd;
+}
+
+struct kv_arena_head *kv_arena_head_mut(const struct kv_arena *a)
+{
+    return (struct kv_arena_head *)(void *)a->map;
+}
+
+const struct kv_arena_head *kv_arena_head(const struct kv_arena *a)
+{
+    return kv_arena_head_mut(a);
+}
+
+const struct kv_layout *kv_arena_layout(const struct kv_arena *a)
+{
+    return &a->layout;
+}
+
+struct kv_client *kv_arena_client(const struct kv_arena *a, uint64_t i)
+{
+    return &a->client[i];
+}
+
+struct kv_slot *kv_arena_slot(const struct kv_arena *a, uint64_t i)
+{
+    return &a->slot[i];
+}
+
+struct kv_seq *kv_arena_seq(const struct kv_arena *a, uint64_t i)
+{
+    return &a->seq[i];
+}
+
+struct kv_page *kv_arena_page(const struct kv_arena *a, uint64_t i)
+{
+    return &a->page[i];
+}
+
+uint8_t *kv_arena_bytes(const struct kv_arena *a, uint64_t slot)
+{
+    return a->bytes + slot * a->layout.slot_bytes;
+}
+
+uint64_t kv_arena_sum(const struct kv_arena *a, uint64_t slot)
+{
+    return XXH3_64bits(kv_arena_bytes(a, slot), a->layout.layer_bytes * (size_t)a->layout.n_layer);
+}
+
+bool kv_arena_valid(const struct kv_arena *a, uint64_t seq, uint64_t gen)
+{
+    return seq < kv_arena_head(a)->n_seq && atomic_load_explicit(&a->seq[seq].gen, memory_order_acquire) == gen;
+}
+
+int kv_arena_table(struct err *e, const struct kv_arena *a, int32_t *out, uint64_t n, uint64_t seq, uint64_t gen)
+{
+    const struct kv_arena_head *h = kv_arena_head(a);
+    if (!kv_arena_valid(a, seq, gen) || atomic_load_explicit(&a->seq[seq].n_block, memory_order_acquire) < n)
+        return err_set(e, ERR_NO, "sequence %" PRIu64 " is another's or gone", seq);
+    uint32_t page = a->seq[seq].first_page;
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t k = i % KV_PAGE_SLOTS;
+        if (i && !k)
+            page = a->page[page].next;
+        if (page >= h->n_page || a->page[page].slot[k] >= h->n_slot)
+            return err_set(e, ERR_NO, "the table of sequence %" PRIu64 " is damaged", seq);
+        out[i] = (int32_t)a->page[page].slot[k];
+    }
+    if (!kv_arena_valid(a, seq, gen))
+        return err_set(e, ERR_NO, "sequence %" PRIu64 " was taken away", seq);
+    return 0;
+}
+
+/* ---- which pages it got ---- */
+
+const char *kv_arena_small_why(const struct kv_arena *a)
+{
+    return a->why;
+}
+
+static uint64_t kib_of(const char *line, const char *field)
+{
+    size_t n = strlen(field);
+    return strncmp(line, field, n) == 0 ? strtoull(line + n, NULL, 10) : 0;
+}
+
+uint64_t kv_arena_huge_bytes(const struct kv_arena *a)
+{
+    if (a->hugetlb)
+        return a->map_bytes;
+    FILE *f = fopen("/proc/self/smaps", "re");
+    if (!f)
+        return 0;
+    char line[512];
+    uint64_t kib = 0, from = (uintptr_t)a->map, to = from + a->map_bytes;
+    bool in = false;
+    while (fgets(line, sizeof line, f)) {
+        uint64_t lo, hi;
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64, &lo, &hi) == 2)
+            in = lo < to && hi > from;
+        else if (in)
+            kib += kib_of(line, "ShmemPmdMapped:") + kib_of(line, "FilePmdMapped:");
+    }
+    fclose(f);
+    return kib * 1024;
+}

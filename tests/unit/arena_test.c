@@ -1,0 +1,158 @@
+/* The arena: what its file says, and that a file which says otherwise is refused. Sizes follow from the layout. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "unit/kv_build.h"
+
+static void holds_what_was_asked_for(void **state)
+{
+    (void)state;
+    struct kv_arena *a = small_arena(10);
+    const struct kv_arena_head *h = kv_arena_head(a);
+    struct stat st;
+    assert_int_equal(h->n_slot, 10);
+    assert_true(h->n_seq >= 20 && h->n_page >= h->n_seq && h->n_client >= 64);
+    assert_int_equal(h->slot_bytes, kv_arena_layout(a)->slot_bytes);
+    assert_int_equal((uintptr_t)kv_arena_bytes(a, 0) % 4096, 0);
+    assert_int_equal(kv_arena_bytes(a, 9) - kv_arena_bytes(a, 0), 9 * (ptrdiff_t)h->slot_bytes);
+    assert_int_equal(fstat(kv_arena_fd(a), &st), 0);
+    assert_int_equal(st.st_size, h->bytes);
+    assert_true((uint64_t)st.st_blocks * 512 >= h->bytes); /* populated */
+    assert_true(kv_arena_huge_bytes(a) >= h->bytes || *kv_arena_small_why(a));
+    int seals = fcntl(kv_arena_fd(a), F_GET_SEALS);
+    assert_true(seals & F_SEAL_SHRINK && seals & F_SEAL_GROW);
+    assert_int_not_equal(ftruncate(kv_arena_fd(a), 4096), 0);
+    kv_arena_free(a);
+    kv_arena_free(NULL);
+}
+
+static void too_small_is_said(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct kv_kind k = small_kind();
+    struct kv_arena *a;
+    IS_NO(kv_arena_new(&e, &a, &k, 4095) == ERR_NO, "holds no block: one takes 4096 bytes");
+    k.n_layer = 0;
+    IS_NO(kv_arena_new(&e, &a, &k, 1 << 20) == ERR_PROTO, "impossible shape");
+}
+
+static void adopted_from_its_descriptor(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct kv_kind k = small_kind();
+    struct kv_arena *a = small_arena(5), *b;
+    kv_arena_bytes(a, 4)[17] = 99;
+    OK(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k));
+    assert_int_equal(kv_arena_head(b)->id, kv_arena_head(a)->id);
+    assert_int_equal(kv_arena_bytes(b, 4)[17], 99);
+    kv_arena_bytes(b, 3)[5] = 11;
+    assert_int_equal(kv_arena_bytes(a, 3)[5], 11);
+    assert_int_equal(kv_arena_sum(a, 3), kv_arena_sum(b, 3));
+    assert_int_not_equal(kv_arena_sum(a, 3), kv_arena_sum(b, 4));
+    kv_arena_free(b);
+    k.head_dim = 32;
+    IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "1 heads of 16");
+    k = small_kind();
+    k.model[0]++;
+    IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "another model");
+    k = small_kind();
+    strcpy(k.arith, "zz9");
+    IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "arithmetic pp1, this store holds KV of zz9");
+    k = small_kind();
+    k.type = KERN_KV_F16;
+    IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "type int8, this store f16");
+    kv_arena_free(a);
+}
+
+static int memory_file(const void *p, size_t n, size_t size, int seals)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)size), 0);
+    assert_int_equal(pwrite(fd, p, n, 0), n);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+/* Each field of the head set to numbers that cannot be true for the file. */
+static void damaged_heads_are_refused(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct kv_arena *a = small_arena(5), *b;
+    struct kv_arena_head good = *kv_arena_head(a), h;
+    static const uint64_t bad[] = {0, 1, 4, 6, 255, 1 << 20, INT32_MAX, UINT32_MAX, UINT64_MAX, (uint64_t)1 << 52};
+    size_t off[] = {offsetof(struct kv_arena_head, n_slot),     offsetof(struct kv_arena_head, n_seq),
+                    offsetof(struct kv_arena_head, n_page),     offsetof(struct kv_arena_head, n_client),
+                    offsetof(struct kv_arena_head, slot_bytes), offsetof(struct kv_arena_head, bytes)};
+    int both = F_SEAL_SHRINK | F_SEAL_GROW;
+    for (size_t f = 0; f < sizeof off / sizeof *off; f++)
+        for (size_t v = 0; v < sizeof bad / sizeof *bad; v++) {
+            h = good;
+            memcpy((char *)&h + off[f], &bad[v], 8);
+            int rc = kv_arena_adopt(&e, &b, memory_file(&h, sizeof h, good.bytes, both), NULL);
+            if (!rc) /* so small a change that the rounded size is still right */
+                kv_arena_free(b);
+            else
+                assert_int_equal(rc, ERR_PROTO);
+            assert_true(rc || (off[f] != off[4] && off[f] != off[5] && bad[v] < 256));
+        }
+    OK(kv_arena_adopt(&e, &b, memory_file(&good, sizeof good, good.bytes, both), NULL));
+    kv_arena_free(b);
+    IS_NO(kv_arena_adopt(&e, &b, memory_file(&good, sizeof good, good.bytes, F_SEAL_GROW), NULL), "not sealed");
+    IS_NO(kv_arena_adopt(&e, &b, memory_file(&good, 100, 100, both), NULL), "no KV arena");
+    IS_NO(kv_arena_adopt(&e, &b, memory_file(&good, sizeof good, good.bytes / 2, both), NULL), "contradicts");
+    h = good;
+    h.version++;
+    IS_NO(kv_arena_adopt(&e, &b, memory_file(&h, sizeof h, good.bytes, both), NULL), "version 2");
+    IS_NO(kv_arena_adopt(&e, &b, open("/dev/null", O_RDWR), NULL), "not sealed");
+    kv_arena_free(a);
+}
+
+static void a_pool_over_it(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct kv_arena *a = small_arena(8);
+    struct kv_pool *p;
+    struct kv_table t = {0};
+    int32_t slots[] = {3, 7, 1};
+    OK(kv_pool_of_arena(&e, &p, a));
+    assert_int_equal(kv_pool_slots(p), 8);
+    assert_int_equal(kv_pool_idle(p), 0);
+    assert_int_equal(kv_table_grow(&e, &t, p, 1), ERR_NO);
+    kv_pool_put(p, slots, 3);
+    OK(kv_table_grow(&e, &t, p, 2));
+    assert_ptr_equal(kv_tile(p, 7, 0, 0), kv_arena_bytes(a, 7));
+    assert_true((t.slot[0] == 1 && t.slot[1] == 7));
+    assert_int_equal(kv_pool_get(p, slots, 3), 1);
+    assert_int_equal(slots[0], 3);
+    kv_table_release(&t, p);
+    assert_int_equal(kv_pool_idle(p), 2);
+    kv_pool_free(p);
+    assert_int_equal(kv_arena_bytes(a, 0)[0], 0); /* still mapped */
+    kv_arena_free(a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(holds_what_was_asked_for),
+        cmocka_unit_test(too_small_is_said),
+        cmocka_unit_test(adopted_from_its_descriptor),
+        cmocka_unit_test(damaged_heads_are_refused),
+        cmocka_unit_test(a_pool_over_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
