@@ -20,18 +20,23 @@ static int64_t partitions(const struct engine_chunk *c)
 int attend_plan(struct err *e, struct engine *g)
 {
     struct step *s = &g->s;
-    int64_t whole = 0, split = 0, rows = 0, deep = 0;
+    int64_t whole = 0, split = 0, deep = 0;
     s->whole = true;
+    s->part_rows = 0;
     for (int64_t c = 0; c < s->n_chunk; c++) {
         int64_t tiles = (s->chunk[c].n + g->attn_tokens - 1) / g->attn_tokens;
         whole += tiles;
         split += tiles * partitions(&s->chunk[c]);
-        rows += tiles * partitions(&s->chunk[c]) * g->attn_rows;
-        deep = partitions(&s->chunk[c]) > deep ? partitions(&s->chunk[c]) : deep;
+        s->part_rows = max64(s->part_rows, min64(s->chunk[c].n, g->attn_tokens) * g->group);
+        deep = max64(deep, partitions(&s->chunk[c]));
         s->whole &= tiles == 1;
     }
-    /* enough units for a fair share without splitting, or nothing to split */
-    s->split = deep > 1 && whole * g->m->c.n_kv_head < 4 * g->n_thread && split > whole;
+    /*
+     * Split where units would be too few for a fair share; and where all chunks are short, contexts long and units
+     * many: then a unit is all heads of a partition, which lie side by side in a block and so read faster.
+     */
+    s->heads = s->whole && deep > 2 && split >= 8 * g->n_thread;
+    s->split = s->heads || (deep > 1 && whole * g->m->c.n_kv_head < 4 * g->n_thread && split > whole);
     s->whole &= !s->split;
     s->n_unit = 0;
     for (int64_t c = 0; c < s->n_chunk; c++) {
@@ -39,9 +44,9 @@ int attend_plan(struct err *e, struct engine *g)
         s->n_unit += (s->chunk[c].n + g->attn_tokens - 1) / g->attn_tokens * (s->split ? partitions(&s->chunk[c]) : 1);
     }
     s->unit0[s->n_chunk] = s->n_unit;
-    if (!s->split || rows * g->m->c.n_kv_head <= g->part.cap)
+    int64_t rows = s->n_unit * g->m->c.n_kv_head * s->part_rows;
+    if (!s->split || rows <= g->part.cap)
         return 0;
-    rows *= g->m->c.n_kv_head;
     struct part p = {malloc((size_t)rows * 4), malloc((size_t)rows * 4),
                      malloc((size_t)rows * 4 * (size_t)g->m->c.head_dim), rows};
     if (!p.m || !p.l || !p.o) {
@@ -212,18 +217,26 @@ void attend_rows(struct engine *g, int tid, int64_t layer, int64_t c, int64_t fi
     }
 }
 
+/* Partition of unit u into its partials; `after`: the unit that this thread takes next, -1 for none. */
+static void part(struct engine *g, struct seat *t, int64_t layer, int64_t u, int64_t after)
+{
+    struct unit un = unit_of(g, u);
+    int64_t at = u * g->s.part_rows;
+    int n = tiles_ahead(g, t, layer, after);
+    one_partition(g, t, layer, &un, un.p0, n, g->part.m + at, g->part.l + at, g->part.o + at * g->m->c.head_dim);
+}
+
 static void attend_split(struct engine *g, int tid, int64_t layer, int phase)
 {
     struct seat *t = &g->seat[tid];
-    int64_t hd = g->m->c.head_dim, rows = g->attn_rows, n_unit = g->s.n_unit * g->m->c.n_kv_head;
-    for (int64_t u; (u = team_take(g->team, phase, n_unit, 1)) >= 0;) {
-        struct unit un = unit_of(g, u);
-        int n = tiles_ahead(g, t, layer, team_peek(g->team, phase, n_unit));
-        one_partition(g, t, layer, &un, un.p0, n, g->part.m + u * rows, g->part.l + u * rows,
-                      g->part.o + u * rows * hd);
-        team_done(g->team, phase, n_unit, 1);
+    int64_t hd = g->m->c.head_dim, rows = g->s.part_rows, n_unit = g->s.n_unit * g->m->c.n_kv_head;
+    int64_t n = g->s.heads ? g->s.n_unit : n_unit;
+    for (int64_t u; (u = team_take(g->team, phase, n, 1)) >= 0;) {
+        for (int64_t h = u; h < n_unit; h += n)
+            part(g, t, layer, h, h + n < n_unit ? h + n : team_peek(g->team, phase, n));
+        team_done(g->team, phase, n, 1);
     }
-    team_sync(g->team, tid, phase, n_unit);
+    team_sync(g->team, tid, phase, n);
     for (int64_t u; (u = team_take(g->team, phase + 1, n_unit, 1)) >= 0;) {
         struct unit un = unit_of(g, u);
         if (!un.p0) { /* the first partition's unit joins them all */

@@ -25,7 +25,7 @@ struct seat {                     /* one thread's memory */
     float *qkv, *out, *h;
 };
 
-struct part { /* partials of split attention: [unit][G] */
+struct part { /* partials of split attention: [head][unit][part_rows] */
     float *m, *l, *o;
     int64_t cap; /* rows */
 };
@@ -42,6 +42,8 @@ struct step {
     int64_t *unit0;         /* [n_chunk + 1] first attention unit of a chunk (of one head) */
     int64_t n_unit;         /* of one head */
     bool split;             /* few rows, long contexts: a unit is a partition */
+    bool heads;             /* then it is all heads of it */
+    int64_t part_rows;      /* rows of the partials of one head and unit */
     bool whole;             /* a unit is all rows of a chunk: rotates and stores its own KV too */
     int64_t block, n_block; /* many rows: rows of a block, and blocks; 0: by columns */
     int64_t told;           /* layers that layer_done was told of */
@@ -89,6 +91,11 @@ struct engine {
 static inline int64_t min64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+
+static inline int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
 }
 
 /* Attention of one layer, run by every thread; uses one or two phases from *phase on. */

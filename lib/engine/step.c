@@ -4,7 +4,7 @@
 #include "engine/private.h"
 
 #define ROWS_STREAMED 16 /* up to here the kernels read packed weights as streams */
-#define RUN_MAX 64 /* panels of a unit: 16 rows of them fit where row_max rows of one panel do */
+#define RUN_MAX 64       /* panels of a unit: 16 rows of them fit where row_max rows of one panel do */
 
 int64_t groups(const struct kern_mat *w)
 {
@@ -23,8 +23,8 @@ static int64_t qkv_panels(const struct model_layer *l)
 }
 
 /*
- * Panels of a unit. Many rows: one, whose weights are unpacked once. Few rows: weights are read as streams, and long ones
- * read fastest, so a thread gets one unit (several a thread were no help against a disturbed core either).
+ * Panels of a unit. Many rows: one, whose weights are unpacked once. Few rows: weights are read as streams, and long
+ * ones read fastest, so a thread gets one unit (several a thread were no help against a disturbed core either).
  */
 static int64_t run_of(const struct engine *g, int64_t n_panel)
 {

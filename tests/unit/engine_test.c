@@ -280,6 +280,69 @@ static void same_bits(void **state)
     }
 }
 
+#define LONG 560 /* tokens: three partitions */
+#define MATES 8
+
+/* Logits of one token more for MATES sequences of other depths, in one step or one by one. */
+static void longer(float *out, const struct model *m, const char *isa, enum kern_kv kv, int threads, bool together)
+{
+    struct err e = {0};
+    struct kv_layout l;
+    struct kv_pool *pool = NULL;
+    struct engine *g = NULL;
+    struct kv_table t[MATES] = {{0}};
+    struct engine_chunk c[MATES];
+    uint32_t text[LONG + 1];
+    engine_layout(&l, m, kv);
+    assert_int_equal(kv_pool_new(&e, &pool, &l, (LONG / 32 + 2) * MATES * l.slot_bytes), 0);
+    struct engine_opts o = {.isa = isa, .threads = threads, .kv = kv, .row_max = LONG, .delay_seed = together};
+    assert_int_equal(engine_open(&e, &g, m, pool, &o), 0);
+    float *x = aligned_alloc(64, MATES * (size_t)engine_logits_ld(g) * sizeof *x);
+    assert_non_null(x);
+    for (int i = 0; i <= LONG; i++)
+        text[i] = ids[i % N];
+    for (int i = 0; i < MATES; i++) {
+        int64_t n = LONG - 6 * i;
+        assert_int_equal(kv_table_grow(&e, &t[i], pool, n / 32 + 1), 0);
+        c[i] = (struct engine_chunk){&t[i], text + i % 3, n, 0, ENGINE_NONE};
+        assert_int_equal(engine_step(&e, g, &c[i], 1, NULL, NULL), 0);
+        c[i] = (struct engine_chunk){&t[i], text + i, 1, n, ENGINE_LAST};
+    }
+    for (int i = 0; i < MATES; i += together ? MATES : 1) {
+        int n = together ? MATES : 1;
+        assert_int_equal(engine_step(&e, g, c + i, n, NULL, NULL), 0);
+        engine_logits(g, x, 0, n);
+        for (int j = 0; j < n; j++)
+            memcpy(out + (i + j) * m->c.vocab, x + j * engine_logits_ld(g), (size_t)m->c.vocab * sizeof *x);
+    }
+    for (int i = 0; i < MATES; i++)
+        kv_table_release(&t[i], pool);
+    free(x);
+    engine_free(g);
+    kv_pool_free(pool);
+}
+
+/* Many sequences with long contexts share attention out otherwise than one. */
+static void long_mates(void **state)
+{
+    (void)state;
+    static const enum kern_kv types[] = {KERN_KV_INT8, KERN_KV_BF16, KERN_KV_F16};
+    struct model *m = model_of(&shapes[1]);
+    float want[MATES * 64], have[MATES * 64];
+    for (int t = 0; t < 3; t++) {
+        longer(want, m, "c", types[t], 1, false);
+        for (int threads = 1; threads <= 3; threads++)
+            for (size_t a = 1; a < sizeof isas / sizeof *isas; a++) {
+                if (!there(isas[a]))
+                    continue;
+                longer(have, m, isas[a], types[t], threads, true);
+                if (memcmp(want, have, MATES * (size_t)m->c.vocab * sizeof *want))
+                    fail_msg("KV %s, %d threads, %s: bits differ", kern_kv_name(types[t]), threads, isas[a]);
+            }
+    }
+    model_free(m);
+}
+
 static void layer_is_next(void *arg, int64_t layer)
 {
     int64_t *next = arg;
@@ -338,10 +401,8 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(right_values),
-        cmocka_unit_test(int8_is_near),
-        cmocka_unit_test(same_bits),
-        cmocka_unit_test(layers_in_order),
+        cmocka_unit_test(right_values), cmocka_unit_test(int8_is_near),    cmocka_unit_test(same_bits),
+        cmocka_unit_test(long_mates),   cmocka_unit_test(layers_in_order),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
