@@ -1,0 +1,164 @@
+/*
+ * Who computes what. A sequence claims the blocks of its prompt that are nowhere; another that wants one of them waits,
+ * and its look-up goes on when the block is published, or when the one who computes it has failed: then the first that
+ * waits computes. So a hundred cold requests with one prompt compute it once.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "kv/store_impl.h"
+
+static struct claim **bucket(const struct kv_store *s, const uint8_t *digest)
+{
+    uint64_t h = XXH3_64bits_withSeed(digest, KV_DIGEST, kv_arena_head(s->a)->id);
+    return &s->claim_bucket[h & (s->n_bucket - 1)];
+}
+
+struct claim *claim_find(const struct kv_store *s, const uint8_t *digest)
+{
+    struct claim *c = *bucket(s, digest);
+    while (c && memcmp(c->digest, digest, KV_DIGEST))
+        c = c->hash_next;
+    return c;
+}
+
+bool claim_make(struct kv_store *s, uint32_t seq, const uint8_t *digest)
+{
+    struct claim *c = calloc(1, sizeof *c), **b = bucket(s, digest), **first = &s->seq[seq].claims;
+    if (!c)
+        return false;
+    memcpy(c->digest, digest, KV_DIGEST);
+    c->seq = seq;
+    c->first_wait = c->last_wait = KV_NONE;
+    c->hash_next = *b;
+    *b = c;
+    c->next = *first;
+    if (*first)
+        (*first)->prev = c;
+    *first = c;
+    return true;
+}
+
+void claim_wait(struct kv_store *s, struct claim *c, uint32_t seq)
+{
+    struct seq_side *q = &s->seq[seq];
+    q->waits_for = c;
+    q->wait_prev = c->last_wait;
+    q->wait_next = KV_NONE;
+    *(c->last_wait != KV_NONE ? &s->seq[c->last_wait].wait_next : &c->first_wait) = seq;
+    c->last_wait = seq;
+    s->n_waiting++;
+}
+
+void claim_unwait(struct kv_store *s, uint32_t seq)
+{
+    struct seq_side *q = &s->seq[seq];
+    struct claim *c = q->waits_for;
+    if (!c)
+        return;
+    *(q->wait_prev != KV_NONE ? &s->seq[q->wait_prev].wait_next : &c->first_wait) = q->wait_next;
+    *(q->wait_next != KV_NONE ? &s->seq[q->wait_next].wait_prev : &c->last_wait) = q->wait_prev;
+    q->waits_for = NULL;
+    q->wait_prev = q->wait_next = KV_NONE;
+    s->n_waiting--;
+}
+
+void claim_end(struct kv_store *s, struct claim *c, uint32_t *first, uint32_t *last)
+{
+    struct claim **b = bucket(s, c->digest);
+    while (*b != c)
+        b = &(*b)->hash_next;
+    *b = c->hash_next;
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        s->seq[c->seq].claims = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    while (c->first_wait != KV_NONE) {
+        uint32_t i = c->first_wait;
+        claim_unwait(s, i);
+        *(*last != KV_NONE ? &s->seq[*last].wait_next : first) = i;
+        s->seq[i].wait_prev = *last; /* a list of its own until it is woken */
+        *last = i;
+    }
+    free(c);
+}
+
+void claims_end(struct kv_store *s, uint32_t seq, uint32_t *first, uint32_t *last)
+{
+    while (s->seq[seq].claims)
+        claim_end(s, s->seq[seq].claims, first, last);
+}
+
+void claims_wake(struct kv_store *s, uint32_t first)
+{
+    while (first != KV_NONE) {
+        uint32_t i = first;
+        first = s->seq[i].wait_next;
+        s->seq[i].wait_prev = s->seq[i].wait_next = KV_NONE;
+        uint64_t had = seq_of(s, i)->n_block;
+        seq_grow(s, i);
+        struct kv_news n = {.kind = KV_NEWS_SEQ, .client = seq_of(s, i)->owner - 1};
+        seq_info(s, &n.seq, i);
+        if (n.seq.n_block != had || !n.seq.pending)
+            store_tell(s, &n);
+    }
+}
+
+static void forget_plan(struct seq_side *q)
+{
+    free(q->ids);
+    free(q->digests);
+    q->ids = NULL;
+    q->digests = NULL;
+    q->n_want = 0;
+}
+
+/* The block after those the sequence has, from memory or the file tier; KV_NONE: it is nowhere. */
+static uint32_t next_block(struct kv_store *s, uint32_t i, uint64_t n)
+{
+    const struct seq_side *q = &s->seq[i];
+    const uint8_t *digest = q->digests + n * KV_DIGEST;
+    const uint32_t *ids = q->ids + n * KERN_KV_BLOCK;
+    uint32_t slot = slot_find(s, digest), parent = n ? seq_block(s, i, n - 1) : KV_NONE;
+    if (slot == KV_NONE)
+        return slot_from_disk(s, digest, ids, parent);
+    return slot_is(s, slot, ids, parent) ? slot : KV_NONE;
+}
+
+void seq_grow(struct kv_store *s, uint32_t i)
+{
+    struct seq_side *q = &s->seq[i];
+    uint64_t n = seq_of(s, i)->n_block;
+    for (; n < q->n_want; n++) {
+        uint32_t slot = next_block(s, i, n);
+        if (slot == KV_NONE)
+            break;
+        if (!seq_append(s, i, slot)) {
+            slot_evictable(s, slot); /* it may have come from the file tier just now */
+            break;
+        }
+        s->hit_blocks++;
+    }
+    struct claim *c = n < q->n_want && q->wait ? claim_find(s, q->digests + n * KV_DIGEST) : NULL;
+    if (c && c->seq != i) {
+        claim_wait(s, c, i);
+        return;
+    }
+    s->miss_blocks += q->n_want - n;
+    for (; n < q->n_want; n++)
+        if (!claim_find(s, q->digests + n * KV_DIGEST) && !claim_make(s, i, q->digests + n * KV_DIGEST))
+            break; /* without memory others compute it too */
+    forget_plan(q);
+}
+
+void seq_stop(struct kv_store *s, uint32_t i, uint32_t *first, uint32_t *last)
+{
+    claim_unwait(s, i);
+    forget_plan(&s->seq[i]);
+    claims_end(s, i, first, last);
+}

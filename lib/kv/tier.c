@@ -1,0 +1,414 @@
+#include "kv/tier.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define MAGIC "PPTIER1"
+#define PAGE 4096
+
+struct file_head { /* the first page of the file */
+    char magic[8];
+    uint32_t type, n_layer, n_kv_head, head_dim;
+    uint8_t model[32];
+    char arith[KV_NAME_BYTES], layout[KV_NAME_BYTES];
+    uint64_t record_bytes;
+    uint64_t sum; /* of what is before it */
+};
+
+struct record_head { /* the first page of a record */
+    char magic[8];
+    uint64_t stamp; /* grows with each record written */
+    struct kv_tier_block b;
+    uint64_t sum; /* of what is before it */
+};
+
+struct record {
+    struct kv_tier_block b;
+    uint64_t stamp;
+    uint32_t hash_next;
+    uint32_t prev, next; /* by age, used last at the end; or of the free ones (next) */
+    bool used;
+};
+
+struct kv_tier {
+    int fd;
+    char *path;
+    uint64_t record_bytes, data_bytes;
+    uint64_t n, n_used;
+    struct record *rec;
+    uint32_t *bucket;
+    uint64_t n_bucket;
+    uint32_t first, last, first_free;
+    uint64_t stamp;
+    bool full; /* the disk has no more: from here on the oldest make room */
+    uint64_t hits, bad;
+};
+
+/* ---- index ---- */
+
+static uint32_t *bucket_of(const struct kv_tier *t, const uint8_t *digest)
+{
+    return &t->bucket[XXH3_64bits(digest, KV_DIGEST) & (t->n_bucket - 1)];
+}
+
+static uint32_t find(const struct kv_tier *t, const uint8_t *digest)
+{
+    uint32_t i = *bucket_of(t, digest);
+    while (i != KV_NONE && memcmp(t->rec[i].b.digest, digest, KV_DIGEST))
+        i = t->rec[i].hash_next;
+    return i;
+}
+
+static void append(struct kv_tier *t, uint32_t i)
+{
+    t->rec[i].prev = t->last;
+    t->rec[i].next = KV_NONE;
+    *(t->last != KV_NONE ? &t->rec[t->last].next : &t->first) = i;
+    t->last = i;
+}
+
+static void unlink_age(struct kv_tier *t, uint32_t i)
+{
+    struct record *r = &t->rec[i];
+    *(r->prev != KV_NONE ? &t->rec[r->prev].next : &t->first) = r->next;
+    *(r->next != KV_NONE ? &t->rec[r->next].prev : &t->last) = r->prev;
+}
+
+static void add(struct kv_tier *t, uint32_t i)
+{
+    uint32_t *b = bucket_of(t, t->rec[i].b.digest);
+    t->rec[i].hash_next = *b;
+    *b = i;
+    t->rec[i].used = true;
+    t->n_used++;
+    append(t, i);
+}
+
+static void make_free(struct kv_tier *t, uint32_t i)
+{
+    t->rec[i].used = false;
+    t->rec[i].next = t->first_free;
+    t->first_free = i;
+}
+
+static void drop(struct kv_tier *t, uint32_t i)
+{
+    uint32_t *b = bucket_of(t, t->rec[i].b.digest);
+    while (*b != i)
+        b = &t->rec[*b].hash_next;
+    *b = t->rec[i].hash_next;
+    unlink_age(t, i);
+    t->n_used--;
+    make_free(t, i);
+}
+
+/* ---- the file ---- */
+
+static off_t offset_of(const struct kv_tier *t, uint32_t i)
+{
+    return (off_t)(PAGE + i * t->record_bytes);
+}
+
+static void head_of(struct file_head *h, const struct kv_kind *k, uint64_t record_bytes)
+{
+    memset(h, 0, sizeof *h);
+    memcpy(h->magic, MAGIC, sizeof MAGIC);
+    h->type = (uint32_t)k->type;
+    h->n_layer = k->n_layer;
+    h->n_kv_head = k->n_kv_head;
+    h->head_dim = k->head_dim;
+    memcpy(h->model, k->model, sizeof h->model);
+    memcpy(h->arith, k->arith, sizeof h->arith);
+    memcpy(h->layout, k->layout, sizeof h->layout);
+    h->record_bytes = record_bytes;
+    h->sum = XXH3_64bits(h, offsetof(struct file_head, sum));
+}
+
+static int check_kind(struct err *e, const struct kv_tier *t, const struct file_head *h, const struct kv_kind *k)
+{
+    if (memcmp(h->magic, MAGIC, sizeof MAGIC) || h->sum != XXH3_64bits(h, offsetof(struct file_head, sum)))
+        return err_set(e, ERR_PROTO, "%s: it is no file of KV blocks: name another, or remove it", t->path);
+    struct kv_kind has = {
+        .type = (enum kern_kv)h->type, .n_layer = h->n_layer, .n_kv_head = h->n_kv_head, .head_dim = h->head_dim};
+    memcpy(has.model, h->model, sizeof has.model);
+    memcpy(has.arith, h->arith, sizeof has.arith);
+    memcpy(has.layout, h->layout, sizeof has.layout);
+    if (kv_kind_check(e, k, &has, "its writer"))
+        return err_prefix(e, "%s holds other KV", t->path);
+    if (h->record_bytes != t->record_bytes)
+        return err_set(e, ERR_PROTO, "%s: its records have %" PRIu64 " bytes, not %" PRIu64, t->path, h->record_bytes,
+                       t->record_bytes);
+    return 0;
+}
+
+static int open_file(struct err *e, struct kv_tier *t, const struct kv_kind *k)
+{
+    struct file_head h, want;
+    struct stat st;
+    t->fd = open(t->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (t->fd < 0)
+        return err_sys(e, "%s", t->path);
+    if (flock(t->fd, LOCK_EX | LOCK_NB))
+        return errno == EWOULDBLOCK ? err_set(e, ERR_NO, "%s: another kvstore uses it", t->path)
+                                    : err_sys(e, "%s", t->path);
+    head_of(&want, k, t->record_bytes);
+    if (fstat(t->fd, &st))
+        return err_sys(e, "%s", t->path);
+    if (st.st_size == 0) {
+        if (pwrite(t->fd, &want, sizeof want, 0) != (ssize_t)sizeof want)
+            return err_sys(e, "%s", t->path);
+        return 0;
+    }
+    if (pread(t->fd, &h, sizeof h, 0) != (ssize_t)sizeof h)
+        return err_set(e, ERR_PROTO, "%s: it is no file of KV blocks: name another, or remove it", t->path);
+    int rc = check_kind(e, t, &h, k);
+    if (rc)
+        return rc;
+    if (st.st_size > offset_of(t, (uint32_t)t->n) && ftruncate(t->fd, offset_of(t, (uint32_t)t->n)))
+        return err_sys(e, "%s", t->path);
+    return 0;
+}
+
+static bool is_record(const struct record_head *h)
+{
+    return !memcmp(h->magic, MAGIC, sizeof MAGIC) && h->sum == XXH3_64bits(h, offsetof(struct record_head, sum));
+}
+
+static int by_stamp(const void *a, const void *b, void *arg)
+{
+    const struct kv_tier *t = arg;
+    uint64_t x = t->rec[*(const uint32_t *)a].stamp, y = t->rec[*(const uint32_t *)b].stamp;
+    return x < y ? -1 : x > y;
+}
+
+/* Heads only: whether the bytes behind one are whole is seen when they are wanted. */
+static uint64_t scan(struct kv_tier *t, uint32_t *order)
+{
+    static const char zero[sizeof(struct record_head)];
+    struct record_head h;
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < t->n; i++) {
+        memset(&h, 0, sizeof h);
+        if (pread(t->fd, &h, sizeof h, offset_of(t, i)) != (ssize_t)sizeof h || !is_record(&h)) {
+            t->bad += offset_of(t, i) < lseek(t->fd, 0, SEEK_END) && memcmp(&h, zero, sizeof h) != 0;
+            continue;
+        }
+        t->rec[i].b = h.b;
+        t->rec[i].stamp = h.stamp;
+        t->stamp = h.stamp > t->stamp ? h.stamp : t->stamp;
+        order[n++] = i;
+    }
+    return n;
+}
+
+static int load_index(struct err *e, struct kv_tier *t)
+{
+    uint32_t *order = malloc(t->n * sizeof *order);
+    if (!order)
+        return err_nomem(e, "the index of the file tier", t->n * sizeof *order);
+    uint64_t n = scan(t, order);
+    qsort_r(order, n, sizeof *order, by_stamp, t);
+    for (uint64_t k = 0; k < n; k++) {
+        uint32_t older = find(t, t->rec[order[k]].b.digest);
+        if (older != KV_NONE)
+            drop(t, older);
+        add(t, order[k]);
+    }
+    t->first_free = KV_NONE;
+    for (uint64_t k = t->n; k-- > 0;)
+        if (!t->rec[k].used)
+            make_free(t, (uint32_t)k);
+    free(order);
+    return 0;
+}
+
+int kv_tier_open(struct err *e, struct kv_tier **out, const char *path, uint64_t bytes, const struct kv_kind *k)
+{
+    struct kv_layout l;
+    int rc = kv_kind_layout(e, &l, k);
+    struct kv_tier *t = rc ? NULL : calloc(1, sizeof *t);
+    if (!t)
+        return rc ? rc : err_nomem(e, "a file tier", sizeof *t);
+    t->fd = -1;
+    t->first = t->last = t->first_free = KV_NONE;
+    t->data_bytes = l.layer_bytes * (uint64_t)l.n_layer;
+    t->record_bytes = PAGE + l.slot_bytes;
+    t->n = bytes > PAGE ? (bytes - PAGE) / t->record_bytes : 0;
+    t->n = t->n < INT32_MAX ? t->n : INT32_MAX;
+    t->path = strdup(path);
+    for (t->n_bucket = 64; t->n_bucket < t->n; t->n_bucket *= 2)
+        ;
+    t->rec = calloc(t->n + 1, sizeof *t->rec);
+    t->bucket = malloc(t->n_bucket * sizeof *t->bucket);
+    if (!t->path || !t->rec || !t->bucket)
+        rc = err_nomem(e, "the index of the file tier", t->n * sizeof *t->rec);
+    else if (!t->n)
+        rc = err_set(e, ERR_NO, "a file tier of %" PRIu64 " bytes holds no block: one takes %" PRIu64, bytes,
+                     t->record_bytes + PAGE);
+    if (!rc) {
+        memset(t->bucket, 0xff, t->n_bucket * sizeof *t->bucket);
+        rc = open_file(e, t, k);
+    }
+    rc = rc ? rc : load_index(e, t);
+    if (rc) {
+        kv_tier_free(t);
+        return rc;
+    }
+    *out = t;
+    return 0;
+}
+
+void kv_tier_free(struct kv_tier *t)
+{
+    if (!t)
+        return;
+    if (t->fd >= 0)
+        close(t->fd);
+    free(t->path);
+    free(t->rec);
+    free(t->bucket);
+    free(t);
+}
+
+/* ---- blocks ---- */
+
+bool kv_tier_has(const struct kv_tier *t, const uint8_t *digest)
+{
+    return find(t, digest) != KV_NONE;
+}
+
+bool kv_tier_find(const struct kv_tier *t, struct kv_tier_block *out, const uint8_t *digest)
+{
+    uint32_t i = find(t, digest);
+    if (i == KV_NONE)
+        return false;
+    *out = t->rec[i].b;
+    return true;
+}
+
+static bool read_all(const struct kv_tier *t, uint8_t *dst, uint32_t i)
+{
+    for (uint64_t at = 0; at < t->data_bytes;) {
+        ssize_t n = pread(t->fd, dst + at, t->data_bytes - at, offset_of(t, i) + PAGE + (off_t)at);
+        if (n <= 0 && errno == EINTR && n < 0)
+            continue;
+        if (n <= 0)
+            return false;
+        at += (uint64_t)n;
+    }
+    return true;
+}
+
+static void forget(struct kv_tier *t, uint32_t i)
+{
+    static const struct record_head none;
+    drop(t, i);
+    (void)!pwrite(t->fd, &none, sizeof none, offset_of(t, i)); /* else its checksum tells again */
+}
+
+int kv_tier_get(struct err *e, struct kv_tier *t, uint8_t *dst, const uint8_t *digest)
+{
+    uint32_t i = find(t, digest);
+    if (i == KV_NONE)
+        return err_set(e, ERR_NO, "%s: the block is not there", t->path);
+    if (!read_all(t, dst, i) || XXH3_64bits(dst, t->data_bytes) != t->rec[i].b.sum) {
+        t->bad++;
+        forget(t, i);
+        return err_set(e, ERR_NO, "%s: the block in record %u is torn or damaged: dropped", t->path, i);
+    }
+    unlink_age(t, i);
+    append(t, i);
+    t->hits++;
+    return 0;
+}
+
+/* Head and bytes in one call. */
+static bool write_record(const struct kv_tier *t, uint32_t i, const struct record_head *h, const uint8_t *bytes)
+{
+    uint8_t page[PAGE] = {0};
+    memcpy(page, h, sizeof *h);
+    struct iovec iov[2] = {{page, PAGE}, {(void *)(uintptr_t)bytes, t->data_bytes}};
+    off_t at = offset_of(t, i);
+    for (int k = 0; k < 2;) {
+        ssize_t n = pwritev(t->fd, iov + k, 2 - k, at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return false;
+        at += n;
+        for (size_t left = (size_t)n; k < 2 && left;) {
+            size_t step = left < iov[k].iov_len ? left : iov[k].iov_len;
+            iov[k].iov_base = (uint8_t *)iov[k].iov_base + step;
+            iov[k].iov_len -= step;
+            left -= step;
+            k += iov[k].iov_len == 0;
+        }
+    }
+    return true;
+}
+
+static int no_room(struct err *e, struct kv_tier *t)
+{
+    int saved = errno;
+    if (saved != ENOSPC && saved != EDQUOT && saved != EFBIG)
+        return err_sys(e, "%s: a block is not kept", t->path);
+    t->full = true;
+    return err_set(e, ERR_SYS,
+                   "%s: the disk is full with %" PRIu64
+                   " blocks (%s): a block is not kept; from here on the oldest make "
+                   "room",
+                   t->path, t->n_used, strerror(saved));
+}
+
+int kv_tier_put(struct err *e, struct kv_tier *t, uint8_t *dropped, bool *has_dropped, const struct kv_tier_block *b,
+                const uint8_t *bytes)
+{
+    *has_dropped = false;
+    if (kv_tier_has(t, b->digest))
+        return 0;
+    if (t->n_used && (t->full || t->first_free == KV_NONE)) {
+        memcpy(dropped, t->rec[t->first].b.digest, KV_DIGEST);
+        *has_dropped = true;
+        drop(t, t->first); /* its place is on top of the free ones */
+    }
+    uint32_t i = t->first_free;
+    struct record_head h;
+    memset(&h, 0, sizeof h);
+    memcpy(h.magic, MAGIC, sizeof MAGIC);
+    h.stamp = ++t->stamp;
+    h.b = *b;
+    h.sum = XXH3_64bits(&h, offsetof(struct record_head, sum));
+    if (!write_record(t, i, &h, bytes)) {
+        int rc = no_room(e, t);
+        static const struct record_head none;
+        (void)!pwrite(t->fd, &none, sizeof none, offset_of(t, i));
+        return rc;
+    }
+    t->first_free = t->rec[i].next;
+    t->rec[i].b = *b;
+    t->rec[i].stamp = h.stamp;
+    add(t, i);
+    return 0;
+}
+
+void kv_tier_each(const struct kv_tier *t, void (*fn)(void *arg, const uint8_t *digest), void *arg)
+{
+    for (uint32_t i = t->first; i != KV_NONE; i = t->rec[i].next)
+        fn(arg, t->rec[i].b.digest);
+}
+
+void kv_tier_stat(const struct kv_tier *t, struct kv_tier_stat *out)
+{
+    *out = (struct kv_tier_stat){.total = t->n, .used = t->n_used, .hits = t->hits, .bad = t->bad};
+}
