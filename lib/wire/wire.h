@@ -355,6 +355,9 @@ void wire_writer_free(struct wire_writer *w);
 /* Writes a whole frame, or an ERR_SYS ("stdout: the next stage has gone" for EPIPE; a full disk by name). Blocks. After
  * a failed write every later one fails too. Not for blk, whose payload wire_write_blk takes. */
 int wire_write(struct err *e, struct wire_writer *w, const struct wire_frame *f);
+/* The same for many small frames: kept until there are 64 KiB, until wire_flush, or until another write. */
+int wire_write_later(struct err *e, struct wire_writer *w, const struct wire_frame *f);
+int wire_flush(struct err *e, struct wire_writer *w);
 /* A frame that wire_encode made earlier, for queues; of blk with its payload right behind. */
 int wire_write_raw(struct err *e, struct wire_writer *w, const uint8_t *frame, size_t n);
 /* A blk frame and its payload (n_data is set from iov). */

@@ -13,12 +13,14 @@
 #define IOV_N 256
 #define PIPE_BYTES (1 << 20)
 #define KEEP_BYTES ((size_t)1 << 20)
+#define HOLD_BYTES ((size_t)64 << 10) /* of frames to be written later */
 
 struct wire_writer {
     int fd;
     char *name;
     pthread_mutex_t lock; /* over all below: a frame is written whole */
     msgpack_sbuffer buf;
+    size_t held; /* bytes at the front of buf that wire_write_later left */
     uint64_t n_bytes;
     struct err failed;
 };
@@ -103,18 +105,18 @@ static int write_all(struct wire_writer *w, const struct iovec *iov, int n_iov)
     return 0;
 }
 
-static void put_length(struct wire_writer *w, uint64_t n)
+static void put_length(struct wire_writer *w, size_t at, uint64_t n)
 {
     for (int i = 0; i < 4; i++)
-        w->buf.data[1 + i] = (char)(n >> (24 - 8 * i));
+        w->buf.data[at + 1 + (size_t)i] = (char)(n >> (24 - 8 * i));
 }
 
-/* Leaves the buffer with nothing but the prefix, its length still to be put. */
+/* Leaves the buffer with what is held and the prefix, its length still to be put. */
 static int begin(struct err *e, struct wire_writer *w)
 {
     static const char room[PREFIX] = {(char)0xce};
-    w->buf.size = 0;
-    if (w->buf.alloc > KEEP_BYTES) {
+    w->buf.size = w->held;
+    if (w->buf.alloc > KEEP_BYTES && !w->held) {
         msgpack_sbuffer_destroy(&w->buf);
         msgpack_sbuffer_init(&w->buf);
     }
@@ -127,12 +129,21 @@ static int encode(struct err *e, struct wire_writer *w, const struct wire_frame 
     rc = rc ? rc : wire_encode_into(e, &w->buf, f);
     if (rc)
         return rc;
-    uint64_t n = w->buf.size - PREFIX + n_data;
+    uint64_t n = w->buf.size - w->held - PREFIX + n_data;
     if (n > WIRE_FRAME_BYTES_MAX)
         return err_set(e, ERR_PROTO, "%s frame: %llu bytes, the limit is %u", wire_kind_name(f->kind),
                        (unsigned long long)n, WIRE_FRAME_BYTES_MAX);
-    put_length(w, n);
+    put_length(w, w->held, n);
     return 0;
+}
+
+static int flush(struct wire_writer *w)
+{
+    if (!w->held)
+        return 0;
+    w->buf.size = w->held;
+    w->held = 0;
+    return write_all(w, NULL, 0);
 }
 
 /* f: to be encoded; NULL: the one piece of iov is a frame encoded already. */
@@ -143,10 +154,12 @@ static int write_frame(struct err *e, struct wire_writer *w, const struct wire_f
     int rc = w->failed.code;
     if (rc) {
         *e = w->failed;
+    } else if ((rc = flush(w))) {
+        *e = w->failed;
     } else {
         rc = f ? encode(e, w, f, n_data) : begin(e, w);
         if (!f && !rc)
-            put_length(w, n_data);
+            put_length(w, 0, n_data);
         if (rc)
             err_prefix(e, "%s", w->name);
         else if ((rc = write_all(w, iov, n_iov)))
@@ -160,6 +173,34 @@ int wire_write(struct err *e, struct wire_writer *w, const struct wire_frame *f)
 {
     assert(f->kind != WIRE_BLK);
     return write_frame(e, w, f, NULL, 0, 0);
+}
+
+int wire_write_later(struct err *e, struct wire_writer *w, const struct wire_frame *f)
+{
+    assert(f->kind != WIRE_BLK);
+    pthread_mutex_lock(&w->lock);
+    int rc = w->failed.code;
+    if (rc) {
+        *e = w->failed;
+    } else if ((rc = encode(e, w, f, 0))) {
+        err_prefix(e, "%s", w->name);
+    } else {
+        w->held = w->buf.size;
+        if (w->held >= HOLD_BYTES && (rc = flush(w)))
+            *e = w->failed;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return rc;
+}
+
+int wire_flush(struct err *e, struct wire_writer *w)
+{
+    pthread_mutex_lock(&w->lock);
+    int rc = w->failed.code ? w->failed.code : flush(w);
+    if (rc)
+        *e = w->failed;
+    pthread_mutex_unlock(&w->lock);
+    return rc;
 }
 
 int wire_write_raw(struct err *e, struct wire_writer *w, const uint8_t *frame, size_t n)

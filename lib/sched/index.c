@@ -1,0 +1,129 @@
+/*
+ * Digests to the stores that hold the block. Sixteen bytes of a collision-resistant digest name it well enough for a
+ * hint: a store compares ids before it calls a block found.
+ */
+#include "sched/machine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void key_of(uint64_t key[2], const uint8_t *digest)
+{
+    memcpy(key, digest, 16);
+    if (!key[0] && !key[1])
+        key[0] = 1;
+}
+
+static bool is_free(const struct block *b)
+{
+    return !b->key[0] && !b->key[1];
+}
+
+/* The block of a key, or the free slot where it would go. Stores may name digests of a hostile client, so the place is
+ * mixed. */
+static struct block *find(const struct index *x, const uint64_t key[2])
+{
+    size_t i = (size_t)mix64(key[0] ^ mix64(key[1])) & x->mask;
+    while (!is_free(&x->slot[i]) && (x->slot[i].key[0] != key[0] || x->slot[i].key[1] != key[1]))
+        i = (i + 1) & x->mask;
+    return &x->slot[i];
+}
+
+static int grow(struct err *e, struct index *x)
+{
+    size_t size = x->slot ? 2 * (x->mask + 1) : 1024;
+    struct index bigger = {calloc(size, sizeof *bigger.slot), x->n, size - 1};
+    if (!bigger.slot)
+        return err_nomem(e, "the index of blocks", size * sizeof *bigger.slot);
+    for (size_t i = 0; x->slot && i <= x->mask; i++)
+        if (!is_free(&x->slot[i]))
+            *find(&bigger, x->slot[i].key) = x->slot[i];
+    free(x->slot);
+    *x = bigger;
+    return 0;
+}
+
+int index_set(struct err *e, struct index *x, const uint8_t *digest, uint32_t store)
+{
+    uint64_t key[2];
+    key_of(key, digest);
+    if (!x->slot || 2 * (x->n + 1) > x->mask + 1) {
+        int rc = grow(e, x);
+        if (rc)
+            return rc;
+    }
+    struct block *b = find(x, key);
+    if (is_free(b)) {
+        memcpy(b->key, key, sizeof key);
+        x->n++;
+    }
+    b->stores[store / 64] |= (uint64_t)1 << store % 64;
+    return 0;
+}
+
+static size_t home_of(const struct index *x, const struct block *b)
+{
+    return (size_t)mix64(b->key[0] ^ mix64(b->key[1])) & x->mask;
+}
+
+static void take_out(struct index *x, struct block *b)
+{
+    size_t hole = (size_t)(b - x->slot);
+    x->n--;
+    for (size_t i = hole;;) {
+        i = (i + 1) & x->mask;
+        if (is_free(&x->slot[i]))
+            break;
+        if (((i - home_of(x, &x->slot[i])) & x->mask) >= ((i - hole) & x->mask)) {
+            x->slot[hole] = x->slot[i];
+            hole = i;
+        }
+    }
+    memset(&x->slot[hole], 0, sizeof x->slot[hole]);
+}
+
+static bool nobody(const struct block *b)
+{
+    for (size_t i = 0; i < SCHED_STORES_MAX / 64; i++)
+        if (b->stores[i])
+            return false;
+    return true;
+}
+
+void index_clear(struct index *x, const uint8_t *digest, uint32_t store)
+{
+    uint64_t key[2];
+    key_of(key, digest);
+    struct block *b = x->slot ? find(x, key) : NULL;
+    if (!b || is_free(b))
+        return;
+    b->stores[store / 64] &= ~((uint64_t)1 << store % 64);
+    if (nobody(b))
+        take_out(x, b);
+}
+
+void index_clear_store(struct index *x, uint32_t store)
+{
+    for (size_t i = 0; x->slot && i <= x->mask;) {
+        struct block *b = &x->slot[i];
+        b->stores[store / 64] &= ~((uint64_t)1 << store % 64);
+        if (!is_free(b) && nobody(b))
+            take_out(x, b); /* another may have moved here: look again */
+        else
+            i++;
+    }
+}
+
+const struct block *index_get(const struct index *x, const uint8_t *digest)
+{
+    uint64_t key[2];
+    key_of(key, digest);
+    const struct block *b = x->slot ? find(x, key) : NULL;
+    return b && !is_free(b) ? b : NULL;
+}
+
+void index_free(struct index *x)
+{
+    free(x->slot);
+    *x = (struct index){NULL, 0, 0};
+}

@@ -1,0 +1,355 @@
+/* Requests, the states they go through, and their tries on workers. */
+#include "sched/machine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SPARES_MAX 4096
+
+static uint64_t job_hash(const struct gateway *gw, uint64_t id)
+{
+    return mix64(id ^ gw->hash);
+}
+
+struct job *job_find(const struct sched *s, const struct gateway *gw, uint64_t id)
+{
+    size_t at;
+    uint64_t hash = job_hash(gw, id);
+    struct job *j = map_first(&s->jobs, hash, &at);
+    while (j && (j->gw != gw || j->pub.job != id))
+        j = map_next(&s->jobs, hash, &at);
+    return j;
+}
+
+int job_new(struct err *e, struct job **out, struct sched *s, struct gateway *gw, uint64_t id)
+{
+    struct job *j = s->spare;
+    if (j) {
+        s->spare = j->gw_next;
+        s->n_spare--;
+    } else {
+        j = malloc(sizeof *j);
+        if (!j)
+            return err_nomem(e, "a request", sizeof *j);
+    }
+    memset(j, 0, sizeof *j);
+    int rc = map_put(e, &s->jobs, job_hash(gw, id), j);
+    if (rc) {
+        free(j);
+        return rc;
+    }
+    j->gw = gw;
+    j->pub.gw = gw->name;
+    j->pub.job = id;
+    j->pub.number = ++s->next_job;
+    j->pub.arrival_ns = j->pub.since_ns = s->now_ns;
+    j->pub.kv_store = -1;
+    j->attempt = 1;
+    j->state = JOB_ENDED;
+    s->n_ended++;
+    j->gw_next = gw->jobs;
+    if (gw->jobs)
+        gw->jobs->gw_prev = j;
+    gw->jobs = j;
+    *out = j;
+    return 0;
+}
+
+static void drop_data(struct job *j)
+{
+    free(j->digests);
+    free(j->body);
+    free(j->reply);
+    free(j->out);
+    j->digests = j->body = NULL;
+    j->reply = NULL;
+    j->out = NULL;
+    j->n_body = j->n_reply = 0;
+    j->n_out_id = j->size_out = 0;
+    j->pub.n_block = 0;
+}
+
+void job_free(struct sched *s, struct job *j)
+{
+    struct gateway *g = j->gw;
+    s->n_ended--;
+    map_drop(&s->jobs, job_hash(g, j->pub.job), j);
+    if (j->gw_prev)
+        j->gw_prev->gw_next = j->gw_next;
+    else
+        g->jobs = j->gw_next;
+    if (j->gw_next)
+        j->gw_next->gw_prev = j->gw_prev;
+    drop_data(j);
+    if (s->n_spare < SPARES_MAX) {
+        j->gw_next = s->spare;
+        s->spare = j;
+        s->n_spare++;
+    } else {
+        free(j);
+    }
+    if (g->gone && !g->jobs)
+        gateway_free(s, g);
+}
+
+static void leave(struct sched *s, struct job *j)
+{
+    switch (j->state) {
+    case JOB_HELD:
+        s->n_waiting--;
+        break;
+    case JOB_QUEUED:
+        queue_drop(&s->queued, j);
+        s->n_waiting--;
+        break;
+    case JOB_READY:
+        queue_drop(&s->ready, j);
+        s->n_waiting--;
+        break;
+    case JOB_RUNNING:
+        s->n_running -= !j->unasked;
+        break;
+    case JOB_ENDED:
+        s->n_ended--;
+        break;
+    }
+}
+
+void job_set(struct sched *s, struct job *j, enum job_state state)
+{
+    leave(s, j);
+    j->state = state;
+    j->pub.since_ns = s->now_ns;
+    j->pub.prefilled = state == JOB_READY;
+    s->dirty = true;
+    switch (state) {
+    case JOB_HELD:
+        s->n_waiting++;
+        break;
+    case JOB_QUEUED:
+        queue_add(&s->queued, j);
+        s->n_waiting++;
+        break;
+    case JOB_READY:
+        queue_add(&s->ready, j);
+        s->n_waiting++;
+        break;
+    case JOB_RUNNING:
+        s->n_running += !j->unasked;
+        break;
+    case JOB_ENDED:
+        s->n_ended++;
+        break;
+    }
+}
+
+/* All wait equally long, so the list is in the order of its ends. */
+void job_hold(struct sched *s, struct job *j, bool on)
+{
+    if (j->held == on)
+        return;
+    j->held = on;
+    if (on) {
+        j->held_prev = s->held_last;
+        j->held_next = NULL;
+        if (s->held_last)
+            s->held_last->held_next = j;
+        else
+            s->held_first = j;
+        s->held_last = j;
+        return;
+    }
+    if (j->held_prev)
+        j->held_prev->held_next = j->held_next;
+    else
+        s->held_first = j->held_next;
+    if (j->held_next)
+        j->held_next->held_prev = j->held_prev;
+    else
+        s->held_last = j->held_prev;
+}
+
+/*
+ * The newest tokens of an answer, ids ending at n_out. What is known already is passed over. A gap (a report was lost)
+ * is not taken: the answer then goes on from what is known, and the gateway passes over what it has.
+ */
+int job_take_out(struct err *e, struct job *j, uint32_t n_out, const uint32_t *ids, uint32_t n_id)
+{
+    if (n_out <= j->pub.n_out)
+        return 0;
+    if (!n_id && !j->n_out_id) { /* workers that only count */
+        j->pub.n_out = n_out;
+        return 0;
+    }
+    if (n_id > n_out || n_out - n_id > j->n_out_id || j->pub.n_out != j->n_out_id)
+        return 0;
+    uint32_t have = j->n_out_id, fresh = n_out - have;
+    if (n_out > j->size_out) {
+        uint32_t size = n_out < 32 ? 32 : n_out + n_out / 2;
+        uint32_t *p = realloc(j->out, size * sizeof *p);
+        if (!p)
+            return err_nomem(e, "tokens of an answer", size * sizeof *p);
+        j->out = p;
+        j->size_out = size;
+    }
+    memcpy(j->out + have, ids + (n_id - fresh), fresh * sizeof *ids);
+    j->n_out_id = j->pub.n_out = n_out;
+    return 0;
+}
+
+static void tell_done(struct sched *s, const struct job *j, enum end end, uint32_t code, const char *text)
+{
+    static const enum wire_reason reason[] = {
+        [END_STOP] = WIRE_STOP,         [END_LENGTH] = WIRE_LENGTH, [END_CANCELLED] = WIRE_CANCELLED,
+        [END_EXPIRED] = WIRE_CANCELLED, [END_ERROR] = WIRE_ERROR,   [END_REFUSED] = WIRE_ERROR};
+    struct wire_frame f = {.kind = WIRE_DONE};
+    f.done = (struct wire_done){.at_ns = s->now_ns,
+                                .to = str_c(j->gw->name),
+                                .job = j->pub.job,
+                                .attempt = j->attempt,
+                                .n_out = j->pub.n_out,
+                                .reason = reason[end],
+                                .code = code,
+                                .text = str_c(text)};
+    emit(s, &f);
+}
+
+void job_end(struct sched *s, struct job *j, enum end end, uint32_t code, const char *text)
+{
+    for (struct run *r = j->runs; r; r = r->next)
+        run_abandon(s, r);
+    job_hold(s, j, false);
+    heap_drop(&s->deadlines, j);
+    job_set(s, j, JOB_ENDED);
+    if (!j->unasked) {
+        s->ended[end]++;
+        if (end != END_REFUSED)
+            tell_done(s, j, end, code, text);
+    }
+    if (j->fresh_at) {
+        s->fresh[j->fresh_at - 1] = NULL;
+        j->fresh_at = 0;
+    }
+    if (!j->runs)
+        job_free(s, j);
+    else
+        drop_data(j);
+}
+
+void job_requeue(struct sched *s, struct job *j, bool retry)
+{
+    j->attempt++;
+    j->n_handle = 0;
+    j->pub.kv_store = -1;
+    if (j->unasked) { /* nobody asks for it any more on this worker; a gateway may submit it yet */
+        job_end(s, j, END_ERROR, ERR_SYS, "");
+        return;
+    }
+    if (j->pub.n_out && j->pub.n_out >= j->pub.max_tokens) { /* only the news of its end was lost */
+        job_end(s, j, END_LENGTH, 0, "");
+        return;
+    }
+    if (retry) {
+        s->retried++;
+        if (++j->pub.retries > s->retries_max) {
+            job_end(s, j, END_ERROR, ERR_SYS, "every worker that had the request died or failed");
+            return;
+        }
+    }
+    job_set(s, j, JOB_QUEUED);
+}
+
+uint64_t job_blocks(const struct sched *s, const struct job *j, uint32_t max_len, enum sched_phase phase)
+{
+    uint64_t n = (uint64_t)j->pub.n_prompt + j->pub.n_out + 1;
+    if (phase != SCHED_ON_PREFILL) {
+        double most = (double)j->pub.n_prompt + s->reserve * (double)j->pub.max_tokens;
+        uint64_t want = most < 4e9 ? (uint64_t)most : 4000000000u;
+        want = want < max_len ? want : max_len;
+        n = want > n ? want : n;
+    }
+    return (n + SCHED_BLOCK - 1) / SCHED_BLOCK;
+}
+
+/* ---- tries ---- */
+
+int run_open(struct err *e, struct run **out, struct sched *s, struct job *j, struct worker *w, enum sched_phase phase)
+{
+    struct run *r = j->run0_used ? malloc(sizeof *r) : &j->run0;
+    if (!r)
+        return err_nomem(e, "an order", sizeof *r);
+    *r = (struct run){.w = w, .j = j, .attempt = j->attempt, .phase = phase, .next_store = -1};
+    if (r == &j->run0)
+        j->run0_used = true;
+    r->next = j->runs;
+    j->runs = r;
+    r->w_prev = w->last_run;
+    if (w->last_run)
+        w->last_run->w_next = r;
+    else
+        w->first_run = r;
+    w->last_run = r;
+    w->n_run++;
+    r->blocks = job_blocks(s, j, w->pub.max_len, phase);
+    r->context = j->pub.n_prompt + j->pub.n_out;
+    w->pub.n_prefill += phase == SCHED_ON_PREFILL;
+    w->pub.n_decode += phase == SCHED_ON_DECODE;
+    w->pub.n_whole += phase == SCHED_ON_WHOLE;
+    if (phase != SCHED_ON_PREFILL)
+        w->pub.context += r->context;
+    *out = r;
+    return 0;
+}
+
+void run_progress(struct run *r, uint64_t est_ns)
+{
+    r->w->pub.prefill_left_ns += est_ns - r->est_ns;
+    r->est_ns = est_ns;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* What it took is room again at once; the worker's next poll says it exactly. */
+void run_close(struct sched *s, struct run *r)
+{
+    struct worker *w = r->w;
+    struct job *j = r->j;
+    run_progress(r, 0);
+    w->pub.n_prefill -= r->phase == SCHED_ON_PREFILL;
+    w->pub.n_decode -= r->phase == SCHED_ON_DECODE;
+    w->pub.n_whole -= r->phase == SCHED_ON_WHOLE;
+    if (r->phase != SCHED_ON_PREFILL)
+        w->pub.context -= r->context;
+    w->pub.seqs = (uint32_t)least(w->pub.seqs + 1, w->pub.seqs_all);
+    w->pub.blocks = least(w->pub.blocks + r->blocks, w->pub.blocks_all);
+    if (r->phase != SCHED_ON_DECODE)
+        w->pub.tokens = (uint32_t)least((uint64_t)w->pub.tokens + r->n_new, UINT32_MAX);
+    *(r->w_prev ? &r->w_prev->w_next : &w->first_run) = r->w_next;
+    *(r->w_next ? &r->w_next->w_prev : &w->last_run) = r->w_prev;
+    w->n_run--;
+    struct run **at = &j->runs;
+    while (*at != r)
+        at = &(*at)->next;
+    *at = r->next;
+    if (j->cur == r)
+        j->cur = NULL;
+    s->dirty = true;
+    if (r == &j->run0)
+        j->run0_used = false;
+    else
+        free(r);
+}
+
+void run_abandon(struct sched *s, struct run *r)
+{
+    if (r->j->cur == r)
+        r->j->cur = NULL;
+    r->current = false;
+    if (r->cancelled)
+        return;
+    r->cancelled = true;
+    worker_tell(s, r->w, "cancel", r);
+}

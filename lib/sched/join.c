@@ -1,0 +1,199 @@
+/* Workers register, with what they run: after their own start, or after the scheduler's. */
+#include "sched/machine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int store_get(struct err *e, int *out, struct sched *s, struct wire_str name)
+{
+    *out = -1;
+    if (!name.n)
+        return 0;
+    uint64_t hash = wire_sum(name.p, name.n);
+    for (uint32_t i = 0; i < s->n_store; i++)
+        if (s->store[i].hash == hash && str_is(name, s->store[i].name)) {
+            *out = (int)i;
+            return 0;
+        }
+    if (s->n_store == SCHED_STORES_MAX)
+        return 0;
+    char *copy = strndup(name.p, name.n);
+    if (!copy)
+        return err_nomem(e, "a store", name.n);
+    s->store[s->n_store] = (struct store){copy, hash};
+    *out = (int)s->n_store++;
+    return 0;
+}
+
+static enum sched_role role_of(struct wire_str s)
+{
+    return str_is(s, "prefill")  ? SCHED_PREFILL
+           : str_is(s, "decode") ? SCHED_DECODE
+           : str_is(s, "both")   ? SCHED_BOTH
+                                 : 0;
+}
+
+static int phase_of(struct wire_str s)
+{
+    return str_is(s, "prefill")  ? SCHED_ON_PREFILL
+           : str_is(s, "decode") ? SCHED_ON_DECODE
+           : str_is(s, "whole")  ? SCHED_ON_WHOLE
+                                 : -1;
+}
+
+static int describe(struct err *e, struct sched *s, struct worker *w, const struct wire_join *f)
+{
+    struct sched_worker *p = &w->pub;
+    int rc = store_get(e, &p->store, s, f->store);
+    if (rc)
+        return rc;
+    w->inc = f->inc;
+    p->role = role_of(f->role);
+    p->seqs_all = f->seqs;
+    p->blocks_all = f->blocks;
+    p->max_len = f->max_len;
+    p->chunk = f->chunk;
+    fit_set(&p->prefill, f->pre_a, f->pre_b, f->pre_c, 1e3, 1e7);
+    fit_set(&p->step, f->dec_a, f->dec_b, f->dec_c, 1e5, 1e2);
+    s->recheck = s->recheck || !s->blocks_max;
+    s->blocks_max = f->blocks > s->blocks_max ? f->blocks : s->blocks_max;
+    s->max_len = f->max_len > s->max_len ? f->max_len : s->max_len;
+    return 0;
+}
+
+/* A run that the worker has and that has no try here. */
+static int adopt(struct err *e, struct sched *s, struct worker *w, const struct wire_run *f)
+{
+    struct gateway *g;
+    struct run *r;
+    int rc = gateway_get(e, &g, s, f->gw);
+    if (rc)
+        return rc;
+    struct job *j = job_find(s, g, f->job);
+    bool is_new = !j;
+    if (is_new) {
+        rc = job_new(e, &j, s, g, f->job);
+        if (rc)
+            return rc;
+        j->unasked = true;
+        j->attempt = f->attempt;
+        j->pub.n_prompt = f->n_prompt ? f->n_prompt : 1;
+        j->pub.max_tokens = f->max_tokens;
+    }
+    bool wanted = is_new || (j->state == JOB_HELD && f->attempt >= j->attempt);
+    rc = run_open(e, &r, s, j, w, (enum sched_phase)phase_of(f->phase));
+    if (rc)
+        return rc;
+    r->order = f->order;
+    r->attempt = f->attempt;
+    r->seen = true;
+    if (!wanted) { /* another has it, or it has ended */
+        run_abandon(s, r);
+        return 0;
+    }
+    job_hold(s, j, false);
+    j->attempt = f->attempt;
+    j->cur = r;
+    r->current = true;
+    j->pub.running = r->phase;
+    job_set(s, j, JOB_RUNNING);
+    if (is_new)
+        job_hold(s, j, true);
+    return 0;
+}
+
+static struct run *known(const struct sched *s, const struct worker *w, const struct wire_run *f)
+{
+    struct gateway *g = gateway_find(s, f->gw);
+    struct job *j = g ? job_find(s, g, f->job) : NULL;
+    for (struct run *r = j ? j->runs : NULL; r; r = r->next)
+        if (r->w == w && r->order == f->order)
+            return r;
+    return NULL;
+}
+
+/* The same life of a worker joins again: what it says it runs is what it runs. */
+static int reconcile(struct err *e, struct sched *s, struct worker *w, const struct wire_join *f)
+{
+    int rc = 0;
+    for (struct run *r = w->first_run; r; r = r->w_next)
+        r->seen = false;
+    w->n_ctl = 0; /* it counts from one again; what still matters is told again below */
+    w->order_n = w->ctl_n = 0;
+    for (uint32_t i = 0; i < f->n_run && !rc; i++) {
+        struct run *r = known(s, w, &f->run[i]);
+        if (!r) {
+            rc = adopt(e, s, w, &f->run[i]);
+            continue;
+        }
+        r->seen = true;
+        r->n = 0;
+        r->drop_ns = 0;
+        if (r->cancelled)
+            worker_tell(s, w, "cancel", r);
+        else if (r->preempted)
+            worker_tell(s, w, "preempt", r);
+    }
+    for (struct run *r = w->first_run, *next; r && !rc; r = next) {
+        next = r->w_next;
+        struct job *j = r->j;
+        bool current = r->current;
+        if (r->seen)
+            continue;
+        run_close(s, r);
+        if (current)
+            job_requeue(s, j, true);
+        else if (j->state == JOB_ENDED && !j->runs)
+            job_free(s, j);
+    }
+    return rc;
+}
+
+static int check(struct err *e, const struct wire_join *f)
+{
+    if (!f->worker.n)
+        return err_set(e, ERR_PROTO, "join: a worker without a name");
+    if (!role_of(f->role))
+        return err_set(e, ERR_PROTO, "join: role '%.*s' is none of prefill, decode, both", (int)f->role.n, f->role.p);
+    for (uint32_t i = 0; i < f->n_run; i++)
+        if (phase_of(f->run[i].phase) < 0)
+            return err_set(e, ERR_PROTO, "join: phase '%.*s' is none of prefill, decode, whole", (int)f->run[i].phase.n,
+                           f->run[i].phase.p);
+    return 0;
+}
+
+int join_event(struct err *e, struct sched *s, const struct wire_join *f)
+{
+    char text[320];
+    int rc = check(e, f);
+    if (rc)
+        return rc;
+    if (s->compat && !str_is(f->compat, s->compat)) {
+        snprintf(text, sizeof text, "this worker computes '%.*s', the others '%s': their KV would not fit together",
+                 (int)f->compat.n, f->compat.p, s->compat);
+        worker_refuse(s, f->worker, text);
+        return 0;
+    }
+    if (!s->compat && f->compat.n) {
+        s->compat = strndup(f->compat.p, f->compat.n);
+        if (!s->compat)
+            return err_nomem(e, "a name", f->compat.n);
+    }
+    struct worker *w = worker_find(s, f->worker);
+    if (w && w->inc != f->inc) { /* a new process under the old name */
+        worker_gone(s, w);
+        w = NULL;
+    }
+    rc = w ? 0 : worker_new(e, &w, s, f->worker);
+    rc = rc ? rc : describe(e, s, w, f);
+    if (rc)
+        return rc;
+    w->pub.polls = w->ctl_polls = w->sent = false;
+    worker_heard(s, w);
+    rc = reconcile(e, s, w, f);
+    if (!rc && w->pub.draining)
+        worker_tell(s, w, "drain", NULL);
+    s->dirty = true;
+    return rc;
+}

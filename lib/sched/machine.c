@@ -1,0 +1,300 @@
+/* The machine: events to the parts that know them, then timers, the policy, and what leaves at the end of an instant.
+ */
+#include "sched/machine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool str_is(struct wire_str s, const char *what)
+{
+    size_t n = strlen(what);
+    return s.n == n && !memcmp(s.p, what, n);
+}
+
+struct wire_str str_c(const char *s)
+{
+    return (struct wire_str){s, s ? strlen(s) : 0};
+}
+
+/* ---- knobs ---- */
+
+static const struct sched_default own[] = {
+    {"heartbeat_ms", 1000}, /* dead at three missed */
+    {"grace_ms", 3000},     /* after a restart the wait for the other side */
+    {"lease_ms", 10000},    /* what a silent worker may still hold */
+    {"retry_ms", 1000},     /* least Retry-After */
+    {"queue_max", 100000},  /* requests that wait for prefill */
+    {"retries", 3},         /* deaths and failures that a request outlives */
+    {"reserve", 1},         /* share of max_tokens that a place in a pool is kept for */
+};
+
+static uint64_t ns_of(const struct sched *s, const char *name)
+{
+    double ms = sched_view_knob(&s->view, name);
+    return ms < 1 ? NS_MS : ms > 1e12 ? (uint64_t)1e18 : (uint64_t)(ms * 1e6);
+}
+
+static uint64_t whole(const struct sched *s, const char *name)
+{
+    double v = sched_view_knob(&s->view, name);
+    return v < 0 ? 0 : v > 1e15 ? (uint64_t)1e15 : (uint64_t)v;
+}
+
+static void read_knobs(struct sched *s)
+{
+    s->heartbeat_ns = ns_of(s, "heartbeat_ms");
+    s->grace_ns = ns_of(s, "grace_ms");
+    s->lease_ns = ns_of(s, "lease_ms");
+    s->retry_ns = ns_of(s, "retry_ms");
+    s->queue_max = whole(s, "queue_max");
+    s->retries_max = (uint32_t)(whole(s, "retries") < 1000 ? whole(s, "retries") : 1000);
+    s->reserve = sched_view_knob(&s->view, "reserve");
+}
+
+int sched_knob(struct err *e, struct sched *s, const char *name, double value)
+{
+    for (size_t i = 0; i < s->n_knob; i++)
+        if (!strcmp(s->knob[i].name, name)) {
+            s->knob[i].value = value;
+            read_knobs(s);
+            s->dirty = true;
+            return 0;
+        }
+    return err_set(e, ERR_USAGE, "neither the machine nor the policy %s has a knob '%.60s'", s->policy->name, name);
+}
+
+static void add_knobs(struct sched *s, const struct sched_default *k, size_t n)
+{
+    for (size_t i = 0; i < n && s->n_knob < SCHED_KNOBS_MAX; i++)
+        s->knob[s->n_knob++] = (struct knob){k[i].name, k[i].value};
+}
+
+/* ---- life ---- */
+
+static void no_sink(void *arg, const struct wire_frame *f)
+{
+    (void)arg;
+    (void)f;
+}
+
+void sched_set_sink(struct sched *s, const struct sched_sink *sink)
+{
+    s->sink = *sink;
+    if (!s->sink.emit)
+        s->sink.emit = no_sink;
+}
+
+int sched_new(struct err *e, struct sched **out, const struct sched_policy *p, const struct sched_sink *sink)
+{
+    struct sched *s = calloc(1, sizeof *s);
+    if (!s)
+        return err_nomem(e, "the scheduler", sizeof *s);
+    s->policy = p;
+    sched_set_sink(s, sink ? sink : &(struct sched_sink){0});
+    s->ready.side = 1;
+    add_knobs(s, own, sizeof own / sizeof *own);
+    add_knobs(s, p->knobs, p->n_knob);
+    read_knobs(s);
+    s->policy_state = calloc(1, p->n_state + 1);
+    int rc = s->policy_state ? 0 : err_nomem(e, "the policy", p->n_state);
+    if (!rc && p->open)
+        rc = p->open(e, s->policy_state, p->arg);
+    if (rc) {
+        free(s->policy_state);
+        free(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void sched_free(struct sched *s)
+{
+    if (!s)
+        return;
+    if (s->policy->close)
+        s->policy->close(s->policy_state);
+    sched_set_sink(s, &(struct sched_sink){0});
+    s->retries_max = 0;
+    while (s->n_worker)
+        worker_gone(s, s->worker[0]);
+    for (size_t i = 0; s->gateways.slot && i <= s->gateways.mask;) {
+        struct gateway *g = s->gateways.slot[i].p;
+        if (g)
+            gateway_gone(s, g); /* frees it: all its requests end, no worker knows them */
+        else
+            i++;
+    }
+    while (s->spare) {
+        struct job *j = s->spare;
+        s->spare = j->gw_next;
+        free(j);
+    }
+    for (uint32_t i = 0; i < s->n_store; i++)
+        free(s->store[i].name);
+    map_free(&s->workers);
+    map_free(&s->gateways);
+    map_free(&s->jobs);
+    index_free(&s->index);
+    free(s->deadlines.v);
+    free(s->fresh);
+    free(s->worker);
+    free(s->compat);
+    free(s->policy_state);
+    free(s);
+}
+
+/* ---- events ---- */
+
+static int gone_event(struct sched *s, const struct wire_gone *f)
+{
+    struct worker *w = f->worker.n ? worker_find(s, f->worker) : NULL;
+    if (w && (!f->inc || w->inc == f->inc))
+        worker_gone(s, w);
+    struct gateway *g = f->gw.n ? gateway_find(s, f->gw) : NULL;
+    if (g)
+        gateway_gone(s, g);
+    for (uint32_t i = 0; f->store.n && i < s->n_store; i++)
+        if (str_is(f->store, s->store[i].name))
+            index_clear_store(&s->index, i);
+    return 0;
+}
+
+static int blocks_event(struct err *e, struct sched *s, const struct wire_blocks *f)
+{
+    int store;
+    if (f->stored.n % 32 || f->evicted.n % 32)
+        return err_set(e, ERR_PROTO, "blocks: digests must be a multiple of 32 bytes");
+    int rc = store_get(e, &store, s, f->store);
+    if (rc || store < 0)
+        return rc;
+    if (f->reset)
+        index_clear_store(&s->index, (uint32_t)store);
+    for (size_t i = 0; i < f->evicted.n; i += 32)
+        index_clear(&s->index, f->evicted.p + i, (uint32_t)store);
+    for (size_t i = 0; i < f->stored.n && !rc; i += 32)
+        rc = index_set(e, &s->index, f->stored.p + i, (uint32_t)store);
+    return rc;
+}
+
+static int knob_event(struct err *e, struct sched *s, const struct wire_knob *f)
+{
+    char name[WIRE_NAME_BYTES_MAX + 1] = "";
+    if (f->name.n)
+        memcpy(name, f->name.p, f->name.n);
+    name[f->name.n] = 0;
+    if (!f->worker.n) {
+        int rc = sched_knob(e, s, name, (double)f->value);
+        return rc ? err_set(e, ERR_PROTO, "knob: no knob is called '%s'", name) : 0;
+    }
+    struct worker *w = worker_find(s, f->worker);
+    if (!w)
+        return err_set(e, ERR_PROTO, "knob: no worker is called '%.*s'", (int)f->worker.n, f->worker.p);
+    if (!strcmp(name, "drain"))
+        worker_drain(s, w, f->value != 0);
+    else if (!strcmp(name, "role") && f->value >= 1 && f->value <= 3)
+        sched_set_role(&s->view, &w->pub, (enum sched_role)f->value);
+    else if (!strcmp(name, "hand_over")) /* what still runs there goes on elsewhere */
+        for (const struct sched_job *j = NULL; (j = sched_running(&s->view, &w->pub, j));)
+            sched_preempt(&s->view, j);
+    else
+        return err_set(e, ERR_PROTO, "knob: '%s' is none of drain, hand_over, role (1 to 3) of a worker", name);
+    return 0;
+}
+
+static void stat_event(struct sched *s, struct wire_str to)
+{
+    struct wire_frame f = {.kind = WIRE_STAT};
+    sched_stat(s, &f.stat);
+    f.stat.to = to;
+    emit(s, &f);
+}
+
+static uint64_t time_of(const struct wire_frame *f)
+{
+    switch ((int)f->kind) { /* at_ns is the first member of each */
+    case WIRE_SUBMIT ... WIRE_TICK:
+    case WIRE_STAT:
+        return f->tick.at_ns;
+    default:
+        return 0;
+    }
+}
+
+static int event(struct err *e, struct sched *s, const struct wire_frame *f)
+{
+    switch ((int)f->kind) {
+    case WIRE_SUBMIT:
+        return submit_event(e, s, &f->submit);
+    case WIRE_CANCEL:
+        return cancel_event(e, s, &f->cancel);
+    case WIRE_JOIN:
+        return join_event(e, s, &f->join);
+    case WIRE_POLL:
+        return poll_event(e, s, &f->poll);
+    case WIRE_REPORT:
+        return report_event(e, s, &f->report);
+    case WIRE_GONE:
+        return gone_event(s, &f->gone);
+    case WIRE_BLOCKS:
+        return blocks_event(e, s, &f->blocks);
+    case WIRE_KNOB:
+        return knob_event(e, s, &f->knob);
+    case WIRE_TICK:
+        return 0;
+    case WIRE_STAT:
+        stat_event(s, f->stat.to);
+        return 0;
+    default:
+        return err_set(e, ERR_PROTO, "%s is no event of a scheduler", wire_kind_name(f->kind));
+    }
+}
+
+int sched_event(struct err *e, struct sched *s, const struct wire_frame *f)
+{
+    uint64_t at = time_of(f);
+    s->now_ns = at > s->now_ns ? at : s->now_ns;
+    if (!s->begun) { /* orders of a later life never have the numbers of this one */
+        s->begun = true;
+        s->next_order = s->now_ns + 1;
+        s->scan_ns = s->now_ns;
+    }
+    return event(e, s, f);
+}
+
+int sched_decide(struct err *e, struct sched *s)
+{
+    int rc = 0;
+    submit_timers(s);
+    worker_timers(s);
+    if (s->dirty) {
+        s->dirty = false;
+        rc = s->policy->decide(e, s->policy_state, &s->view);
+        s->dirty = false; /* what it did itself is no reason to ask again */
+    }
+    submit_acks(s);
+    worker_flush(s);
+    if (!rc && s->broken.code) {
+        *e = s->broken;
+        s->broken.code = 0;
+        rc = e->code;
+    }
+    return rc;
+}
+
+uint64_t sched_next_ns(const struct sched *s)
+{
+    uint64_t next = UINT64_MAX;
+    if (s->n_worker)
+        next = s->scan_ns;
+    if (s->deadlines.n && s->deadlines.v[0]->pub.deadline_ns < next)
+        next = s->deadlines.v[0]->pub.deadline_ns;
+    if (s->held_first && s->held_first->pub.since_ns + s->grace_ns < next)
+        next = s->held_first->pub.since_ns + s->grace_ns;
+    return next;
+}
+
+uint64_t sched_now_ns(const struct sched *s)
+{
+    return s->now_ns;
+}

@@ -1,0 +1,300 @@
+/* Private to lib/sched: the state of the machine. */
+#ifndef SCHED_MACHINE_H
+#define SCHED_MACHINE_H
+
+#include "sched/sched.h"
+
+#define SKIP_LEVELS 12
+#define TOMBS 1024
+#define NS_MS 1000000ull
+
+struct job;
+struct worker;
+
+/* ---- map.c: hash to pointer, several of a hash allowed ---- */
+
+struct map_slot {
+    uint64_t hash;
+    void *p;
+};
+struct map {
+    struct map_slot *slot;
+    size_t n, mask;
+};
+void *map_first(const struct map *m, uint64_t hash, size_t *at);
+void *map_next(const struct map *m, uint64_t hash, size_t *at);
+int map_put(struct err *e, struct map *m, uint64_t hash, void *p);
+void map_drop(struct map *m, uint64_t hash, const void *p);
+void map_free(struct map *m);
+uint64_t mix64(uint64_t x);
+
+/* ---- queue.c: waiting requests in order ---- */
+
+struct skip {
+    struct job *next[SKIP_LEVELS];
+    struct job *prev; /* at level 0 */
+    uint8_t n;
+};
+struct queue {
+    struct job *first[SKIP_LEVELS];
+    uint64_t n, tokens, seed;
+    unsigned side; /* which of a job's skips */
+};
+void queue_add(struct queue *q, struct job *j);
+void queue_drop(struct queue *q, struct job *j);
+
+/* ---- heap.c: requests by deadline ---- */
+
+struct heap {
+    struct job **v;
+    size_t n, size;
+};
+int heap_add(struct err *e, struct heap *h, struct job *j);
+void heap_drop(struct heap *h, struct job *j);
+
+/* ---- index.c: which store holds which block ---- */
+
+struct block {
+    uint64_t key[2]; /* the digest's first 16 bytes; 0, 0: free */
+    uint64_t stores[SCHED_STORES_MAX / 64];
+};
+struct index {
+    struct block *slot;
+    size_t n, mask;
+};
+int index_set(struct err *e, struct index *x, const uint8_t *digest, uint32_t store);
+void index_clear(struct index *x, const uint8_t *digest, uint32_t store);
+void index_clear_store(struct index *x, uint32_t store);
+const struct block *index_get(const struct index *x, const uint8_t *digest);
+void index_free(struct index *x);
+
+/* ---- fit.c ---- */
+
+/* scale_x and scale_z: usual magnitudes of x and z. */
+void fit_set(struct sched_fit *f, double a, double b, double c, double scale_x, double scale_z);
+void fit_learn(struct sched_fit *f, double x, double z, double y);
+double fit_at(const struct sched_fit *f, double x, double z);
+
+/* ---- state ---- */
+
+enum job_state {
+    JOB_HELD,    /* submitted again: a worker may run it already */
+    JOB_QUEUED,  /* waits for prefill */
+    JOB_READY,   /* prefilled, waits for decode */
+    JOB_RUNNING, /* has a current run */
+    JOB_ENDED,   /* a tombstone: others still know the id */
+};
+
+enum end { END_STOP, END_LENGTH, END_CANCELLED, END_EXPIRED, END_ERROR, END_REFUSED, END_N };
+
+struct run {                     /* an order that a worker has, or may have */
+    struct run *next;            /* of its request */
+    struct run *w_next, *w_prev; /* of its worker, by number */
+    struct worker *w;
+    struct job *j;
+    uint64_t order, n; /* n: its number among the worker's orders, 0: it came with a join */
+    uint32_t attempt;
+    enum sched_phase phase;
+    bool current, cancelled, preempted, seen; /* cancelled, preempted: the worker is told; seen: in its join */
+    bool prefilling;
+    uint64_t blocks, drop_ns; /* drop: the lease of a silent worker is over */
+    uint64_t est_ns;          /* of what is left to prefill */
+    uint32_t cached, n_new, context, chunk;
+    int next_store;
+};
+
+struct gateway {
+    char *name;
+    uint64_t hash, number;
+    struct job *jobs;
+    bool gone;
+};
+
+struct job {
+    struct sched_job pub; /* first: policies get its address */
+    struct gateway *gw;
+    enum job_state state;
+    uint32_t attempt;
+    bool acked, got_ids; /* got_ids: n_out tokens are in out */
+    uint64_t eta_ns;
+    uint8_t *digests, *body;
+    char *reply;
+    size_t n_body, n_reply;
+    uint32_t *out, n_out_id, size_out;
+    uint8_t handle[WIRE_HANDLE_BYTES_MAX];
+    size_t n_handle;
+    uint32_t cached;
+    struct run *runs, *cur;
+    struct skip skip;
+    size_t heap_at; /* 1 + place; 0: in no heap */
+    uint64_t key_deadline;
+    size_t fresh_at; /* 1 + place; 0: not fresh */
+    struct job *held_next, *held_prev;
+    struct job *gw_next, *gw_prev;
+    bool unasked;    /* a run that came with a join; no gateway has submitted it */
+    bool held;       /* in the list of those that wait for the other side */
+    uint32_t avoid;  /* number of the worker that failed it last */
+    struct run run0; /* saves an allocation for most requests */
+    bool run0_used;
+};
+
+struct message { /* a control that the worker has not confirmed */
+    uint64_t n;
+    const char *what;
+    char gw[WIRE_NAME_BYTES_MAX + 1];
+    uint64_t job, order;
+    uint32_t attempt;
+    enum sched_role role;
+};
+
+struct worker {
+    struct sched_worker pub; /* first */
+    char *name, *compat;
+    uint64_t inc, hash, heard_ns;
+    uint64_t order_n, ctl_n; /* last number given out */
+    bool ctl_polls;
+    uint64_t poll_ns, ctl_poll_ns; /* since when they are parked */
+    struct run *first_run, *last_run;
+    uint32_t n_run;
+    struct message *ctl;
+    size_t n_ctl, size_ctl;
+    uint32_t at;        /* place in the machine's array */
+    bool touched, sent; /* in this instant: to be flushed; orders went out */
+    struct worker *touched_next;
+};
+
+struct tomb { /* a cancel that came before its request */
+    uint64_t gw_number, job, until_ns;
+};
+
+struct store {
+    char *name;
+    uint64_t hash;
+};
+
+struct knob {
+    const char *name;
+    double value;
+};
+
+struct sched_view {
+    char unused; /* the machine itself, seen from a policy */
+};
+
+struct sched {
+    struct sched_view view; /* first */
+    const struct sched_policy *policy;
+    void *policy_state;
+    struct sched_sink sink;
+    uint64_t now_ns, next_order, next_job, next_worker, next_gateway;
+    struct knob knob[SCHED_KNOBS_MAX];
+    size_t n_knob;
+    /* the machine's own knobs, read once they change */
+    uint64_t heartbeat_ns, grace_ns, lease_ns, retry_ns;
+    uint64_t queue_max;
+    uint32_t retries_max;
+    double reserve;
+
+    struct worker **worker;
+    uint32_t n_worker, size_worker;
+    struct map workers, gateways, jobs; /* by name, by name, by (gateway, job) */
+    struct store store[SCHED_STORES_MAX];
+    uint32_t n_store;
+    struct index index;
+    char *compat;
+
+    struct queue queued, ready;
+    struct heap deadlines;
+    struct job **fresh;
+    size_t n_fresh, size_fresh;
+    struct job *held_first, *held_last; /* by since_ns */
+    struct tomb tomb[TOMBS];            /* a ring */
+    size_t tomb_at, n_tomb;
+    struct job *spare; /* freed jobs, kept for the next; linked by gw_next */
+    uint32_t n_spare;
+    struct worker *touched;
+
+    uint64_t submitted, ended[END_N], n_running, n_waiting, n_ended;
+    uint32_t n_gateway, max_len;
+    uint64_t blocks_max; /* of the largest pool ever seen */
+    uint64_t retried, preempted, stale, placed;
+    uint64_t scan_ns;
+    bool begun, recheck; /* recheck: the first pool has joined, requests that wait may not fit */
+    bool dirty;          /* something changed that a policy may act on */
+    struct err broken;   /* an action failed for want of memory */
+};
+
+static inline struct job *job_of(const struct sched_job *j)
+{
+    return (struct job *)(uintptr_t)j;
+}
+static inline struct worker *worker_of(const struct sched_worker *w)
+{
+    return (struct worker *)(uintptr_t)w;
+}
+static inline struct wire_str str_of(const char *s, size_t n)
+{
+    return (struct wire_str){s, n};
+}
+bool str_is(struct wire_str s, const char *what);
+struct wire_str str_c(const char *s);
+
+/* ---- job.c: requests and their tries ---- */
+
+struct job *job_find(const struct sched *s, const struct gateway *gw, uint64_t id);
+int job_new(struct err *e, struct job **out, struct sched *s, struct gateway *gw, uint64_t id);
+void job_free(struct sched *s, struct job *j);
+void job_set(struct sched *s, struct job *j, enum job_state state); /* keeps queues and counts */
+void job_hold(struct sched *s, struct job *j, bool on);
+int job_take_out(struct err *e, struct job *j, uint32_t n_out, const uint32_t *ids, uint32_t n_id);
+/* Ends it and tells the gateway (not for END_REFUSED, whose refusal says it). The job may be freed. */
+void job_end(struct sched *s, struct job *j, enum end end, uint32_t code, const char *text);
+/* It waits again as a new attempt. `retry`: one that counts. The job may be ended and freed. */
+void job_requeue(struct sched *s, struct job *j, bool retry);
+uint64_t job_blocks(const struct sched *s, const struct job *j, uint32_t max_len, enum sched_phase phase);
+
+int run_open(struct err *e, struct run **out, struct sched *s, struct job *j, struct worker *w, enum sched_phase phase);
+void run_close(struct sched *s, struct run *r);    /* the worker knows it no longer; the job is not freed */
+void run_abandon(struct sched *s, struct run *r);  /* not current; the worker is told to drop it */
+void run_progress(struct run *r, uint64_t est_ns); /* what is left to prefill */
+
+/* ---- submit.c: gateways ---- */
+
+struct gateway *gateway_find(const struct sched *s, struct wire_str name);
+int gateway_get(struct err *e, struct gateway **out, struct sched *s, struct wire_str name);
+void gateway_gone(struct sched *s, struct gateway *g);
+void gateway_free(struct sched *s, struct gateway *g);
+int submit_event(struct err *e, struct sched *s, const struct wire_submit *f);
+int cancel_event(struct err *e, struct sched *s, const struct wire_cancel *f);
+void submit_acks(struct sched *s);
+void submit_timers(struct sched *s);
+void refuse_job(struct sched *s, struct job *j, bool never, uint64_t retry_ns, const char *text);
+
+/* ---- worker.c: the registry, polls, controls ---- */
+
+struct worker *worker_find(const struct sched *s, struct wire_str name);
+int worker_new(struct err *e, struct worker **out, struct sched *s, struct wire_str name);
+void worker_gone(struct sched *s, struct worker *w);
+void worker_free(struct sched *s, struct worker *w);
+void worker_heard(struct sched *s, struct worker *w);
+int poll_event(struct err *e, struct sched *s, const struct wire_poll *f);
+void worker_timers(struct sched *s);
+void worker_tell(struct sched *s, struct worker *w, const char *what, const struct run *r);
+void worker_drain(struct sched *s, struct worker *w, bool on);
+void worker_send(struct sched *s, struct run *r);
+void worker_touch(struct sched *s, struct worker *w);
+void worker_flush(struct sched *s); /* at the end of an instant */
+void worker_refuse(struct sched *s, struct wire_str name, const char *text);
+
+/* ---- join.c, report.c ---- */
+
+int store_get(struct err *e, int *out, struct sched *s, struct wire_str name); /* -1: none, or one too many */
+int join_event(struct err *e, struct sched *s, const struct wire_join *f);
+int report_event(struct err *e, struct sched *s, const struct wire_report *f);
+
+static inline void emit(struct sched *s, const struct wire_frame *f)
+{
+    s->sink.emit(s->sink.arg, f);
+}
+
+#endif

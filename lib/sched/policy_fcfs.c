@@ -1,0 +1,51 @@
+/* First come, first served: strictly in order, to the worker of the pool with the most free seats. Sees neither caches
+ * nor SLOs: what the others are measured against. */
+#include "sched/pool.h"
+
+static const struct sched_worker *freest(const struct sched_view *v, const struct pools *p, const struct sched_job *j,
+                                         enum sched_role role, enum sched_phase phase)
+{
+    const struct sched_worker *best = NULL;
+    for (uint32_t i = 0; i < sched_n_worker(v); i++) {
+        const struct sched_worker *w = sched_worker_at(v, i);
+        if (pool_has(p, w, role) && sched_room(v, j, w, phase) &&
+            (!best || w->seqs > best->seqs || (w->seqs == best->seqs && w->number < best->number)))
+            best = w;
+    }
+    return best;
+}
+
+/* A prompt too large for any worker of the prefill pool goes to a decode worker whole. */
+static bool whole(const struct sched_view *v, const struct pools *p, const struct sched_job *j)
+{
+    for (uint32_t i = 0; i < sched_n_worker(v); i++) {
+        const struct sched_worker *w = sched_worker_at(v, i);
+        if (pool_has(p, w, SCHED_PREFILL) && pool_fits(v, j, w, SCHED_ON_PREFILL))
+            return false;
+    }
+    return true;
+}
+
+static int decide(struct err *e, void *state, struct sched_view *v)
+{
+    struct pools p;
+    (void)e;
+    (void)state;
+    pools_count(&p, v);
+    for (const struct sched_job *j; p.open_decode && (j = sched_waiting(v, true, NULL));) {
+        const struct sched_worker *w = freest(v, &p, j, SCHED_DECODE, SCHED_ON_DECODE);
+        if (!w || !sched_place(v, j, w, SCHED_ON_DECODE, 0, -1))
+            break;
+    }
+    pools_count(&p, v);
+    for (const struct sched_job *j; (p.open_prefill || p.open_decode) && (j = sched_waiting(v, false, NULL));) {
+        bool all = whole(v, &p, j);
+        enum sched_phase phase = all ? SCHED_ON_WHOLE : SCHED_ON_PREFILL;
+        const struct sched_worker *w = freest(v, &p, j, all ? SCHED_DECODE : SCHED_PREFILL, phase);
+        if (!w || !sched_place(v, j, w, phase, 0, -1))
+            break;
+    }
+    return 0;
+}
+
+const struct sched_policy sched_policy_fcfs = {.name = "fcfs", .split = true, .decide = decide};

@@ -1,0 +1,40 @@
+#include "sched/pool.h"
+
+static bool lives(const struct sched_worker *w)
+{
+    return w->alive && !w->draining;
+}
+
+void pools_count(struct pools *p, const struct sched_view *v)
+{
+    *p = (struct pools){0};
+    uint32_t n = 0, open = 0;
+    for (uint32_t i = 0; i < sched_n_worker(v); i++) {
+        const struct sched_worker *w = sched_worker_at(v, i);
+        if (!lives(w))
+            continue;
+        bool is_open = w->polls && w->seqs;
+        n++;
+        open += is_open;
+        p->n_prefill += (w->role & SCHED_PREFILL) != 0;
+        p->n_decode += (w->role & SCHED_DECODE) != 0;
+        p->open_prefill += is_open && (w->role & SCHED_PREFILL);
+        p->open_decode += is_open && (w->role & SCHED_DECODE);
+    }
+    if (!p->n_prefill)
+        p->open_prefill = n ? open : 0;
+    if (!p->n_decode)
+        p->open_decode = n ? open : 0;
+}
+
+bool pool_has(const struct pools *p, const struct sched_worker *w, enum sched_role role)
+{
+    uint32_t n = role == SCHED_PREFILL ? p->n_prefill : p->n_decode;
+    return lives(w) && (!n || (w->role & role));
+}
+
+bool pool_fits(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
+               enum sched_phase phase)
+{
+    return sched_need(v, j, w, phase) <= w->blocks_all;
+}

@@ -1,0 +1,73 @@
+/*
+ * The scheduler as a pure machine: event frames in, decision frames out, the clock an input. No sockets, no threads, no
+ * time of its own: a service, a filter and a simulator are thin loops around the same three calls.
+ *
+ *     sched_event(s, frame) …       all events of one instant; frame.at_ns moves the clock, which never goes back
+ *     sched_decide(s)               timers, then the policy; decisions leave through the sink, one batch an instant
+ *     sched_next_ns(s)              when to decide again though nothing has happened
+ *
+ * What it keeps: a queue with priorities and deadlines; workers, known by heartbeat (any event of theirs; dead at three
+ * missed); which store holds which blocks; every request from submit until all who knew its id have answered.
+ *
+ * A request waits (for prefill, or prefilled for decode), runs (prefill, decode, or whole: both on one worker), or has
+ * ended by exactly one reason: submitted = ended by reason + running + waiting, always. A try of it has an attempt;
+ * what is said of an old attempt closes that try and is otherwise dropped. When a worker dies its requests wait again,
+ * once a death, with the tokens already delivered in the next order. A request that was cancelled is a tombstone while
+ * a worker still knows it: what that worker says later changes nothing, and a late order is never sent again.
+ *
+ * Orders and controls go out only as answers to polls and are numbered by worker. A poll says which number it has taken
+ * in; what was sent behind that (its message was lost) is sent again. A worker drops an order whose number or id it has
+ * seen, answers a cancel of an order it never had with `cancelled`, and after that takes no order of this id.
+ *
+ * After a restart of the scheduler workers join with what they run and gateways submit again (`again`, with the tokens
+ * that came). Whoever comes first waits `grace_ms` for the other; then a request is queued anew and a run that nobody
+ * asked for is cancelled.
+ *
+ * Frames that a sink gets are borrowed until it returns. One thread.
+ */
+#ifndef SCHED_H
+#define SCHED_H
+
+#include "sched/policy.h"
+#include "wire/wire.h"
+
+#define SCHED_STORES_MAX 256 /* stores whose blocks are known; others are served without */
+#define SCHED_KNOBS_MAX 64
+
+struct sched;
+
+struct sched_sink {
+    void (*emit)(void *arg, const struct wire_frame *decision);
+    void *arg;
+};
+
+int sched_new(struct err *e, struct sched **out, const struct sched_policy *p, const struct sched_sink *sink);
+void sched_free(struct sched *s);
+void sched_set_sink(struct sched *s, const struct sched_sink *sink);
+
+/* ERR_PROTO: the event makes no sense (an unknown word, a worker that never joined); nothing has changed and the loop
+ * may go on. ERR_SYS: no memory. */
+int sched_event(struct err *e, struct sched *s, const struct wire_frame *f);
+int sched_decide(struct err *e, struct sched *s);
+uint64_t sched_next_ns(const struct sched *s); /* UINT64_MAX: nothing to wait for */
+uint64_t sched_now_ns(const struct sched *s);
+
+/* A knob of machine or policy; ERR_USAGE names one that neither has. */
+int sched_knob(struct err *e, struct sched *s, const char *name, double value);
+
+void sched_stat(const struct sched *s, struct wire_stat *out);
+/* Walks everything and compares it with the counts kept: ERR_PROTO says what does not add up. For tests. */
+int sched_check(struct err *e, const struct sched *s);
+
+/* The same as a program without sockets: events on fd_in, decisions on fd_out, in the time of the events, a batch an
+ * instant. Frames, or JSON lines. A bad event is said by `say` and skipped. */
+struct sched_filter {
+    int fd_in, fd_out;
+    bool jsonl, stat; /* stat: a stat frame at the end */
+    const char *prog;
+    void (*say)(void *arg, const char *text);
+    void *say_arg;
+};
+int sched_run_filter(struct err *e, struct sched *s, const struct sched_filter *f);
+
+#endif

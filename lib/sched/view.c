@@ -1,0 +1,227 @@
+/* What policies see and do (policy.h). */
+#include "sched/machine.h"
+
+#include <string.h>
+
+static struct sched *of(const struct sched_view *v)
+{
+    return (struct sched *)(uintptr_t)v; /* the view is the machine's first member */
+}
+
+uint64_t sched_view_now(const struct sched_view *v)
+{
+    return of(v)->now_ns;
+}
+
+double sched_view_knob(const struct sched_view *v, const char *name)
+{
+    const struct sched *s = of(v);
+    for (size_t i = 0; i < s->n_knob; i++)
+        if (s->knob[i].name == name || !strcmp(s->knob[i].name, name))
+            return s->knob[i].value;
+    return 0;
+}
+
+uint32_t sched_n_worker(const struct sched_view *v)
+{
+    return of(v)->n_worker;
+}
+
+const struct sched_worker *sched_worker_at(const struct sched_view *v, uint32_t i)
+{
+    return &of(v)->worker[i]->pub;
+}
+
+const struct sched_job *sched_waiting(const struct sched_view *v, bool ready, const struct sched_job *before)
+{
+    const struct sched *s = of(v);
+    const struct job *j = before ? job_of(before)->skip.next[0] : (ready ? &s->ready : &s->queued)->first[0];
+    return j ? &j->pub : NULL;
+}
+
+uint64_t sched_n_waiting(const struct sched_view *v, bool ready)
+{
+    return (ready ? &of(v)->ready : &of(v)->queued)->n;
+}
+
+uint64_t sched_waiting_tokens(const struct sched_view *v)
+{
+    return of(v)->queued.tokens;
+}
+
+uint32_t sched_n_fresh(const struct sched_view *v)
+{
+    return (uint32_t)of(v)->n_fresh;
+}
+
+const struct sched_job *sched_fresh_at(const struct sched_view *v, uint32_t i)
+{
+    const struct job *j = of(v)->fresh[i];
+    return j && j->state == JOB_QUEUED ? &j->pub : NULL;
+}
+
+const struct sched_job *sched_running(const struct sched_view *v, const struct sched_worker *w,
+                                      const struct sched_job *before)
+{
+    (void)v;
+    struct run *r = before ? job_of(before)->cur->w_next : worker_of(w)->first_run;
+    while (r && (!r->current || r->j->unasked))
+        r = r->w_next;
+    return r ? &r->j->pub : NULL;
+}
+
+uint32_t sched_n_store(const struct sched_view *v)
+{
+    return of(v)->n_store;
+}
+
+static bool holds(const struct sched *s, const struct job *j, uint32_t block, uint32_t store)
+{
+    const struct block *b = index_get(&s->index, j->digests + (size_t)block * 32);
+    return b && b->stores[store / 64] >> store % 64 & 1;
+}
+
+/* Stores evict leaves before parents, so what one holds of a chain is its front: a search by halves. */
+static uint32_t front(const struct sched *s, const struct job *j, uint32_t store)
+{
+    uint32_t lo = 0, hi = 1; /* blocks before lo are held */
+    while (hi <= j->pub.n_block && holds(s, j, hi - 1, store)) {
+        lo = hi;
+        hi *= 2;
+    }
+    hi = hi <= j->pub.n_block ? hi : j->pub.n_block + 1; /* block hi - 1 is not held */
+    while (lo + 1 < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        if (holds(s, j, mid - 1, store))
+            lo = mid;
+        else
+            hi = mid;
+    }
+    uint32_t n = lo * SCHED_BLOCK;
+    return n < j->pub.n_prompt ? n : j->pub.n_prompt - 1;
+}
+
+uint32_t sched_hit(const struct sched_view *v, const struct sched_job *p, int store)
+{
+    const struct job *j = job_of(p);
+    return store < 0 || !p->n_block || !holds(of(v), j, 0, (uint32_t)store) ? 0 : front(of(v), j, (uint32_t)store);
+}
+
+void sched_hits(const struct sched_view *v, const struct sched_job *p, uint32_t *out, uint32_t n)
+{
+    const struct sched *s = of(v);
+    const struct job *j = job_of(p);
+    memset(out, 0, n * sizeof *out);
+    const struct block *b = p->n_block ? index_get(&s->index, j->digests) : NULL;
+    for (uint32_t word = 0; b && word < SCHED_STORES_MAX / 64; word++)
+        for (uint64_t bits = b->stores[word]; bits; bits &= bits - 1) {
+            uint32_t store = 64 * word + (uint32_t)__builtin_ctzll(bits);
+            if (store < n)
+                out[store] = front(s, j, store);
+        }
+}
+
+uint64_t sched_need(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
+                    enum sched_phase phase)
+{
+    return job_blocks(of(v), job_of(j), w->max_len, phase);
+}
+
+bool sched_room(const struct sched_view *v, const struct sched_job *p, const struct sched_worker *w,
+                enum sched_phase phase)
+{
+    const struct sched *s = of(v);
+    const struct job *j = job_of(p);
+    if (!w->alive || w->draining || !w->polls || !w->seqs)
+        return false;
+    if (phase != SCHED_ON_DECODE && !w->tokens)
+        return false;
+    if (j->avoid == w->number && s->n_worker > 1 && s->now_ns < p->since_ns + s->grace_ns)
+        return false;
+    return job_blocks(s, j, w->max_len, phase) <= w->blocks;
+}
+
+double sched_prefill_ns(const struct sched_worker *w, uint32_t n_new, uint32_t n_cached)
+{
+    double all = (double)n_new + n_cached, had = n_cached;
+    return fit_at(&w->prefill, n_new, all * all - had * had);
+}
+
+double sched_step_ns(const struct sched_worker *w, uint64_t context, uint32_t batch)
+{
+    return fit_at(&w->step, (double)context, batch);
+}
+
+/* ---- actions ---- */
+
+bool sched_place(struct sched_view *v, const struct sched_job *p, const struct sched_worker *pw, enum sched_phase phase,
+                 uint32_t chunk, int next)
+{
+    struct sched *s = of(v);
+    struct job *j = job_of(p);
+    struct worker *w = worker_of(pw);
+    struct run *r;
+    bool fits = phase == SCHED_ON_DECODE ? j->state == JOB_READY : j->state == JOB_QUEUED;
+    if (!fits || !sched_room(v, p, pw, phase))
+        return false;
+    if (run_open(&s->broken, &r, s, j, w, phase))
+        return false;
+    r->order = s->next_order++;
+    r->n = ++w->order_n;
+    r->chunk = phase == SCHED_ON_PREFILL ? 0 : chunk ? chunk : pw->chunk;
+    r->next_store = next;
+    r->current = true;
+    if (phase != SCHED_ON_DECODE) {
+        r->cached = sched_hit(v, p, pw->store);
+        r->n_new = p->n_prompt + p->n_out - r->cached;
+        run_progress(r, (uint64_t)sched_prefill_ns(pw, r->n_new, r->cached));
+    }
+    j->cur = r;
+    j->pub.running = phase;
+    job_set(s, j, JOB_RUNNING);
+    w->pub.seqs--;
+    w->pub.blocks -= r->blocks;
+    w->pub.tokens -= r->n_new < w->pub.tokens ? r->n_new : w->pub.tokens;
+    s->placed++;
+    worker_send(s, r);
+    return true;
+}
+
+bool sched_refuse(struct sched_view *v, const struct sched_job *p, bool never, uint64_t retry_ns, const char *text)
+{
+    struct sched *s = of(v);
+    struct job *j = job_of(p);
+    if (j->state != JOB_QUEUED)
+        return false;
+    refuse_job(s, j, never, retry_ns > s->retry_ns ? retry_ns : s->retry_ns, text);
+    return true;
+}
+
+bool sched_preempt(struct sched_view *v, const struct sched_job *p)
+{
+    struct sched *s = of(v);
+    struct job *j = job_of(p);
+    if (j->state != JOB_RUNNING || !j->cur || j->cur->preempted || j->unasked)
+        return false;
+    j->cur->preempted = true;
+    worker_tell(s, j->cur->w, "preempt", j->cur);
+    return true;
+}
+
+bool sched_set_role(struct sched_view *v, const struct sched_worker *pw, enum sched_role role)
+{
+    struct sched *s = of(v);
+    struct worker *w = worker_of(pw);
+    if (w->pub.role == role)
+        return false;
+    w->pub.role = role;
+    w->pub.role_since_ns = s->now_ns;
+    worker_tell(s, w, "role", NULL);
+    return true;
+}
+
+void sched_set_eta(struct sched_view *v, const struct sched_job *p, uint64_t eta_ns)
+{
+    (void)v;
+    job_of(p)->eta_ns = eta_ns;
+}

@@ -1,0 +1,531 @@
+/*
+ * The scheduler's machine against a world of fake workers and gateways that die, stop, lose messages, cancel and come
+ * back. The authority is the world's own record: every request it submitted has exactly one end, the tokens that its
+ * gateway got are those of the request, each once, in order; and after every event the machine's counts are counted
+ * anew.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "sched/sched.h"
+
+#define N_WORKER 6
+#define N_JOB 6000
+#define N_RUN 64
+#define MS 1000000ull
+
+static uint64_t seed;
+
+static uint32_t draw(uint32_t n)
+{
+    seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(seed >> 33) % n;
+}
+
+struct fake_run {
+    bool used, prefilled;
+    uint64_t job, order;
+    uint32_t attempt, n_out, n_prompt, max_tokens;
+    char phase[8];
+};
+
+struct fake_worker {
+    char name[8];
+    bool up, stopped, joined, polls, ctl_polls, refused;
+    uint64_t inc, got, ctl_got;
+    struct fake_run run[N_RUN];
+    uint32_t seqs;
+    uint64_t dead_order[256]; /* cancelled before they came */
+    uint32_t n_dead;
+};
+
+struct fake_job {
+    bool submitted, ended, cancel_sent, acked;
+    uint32_t n_prompt, max_tokens, n_out; /* n_out: what the gateway has */
+    enum wire_reason reason;
+};
+
+struct world {
+    struct sched *s;
+    const struct sched_policy *policy;
+    uint64_t now;
+    struct fake_worker w[N_WORKER];
+    struct fake_job job[N_JOB];
+    uint32_t n_job, losses; /* losses: a message in so many is lost; 0: none */
+    uint32_t n_done, n_refused, n_order;
+    uint64_t submitted_here; /* since the machine's start */
+    uint64_t retried, preempted, stale, restarts;
+};
+
+static struct wire_str str(const char *s)
+{
+    return (struct wire_str){s, strlen(s)};
+}
+
+/* Token i of a request, so that any order or stream can be judged. */
+static uint32_t token(uint64_t job, uint32_t i)
+{
+    return (uint32_t)job * 1000003u + i;
+}
+
+static void event(struct world *x, struct wire_frame *f)
+{
+    struct err e = {0};
+    f->tick.at_ns = x->now;
+    if (sched_event(&e, x->s, f))
+        fail_msg("event %s: %s", wire_kind_name(f->kind), e.text);
+    if (sched_check(&e, x->s))
+        fail_msg("after %s: %s", wire_kind_name(f->kind), e.text);
+}
+
+static void decide(struct world *x)
+{
+    struct err e = {0};
+    if (sched_decide(&e, x->s) || sched_check(&e, x->s))
+        fail_msg("decide: %s", e.text);
+}
+
+/* ---- decisions ---- */
+
+/* What answers a poll is one message: it comes whole or not at all. */
+static bool lost(const struct world *x, const struct fake_worker *w, uint64_t salt)
+{
+    uint64_t h = (x->now ^ salt ^ (uint64_t)(w - x->w) << 60) * 0x9e3779b97f4a7c15ull;
+    return !w->up || w->stopped || (x->losses && (h >> 33) % x->losses == 0);
+}
+
+static struct fake_worker *find(struct world *x, struct wire_str name)
+{
+    for (int i = 0; i < N_WORKER; i++)
+        if (strlen(x->w[i].name) == name.n && !memcmp(x->w[i].name, name.p, name.n))
+            return &x->w[i];
+    fail_msg("a decision for a worker that is none");
+    return NULL;
+}
+
+static void on_order(struct world *x, const struct wire_order *o)
+{
+    struct fake_worker *w = find(x, o->to);
+    struct fake_job *j = &x->job[o->job];
+    assert_true(w->polls);
+    assert_true(j->submitted);
+    if (j->ended)
+        fail_msg("an order for request %u, which has ended", (unsigned)o->job);
+    x->n_order++;
+    assert_true(o->n_out <= j->n_out);
+    assert_int_equal(o->n_out, o->n_out_id);
+    for (uint32_t i = 0; i < o->n_out; i++)
+        assert_int_equal(o->out[i], token(o->job, i));
+    assert_true(o->n_prompt == j->n_prompt && o->body.n == 5 && !memcmp(o->body.p, "hello", 5));
+    if (lost(x, w, 0))
+        return;
+    for (uint32_t i = 0; i < w->n_dead; i++)
+        if (w->dead_order[i] == o->order) {
+            w->got = o->n;
+            return;
+        }
+    if (o->n <= w->got)
+        return;
+    w->got = o->n;
+    for (int i = 0; i < N_RUN; i++)
+        if (!w->run[i].used) {
+            struct fake_run *r = &w->run[i];
+            *r = (struct fake_run){.used = true,
+                                   .job = o->job,
+                                   .order = o->order,
+                                   .attempt = o->attempt,
+                                   .n_out = o->n_out,
+                                   .n_prompt = o->n_prompt,
+                                   .max_tokens = o->max_tokens};
+            memcpy(r->phase, o->phase.p, o->phase.n);
+            r->prefilled = !strcmp(r->phase, "decode");
+            return;
+        }
+    fail_msg("a worker was overfilled");
+}
+
+static void say(struct world *x, struct fake_worker *w, const struct fake_run *r, const char *what, uint32_t from)
+{
+    uint32_t out[64];
+    struct wire_frame f = {.kind = WIRE_REPORT};
+    f.report = (struct wire_report){.worker = str(w->name),
+                                    .inc = w->inc,
+                                    .gw = str("gw"),
+                                    .job = r->job,
+                                    .order = r->order,
+                                    .attempt = r->attempt,
+                                    .what = str(what),
+                                    .n_done = r->n_prompt,
+                                    .n_out = r->n_out,
+                                    .out = out,
+                                    .busy_ns = 3 * MS};
+    for (uint32_t i = from; i < r->n_out && i - from < 64; i++)
+        out[f.report.n_out_id++] = token(r->job, i);
+    f.report.handle = (struct wire_bytes){(const uint8_t *)"h", 1};
+    f.report.reason = strcmp(what, "ended") ? 0 : WIRE_LENGTH;
+    event(x, &f);
+}
+
+static void on_control(struct world *x, const struct wire_control *c)
+{
+    struct fake_worker *w = find(x, c->to);
+    assert_true(w->ctl_polls);
+    if (lost(x, w, 1))
+        return;
+    if (c->n <= w->ctl_got)
+        return;
+    w->ctl_got = c->n;
+    bool cancel = c->what.n == 6, preempt = c->what.n == 7;
+    if (!cancel && !preempt)
+        return;
+    for (int i = 0; i < N_RUN; i++)
+        if (w->run[i].used && w->run[i].order == c->order) {
+            w->run[i].used = false;
+            w->run[i].n_prompt = cancel ? 0 : 1; /* marks what the next step reports */
+            w->run[i].phase[0] = '!';
+            return;
+        }
+    if (cancel && w->n_dead < 256) {
+        w->dead_order[w->n_dead++] = c->order;
+        for (int i = 0; i < N_RUN; i++)
+            if (!w->run[i].used && w->run[i].phase[0] != '!') {
+                w->run[i] = (struct fake_run){.job = c->job, .order = c->order, .attempt = c->attempt};
+                w->run[i].phase[0] = '!';
+                return;
+            }
+    }
+}
+
+static void emit(void *arg, const struct wire_frame *f)
+{
+    struct world *x = arg;
+    struct fake_job *j;
+    switch ((int)f->kind) {
+    case WIRE_ORDER:
+        on_order(x, &f->order);
+        break;
+    case WIRE_CONTROL:
+        on_control(x, &f->control);
+        break;
+    case WIRE_REFUSE:
+        if (!f->refuse.job) {
+            find(x, f->refuse.to)->refused = true;
+            break;
+        }
+        j = &x->job[f->refuse.job];
+        assert_true(j->submitted && !j->ended);
+        j->ended = true;
+        x->n_refused++;
+        break;
+    case WIRE_DONE:
+        j = &x->job[f->done.job];
+        assert_true(j->submitted);
+        if (j->ended) /* only the answer to a late copy */
+            fail_msg("request %u ended twice", (unsigned)f->done.job);
+        j->ended = true;
+        j->reason = f->done.reason;
+        if (f->done.reason == WIRE_CANCELLED)
+            assert_true(j->cancel_sent);
+        if (f->done.reason == WIRE_LENGTH)
+            assert_int_equal(j->n_out, j->max_tokens);
+        x->n_done++;
+        break;
+    case WIRE_ACK:
+        x->job[f->ack.job].acked = true;
+        break;
+    }
+}
+
+/* ---- the world moves ---- */
+
+static void start(struct world *x)
+{
+    struct err e = {0};
+    const struct sched_sink sink = {emit, x};
+    if (sched_new(&e, &x->s, x->policy, &sink))
+        fail_msg("%s", e.text);
+    assert_int_equal(sched_knob(&e, x->s, "retries", 1000), 0);
+    x->submitted_here = 0;
+}
+
+static void join(struct world *x, struct fake_worker *w)
+{
+    static const char *const roles[] = {"prefill", "decode", "decode", "prefill", "both", "decode"};
+    struct wire_run run[N_RUN];
+    struct wire_frame f = {.kind = WIRE_JOIN};
+    f.join = (struct wire_join){.worker = str(w->name),
+                                .inc = w->inc,
+                                .role = str(roles[w - x->w]),
+                                .store = str("s"),
+                                .compat = str("m"),
+                                .seqs = w->seqs,
+                                .blocks = 4000,
+                                .max_len = 100000,
+                                .chunk = 512,
+                                .pre_b = 1000,
+                                .dec_a = 1e6f,
+                                .run = run};
+    for (int i = 0; i < N_RUN; i++) {
+        const struct fake_run *r = &w->run[i];
+        if (r->used)
+            run[f.join.n_run++] = (struct wire_run){.gw = str("gw"),
+                                                    .job = r->job,
+                                                    .order = r->order,
+                                                    .attempt = r->attempt,
+                                                    .phase = str(r->phase),
+                                                    .n_prompt = r->n_prompt,
+                                                    .max_tokens = r->max_tokens,
+                                                    .n_out = r->n_out};
+    }
+    w->got = w->ctl_got = 0;
+    w->polls = w->ctl_polls = w->refused = false;
+    w->joined = true;
+    for (int i = 0; i < N_RUN; i++) /* what it was told and has not answered is said by not being in the list */
+        if (!w->run[i].used)
+            w->run[i].phase[0] = 0;
+    event(x, &f);
+}
+
+static void poll(struct world *x, struct fake_worker *w, bool ctl)
+{
+    struct wire_frame f = {.kind = WIRE_POLL};
+    uint32_t used = 0;
+    for (int i = 0; i < N_RUN; i++)
+        used += w->run[i].used;
+    f.poll = (struct wire_poll){.worker = str(w->name),
+                                .inc = w->inc,
+                                .ctl = ctl,
+                                .got = ctl ? w->ctl_got : w->got,
+                                .seqs = w->seqs > used ? w->seqs - used : 0,
+                                .tokens = 4096,
+                                .blocks = 4000 - 60 * used};
+    *(ctl ? &w->ctl_polls : &w->polls) = true;
+    event(x, &f);
+    if (w->refused)
+        w->joined = false;
+}
+
+static void die(struct world *x, struct fake_worker *w)
+{
+    struct wire_frame f = {.kind = WIRE_GONE};
+    f.gone = (struct wire_gone){.worker = str(w->name), .inc = w->inc};
+    memset(w->run, 0, sizeof w->run);
+    w->up = w->joined = w->polls = w->ctl_polls = w->stopped = false;
+    w->n_dead = 0;
+    event(x, &f);
+}
+
+/* Tokens go straight to the gateway, which takes each position once. */
+static void to_gateway(struct world *x, const struct fake_run *r)
+{
+    struct fake_job *j = &x->job[r->job];
+    if (r->n_out == j->n_out + 1)
+        j->n_out++;
+    assert_true(r->n_out <= j->n_out || j->ended);
+}
+
+static void step(struct world *x, struct fake_worker *w)
+{
+    for (int i = 0; i < N_RUN; i++) {
+        struct fake_run *r = &w->run[i];
+        if (!r->used && r->phase[0] == '!') { /* answers a control */
+            r->phase[0] = 0;
+            say(x, w, r, r->n_prompt ? "preempted" : "cancelled", 0);
+            continue;
+        }
+        if (!r->used || draw(3))
+            continue;
+        uint32_t before = r->n_out;
+        if (!draw(400)) { /* fails by itself */
+            r->used = false;
+            say(x, w, r, draw(2) ? "failed" : "preempted", before);
+            continue;
+        }
+        r->n_out++;
+        to_gateway(x, r);
+        if (!r->prefilled && strcmp(r->phase, "prefill")) {
+            r->prefilled = true;
+            say(x, w, r, "prefilled", before);
+        }
+        bool all = r->n_out >= r->max_tokens, gives = !strcmp(r->phase, "prefill");
+        if (!all && !gives) {
+            say(x, w, r, "tokens", before);
+            continue;
+        }
+        r->used = false;
+        say(x, w, r, all ? "ended" : "prefilled", before);
+    }
+}
+
+static void submit(struct world *x, uint64_t id, bool again)
+{
+    static const uint8_t digests[32 * 64];
+    struct fake_job *j = &x->job[id];
+    uint32_t out[64];
+    struct wire_frame f = {.kind = WIRE_SUBMIT};
+    f.submit = (struct wire_submit){.gw = str("gw"),
+                                    .job = id,
+                                    .n_prompt = j->n_prompt,
+                                    .max_tokens = j->max_tokens,
+                                    .priority = (int32_t)(id % 3),
+                                    .body = {(const uint8_t *)"hello", 5},
+                                    .digests = {digests, 32 * (j->n_prompt / 32 < 64 ? j->n_prompt / 32 : 64)},
+                                    .again = again,
+                                    .n_out = again ? j->n_out : 0,
+                                    .out = out};
+    for (uint32_t i = 0; i < f.submit.n_out; i++)
+        out[f.submit.n_out_id++] = token(id, i);
+    j->submitted = true;
+    x->submitted_here++;
+    event(x, &f);
+}
+
+static void note(struct world *x)
+{
+    struct wire_stat st;
+    sched_stat(x->s, &st);
+    x->retried += st.retried;
+    x->preempted += st.preempted;
+    x->stale += st.stale;
+}
+
+static void restart(struct world *x)
+{
+    note(x);
+    x->restarts++;
+    sched_free(x->s);
+    start(x);
+    for (int i = 0; i < N_WORKER; i++)
+        x->w[i].joined = x->w[i].polls = x->w[i].ctl_polls = false;
+    for (uint32_t i = 1; i <= x->n_job; i++)
+        if (x->job[i].submitted && !x->job[i].ended)
+            submit(x, i, true);
+}
+
+static void move(struct world *x, bool faults)
+{
+    x->now += draw(20) * MS;
+    uint32_t what = draw(faults ? 1000 : 100);
+    if (what < 140 && x->n_job + 1 < N_JOB && faults) {
+        uint64_t id = ++x->n_job;
+        x->job[id].n_prompt = 1 + draw(draw(20) ? 2000 : 200000);
+        x->job[id].max_tokens = 1 + draw(30);
+        submit(x, id, false);
+    } else if (what < 160 && faults && x->n_job) {
+        uint64_t id = x->n_job > 40 ? x->n_job - draw(40) : 1;
+        struct wire_frame f = {.kind = WIRE_CANCEL, .cancel = {.gw = str("gw"), .job = id}};
+        x->job[id].cancel_sent = true;
+        event(x, &f);
+    } else if (what < 163 && faults) {
+        struct fake_worker *w = &x->w[draw(N_WORKER)];
+        if (w->up && w->joined)
+            die(x, w);
+    } else if (what < 166 && faults) {
+        x->w[draw(N_WORKER)].stopped = true;
+    } else if (what < 168 && faults && !draw(2)) {
+        restart(x);
+    } else if (what < 171 && faults) {
+        struct wire_frame f = {.kind = WIRE_KNOB};
+        struct fake_worker *w = &x->w[draw(N_WORKER)];
+        f.knob = (struct wire_knob){.name = str("hand_over"), .worker = str(w->name), .value = 1};
+        if (w->joined)
+            event(x, &f);
+    }
+    for (int i = 0; i < N_WORKER; i++) {
+        struct fake_worker *w = &x->w[i];
+        if (!w->up && (!faults || !draw(20))) {
+            w->up = true;
+            w->stopped = false;
+            w->inc++;
+        }
+        if (w->stopped && (!faults || !draw(200)))
+            w->stopped = false;
+        if (!w->up || w->stopped)
+            continue;
+        if (!w->joined) {
+            join(x, w);
+        } else {
+            step(x, w);
+            if (draw(2))
+                poll(x, w, false);
+            if (draw(2))
+                poll(x, w, true);
+        }
+    }
+    decide(x);
+}
+
+static void run_world(const struct sched_policy *p, uint64_t from, uint32_t losses, int moves)
+{
+    struct world *x = calloc(1, sizeof *x);
+    struct wire_stat st;
+    seed = from;
+    x->policy = p;
+    x->now = 1000 * MS;
+    x->losses = losses;
+    for (int i = 0; i < N_WORKER; i++) {
+        x->w[i].name[0] = 'w';
+        x->w[i].name[1] = (char)('0' + i);
+        x->w[i].seqs = 4 + (uint32_t)i;
+        x->w[i].inc = 1;
+        x->w[i].up = true;
+    }
+    start(x);
+    for (int i = 0; i < moves; i++)
+        move(x, true);
+    x->losses = 0;
+    for (int i = 0; i < 6000; i++)
+        move(x, false);
+    for (uint32_t i = 1; i <= x->n_job; i++) {
+        if (!x->job[i].ended)
+            fail_msg("request %u of %u never ended", i, x->n_job);
+        if (x->job[i].reason == WIRE_ERROR)
+            fail_msg("request %u failed", i);
+    }
+    sched_stat(x->s, &st);
+    assert_int_equal(st.running, 0);
+    assert_int_equal(st.waiting, 0);
+    assert_int_equal(st.tombs, 0);
+    assert_int_equal(st.submitted, x->submitted_here);
+    note(x); /* the world was as wild as it should be */
+    assert_true(x->n_done > 500 && x->n_refused > 0 && x->restarts > 5);
+    assert_true(x->retried > 50 && x->preempted > 20 && x->stale > 50);
+    sched_free(x->s);
+    free(x);
+}
+
+static void accounts_add_up_kv(void **state)
+{
+    (void)state;
+    run_world(&sched_policy_kv, 1, 0, 15000);
+    run_world(&sched_policy_kv, 2, 7, 15000);
+}
+
+static void accounts_add_up_fcfs(void **state)
+{
+    (void)state;
+    run_world(&sched_policy_fcfs, 3, 7, 15000);
+}
+
+static void accounts_add_up_colocate(void **state)
+{
+    (void)state;
+    run_world(&sched_policy_colocate, 4, 7, 15000);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(accounts_add_up_kv),
+        cmocka_unit_test(accounts_add_up_fcfs),
+        cmocka_unit_test(accounts_add_up_colocate),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
