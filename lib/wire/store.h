@@ -96,7 +96,7 @@ struct wire_kv_handle { /* kv_hand, kv_take, kv_fork */
     struct wire_extra extra;
 };
 
-struct wire_kv_free { /* a sequence (0: none) and slots of one's credit; answered by the same kind */
+struct wire_kv_free { /* a sequence (gen 0: none) and slots of one's credit; answered by the same kind */
     uint64_t tag;
     uint64_t seq, gen;
     const uint32_t *slot;

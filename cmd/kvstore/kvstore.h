@@ -1,0 +1,50 @@
+/* Private to kvstore: a store behind a socket. */
+#ifndef CMD_KVSTORE_H
+#define CMD_KVSTORE_H
+
+#include "kv/store.h"
+#include "kv/tier.h"
+#include "link/server.h"
+
+#define PROG "kvstore"
+
+struct peer { /* of a connection */
+    struct link_conn *conn;
+    struct peer *prev, *next; /* watchers */
+    bool open, watches, lagging;
+    uint32_t client; /* KV_NONE: it only asks and watches */
+    char name[WIRE_NAME_BYTES_MAX + 1];
+};
+
+struct kvstore {
+    struct kv_kind kind;
+    struct kv_store_opts o;
+    uint64_t bytes;         /* for slots */
+    struct kv_arena *arena; /* NULL: none yet, one may still be brought */
+    struct kv_store *store;
+    struct link_server *server;
+    struct peer **of_client; /* [n_client] */
+    struct peer *watchers;
+    bool draining, verbose;
+    /* Blocks that came and went since watchers were told last. */
+    uint8_t *stored, *evicted;
+    size_t n_stored, n_evicted, stored_size, evicted_size; /* bytes */
+};
+
+extern const struct link_ops kvstore_ops; /* arg: struct kvstore */
+
+/* Puts a store over an arena (taken): new, or one that is left. */
+int kvstore_over(struct err *e, struct kvstore *k, struct kv_arena *a);
+void kvstore_say_arena(const struct kvstore *k, const char *what);
+void kvstore_news(void *arg, const struct kv_news *n);
+/* Tells watchers what has changed. */
+void kvstore_tell_watchers(struct kvstore *k);
+/* Clients of the store before whose processes have ended are gone. True while some are absent. */
+bool kvstore_bury_absent(struct kvstore *k);
+uint64_t kvstore_pid_start(int64_t pid); /* 0: there is none */
+
+/* serve.c: what a client asks for, once it is open. */
+void kvstore_serve(struct kvstore *k, struct peer *p, const struct wire_frame *f);
+void kvstore_refuse(struct peer *p, uint64_t tag, enum kv_why why, const struct err *e);
+
+#endif

@@ -1,0 +1,276 @@
+/* kvstore: owns the KV blocks of a host, and lends them. The store is lib/kv, the sockets are lib/link. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cmd/kvstore/kvstore.h"
+#include "link/notify.h"
+#include "model/model.h"
+#include "proc/proc.h"
+
+#define FD_NAME "arena"
+#define ADOPT_MS 500  /* after a kvstore that was killed: its clients may bring the arena */
+#define ABSENT_MS 200 /* between looks whether absent clients live */
+#define DRAIN_MS_STEP 100
+
+struct flags {
+    const char *listen, *model, *type, *disk, *fingerprint, *arith;
+    uint64_t bytes, disk_bytes, layers, heads, head_dim, lease_ms, handed_ms, drain_s, ready_fd;
+    bool has_ready, verify, verbose;
+};
+
+static int kind_of_model(struct err *e, struct kv_kind *k, const char *path)
+{
+    struct cli_progress bar;
+    struct model *m;
+    struct model_opts o = {.path = path, .progress = cli_progress, .progress_arg = &bar};
+    cli_progress_start(&bar, PROG, "packing weights");
+    int rc = model_open(e, &m, &o);
+    if (rc)
+        return rc;
+    memcpy(k->model, m->fingerprint, sizeof k->model);
+    k->n_layer = (uint32_t)m->c.n_layer;
+    k->n_kv_head = (uint32_t)m->c.n_kv_head;
+    k->head_dim = (uint32_t)m->c.head_dim;
+    model_free(m);
+    return 0;
+}
+
+static int hex_digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static int fingerprint(struct err *e, uint8_t out[32], const char *hex)
+{
+    for (int i = 0; i < 64; i++) {
+        int d = hex_digit(hex[i]);
+        if (d < 0)
+            return err_set(e, ERR_USAGE, "--model-fingerprint is 64 digits of 0-9a-f");
+        out[i / 2] = (uint8_t)(out[i / 2] << 4 | d);
+    }
+    return hex[64] ? err_set(e, ERR_USAGE, "--model-fingerprint is 64 digits of 0-9a-f") : 0;
+}
+
+static int kind_of(struct err *e, struct kv_kind *k, const struct flags *f)
+{
+    bool numbers = f->fingerprint || f->layers || f->heads || f->head_dim;
+    *k = (struct kv_kind){.type = !strcmp(f->type, "f16")    ? KERN_KV_F16
+                                  : !strcmp(f->type, "bf16") ? KERN_KV_BF16
+                                                             : KERN_KV_INT8};
+    snprintf(k->arith, sizeof k->arith, "%s", f->arith ? f->arith : KV_ARITH);
+    snprintf(k->layout, sizeof k->layout, "%s", KV_LAYOUT);
+    if (!numbers)
+        return kind_of_model(e, k, f->model);
+    if (f->model || !f->fingerprint || !f->layers || !f->heads || !f->head_dim)
+        return err_set(e, ERR_USAGE,
+                       "--model-fingerprint, --layers, --kv-heads and --head-dim go together, in place of --model");
+    k->n_layer = (uint32_t)f->layers;
+    k->n_kv_head = (uint32_t)f->heads;
+    k->head_dim = (uint32_t)f->head_dim;
+    return fingerprint(e, k->model, f->fingerprint);
+}
+
+void kvstore_say_arena(const struct kvstore *k, const char *what)
+{
+    const struct kv_arena_head *h = kv_arena_head(k->arena);
+    struct err e = {0};
+    char keep[64];
+    if (k->verbose)
+        cli_warn(PROG, "arena %s: %" PRIu64 " blocks of %d tokens, %.1f MiB, %.1f of them in huge pages%s%s", what,
+                 h->n_slot, KERN_KV_BLOCK, (double)h->bytes / 1048576.0,
+                 (double)kv_arena_huge_bytes(k->arena) / 1048576.0, *kv_arena_small_why(k->arena) ? "; " : "",
+                 kv_arena_small_why(k->arena));
+    snprintf(keep, sizeof keep, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", FD_NAME);
+    if (link_notify(&e, keep, kv_arena_fd(k->arena)))
+        cli_warn(PROG, "%s", e.text);
+}
+
+/* The arena that the service manager kept. One that is not ours any more is left alone. */
+static void adopt_kept(struct kvstore *k)
+{
+    struct err e = {0};
+    struct kv_arena *a;
+    int fd = link_kept_fd(FD_NAME);
+    if (fd < 0)
+        return;
+    int rc = kv_arena_adopt(&e, &a, fd, &k->kind);
+    rc = rc ? rc : kvstore_over(&e, k, a);
+    if (rc)
+        cli_warn(PROG, "the arena that was kept is not taken: %s", e.text);
+    else
+        kvstore_say_arena(k, "adopted from the service manager");
+}
+
+static int new_arena(struct err *e, struct kvstore *k)
+{
+    struct kv_arena *a;
+    uint64_t memory = proc_memory("");
+    if (k->bytes > memory)
+        return err_set(e, ERR_USAGE,
+                       "KV budget of %" PRIu64 " bytes is over the %" PRIu64 " bytes of memory this process may use",
+                       k->bytes, memory);
+    int rc = kv_arena_new(e, &a, &k->kind, k->bytes);
+    rc = rc ? rc : kvstore_over(e, k, a);
+    if (!rc)
+        kvstore_say_arena(k, "made");
+    return rc;
+}
+
+static int say_ready(struct err *e, const struct flags *f)
+{
+    struct err n = {0};
+    if (link_notify(&n, "READY=1", -1))
+        cli_warn(PROG, "%s", n.text);
+    if (!f->has_ready)
+        return 0;
+    if (write((int)f->ready_fd, "ready\n", 6) != 6)
+        return err_sys(e, "--ready-fd %" PRIu64, f->ready_fd);
+    close((int)f->ready_fd);
+    return 0;
+}
+
+static int until_ms(uint64_t ns, uint64_t now)
+{
+    uint64_t ms = ns <= now ? 0 : (ns - now) / 1000000 + 1;
+    return ms > 1000 ? 1000 : (int)ms;
+}
+
+/* One turn: what is due, what came, and, where nothing did, a block to the file tier. */
+static int turn(struct err *e, struct kvstore *k, bool *did, bool absent)
+{
+    uint64_t now = proc_now_ns();
+    int wait = k->store ? until_ms(kv_store_tick(k->store, now), now) : 20;
+    if (k->store && kv_store_flush(k->store))
+        wait = 0;
+    if (absent && wait > ABSENT_MS)
+        wait = ABSENT_MS;
+    if (k->draining && wait > DRAIN_MS_STEP)
+        wait = DRAIN_MS_STEP;
+    kvstore_tell_watchers(k);
+    return link_server_step(e, k->server, did, wait);
+}
+
+static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool stale)
+{
+    uint64_t adopt_ns = proc_now_ns() + (stale ? ADOPT_MS * 1000000ull : 0), drain_ns = 0, look_ns = 0;
+    bool did, absent = false, ready = false;
+    int rc = 0;
+    while (!rc) {
+        uint64_t now = proc_now_ns();
+        if (!k->store && now >= adopt_ns)
+            rc = new_arena(e, k);
+        if (!rc && k->store && !ready) {
+            ready = true;
+            absent = true;
+            rc = say_ready(e, f);
+        }
+        if (proc_term_count() && !k->draining) {
+            struct err n = {0};
+            k->draining = true;
+            drain_ns = now + f->drain_s * 1000000000ull;
+            link_notify(&n, "STOPPING=1", -1);
+        }
+        if (k->draining && (!k->store || !kv_store_busy(k->store) || now >= drain_ns))
+            break;
+        if (absent && now >= look_ns) {
+            absent = kvstore_bury_absent(k);
+            look_ns = now + ABSENT_MS * 1000000ull;
+        }
+        rc = rc ? rc : turn(e, k, &did, absent);
+    }
+    while (!rc && k->store && kv_store_flush(k->store))
+        ;
+    return rc;
+}
+
+static int run(struct err *e, const struct flags *f)
+{
+    struct kvstore k = {.bytes = f->bytes, .verbose = f->verbose};
+    bool stale = false;
+    int rc = kind_of(e, &k.kind, f);
+    k.o = (struct kv_store_opts){.lease_ns = f->lease_ms * 1000000,
+                                 .handed_ns = f->handed_ms * 1000000,
+                                 .verify = f->verify,
+                                 .tell = kvstore_news,
+                                 .tell_arg = &k};
+    if (!rc && f->disk)
+        rc = kv_tier_open(e, &k.o.tier, f->disk, f->disk_bytes, &k.kind);
+    rc = rc ? rc : link_server_new(e, &k.server, &stale, f->listen, &kvstore_ops, &k);
+    if (!rc) {
+        adopt_kept(&k);
+        rc = serve(e, &k, f, stale);
+    }
+    struct link_server *s = k.server;
+    k.server = NULL; /* connections that close from here on leave what they hold in the arena */
+    link_server_free(s);
+    kv_store_free(k.store);
+    kv_arena_free(k.arena);
+    kv_tier_free(k.o.tier);
+    free(k.of_client);
+    free(k.stored);
+    free(k.evicted);
+    return rc;
+}
+
+static void many_descriptors(void)
+{
+    struct rlimit r;
+    if (!getrlimit(RLIMIT_NOFILE, &r)) {
+        r.rlim_cur = r.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &r);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    struct flags f = {.type = "auto", .bytes = 0, .lease_ms = 10000, .handed_ms = 30000, .drain_s = 30};
+    const struct cli_opt opts[] = {
+        {0, "listen", CLI_STR, &f.listen, "URL", "socket to serve, unix:PATH", .lo = 0},
+        {'m', "model", CLI_STR, &f.model, "MODEL", "GGUF file whose KV it holds; the default model where absent",
+         .lo = 0},
+        {0, "kv-cache-dtype", CLI_CHOICE, &f.type, "TYPE", "auto (int8), f16, bf16 or int8",
+         .choices = "auto|f16|bf16|int8"},
+        {0, "kv-cache-memory-bytes", CLI_SIZE, &f.bytes, "B", "memory for blocks (a quarter of the memory)", .lo = 0},
+        {0, "model-fingerprint", CLI_STR, &f.fingerprint, "HEX", "in place of a model: its fingerprint", .lo = 0},
+        {0, "layers", CLI_U64, &f.layers, "N", "in place of a model: its layers", .lo = 1, .hi = 65536},
+        {0, "kv-heads", CLI_U64, &f.heads, "N", "in place of a model: its KV heads", .lo = 1, .hi = 65536},
+        {0, "head-dim", CLI_U64, &f.head_dim, "N", "in place of a model: elements of a head", .lo = 1, .hi = 65536},
+        {0, "arithmetic", CLI_STR, &f.arith, "ID", "arithmetic that made the KV (this release's)", .lo = 0},
+        {0, "disk", CLI_STR, &f.disk, "FILE", "keep blocks in this file too", .lo = 0},
+        {0, "disk-size", CLI_SIZE, &f.disk_bytes, "B", "size of that file at most (16G)", .lo = 0},
+        {0, "lease-ms", CLI_U64, &f.lease_ms, "N", "a client that is silent for so long loses all (10000)", .lo = 50,
+         .hi = 3600000},
+        {0, "handed-ms", CLI_U64, &f.handed_ms, "N", "how long a sequence waits to be taken (30000)", .lo = 50,
+         .hi = 3600000},
+        {0, "drain-seconds", CLI_U64, &f.drain_s, "N", "after SIGTERM, wait for clients at most so long (30)", .lo = 0,
+         .hi = 86400},
+        {0, "verify", CLI_FLAG, &f.verify, NULL, "compare each block with its checksum when it is published", .lo = 0},
+        {0, "ready-fd", CLI_U64, &f.ready_fd, "N", "write a line there when ready", .lo = 3, .hi = 1 << 20,
+         .given = &f.has_ready},
+        {'v', "verbose", CLI_FLAG, &f.verbose, NULL, "say what the arena got", .lo = 0},
+    };
+    const struct cli_prog p = {PROG,
+                               "--listen unix:PATH [-m MODEL] [options]",
+                               "owns the KV blocks of a host, and lends them",
+                               opts,
+                               sizeof opts / sizeof *opts,
+                               0};
+    size_t n_arg;
+    int rc = cli_parse(&e, &p, argc, argv, &n_arg);
+    if (rc == CLI_DONE)
+        return 0;
+    f.disk_bytes = f.disk_bytes ? f.disk_bytes : (uint64_t)16 << 30;
+    f.bytes = f.bytes ? f.bytes : proc_memory("") / 4;
+    if (!rc && !f.listen)
+        rc = err_set(&e, ERR_USAGE, "--listen unix:PATH is needed");
+    many_descriptors();
+    rc = rc ? rc : proc_signals(&e);
+    rc = rc ? rc : run(&e, &f);
+    return rc ? cli_fail(PROG, &e) : 0;
+}

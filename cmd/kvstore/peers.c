@@ -1,0 +1,335 @@
+/* Who is connected: opening, leaving, watching. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "cmd/kvstore/kvstore.h"
+#include "proc/proc.h"
+
+#define EVENT_BYTES ((size_t)WIRE_KV_EVENT_BYTES_MAX / 2)
+#define LAG_BYTES ((uint64_t)8 << 20) /* a watcher that has so much before it is told anew when it has read it */
+
+uint64_t kvstore_pid_start(int64_t pid)
+{
+    char path[64], line[1024];
+    snprintf(path, sizeof path, "/proc/%" PRId64 "/stat", pid);
+    FILE *f = pid > 0 ? fopen(path, "re") : NULL;
+    if (!f)
+        return 0;
+    size_t n = fread(line, 1, sizeof line - 1, f);
+    fclose(f);
+    line[n] = 0;
+    const char *at = strrchr(line, ')'); /* the name before may hold anything */
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    return at ? strtoull(at + 1, NULL, 10) : 0;
+}
+
+bool kvstore_bury_absent(struct kvstore *k)
+{
+    uint32_t c = KV_NONE;
+    int64_t pid;
+    uint64_t start;
+    bool any = false;
+    while (k->store && kv_store_absent(k->store, &c, &pid, &start)) {
+        any = true;
+        if (!start || kvstore_pid_start(pid) != start)
+            kv_store_gone(k->store, c, proc_now_ns());
+    }
+    return any;
+}
+
+int kvstore_over(struct err *e, struct kvstore *k, struct kv_arena *a)
+{
+    struct kv_store *s;
+    struct peer **of = calloc(kv_arena_head(a)->n_client, sizeof(struct peer *));
+    int rc = of ? kv_store_new(e, &s, a, &k->o, proc_now_ns()) : err_nomem(e, "clients", sizeof(struct peer *));
+    if (rc) {
+        free(of);
+        kv_arena_free(a);
+        return rc;
+    }
+    k->arena = a;
+    k->store = s;
+    k->of_client = of;
+    return 0;
+}
+
+/* ---- watchers ---- */
+
+static void add_digest(uint8_t **list, size_t *n, size_t *size, const uint8_t *digest)
+{
+    if (*n == *size) {
+        size_t more = *size ? 2 * *size : 64 * KV_DIGEST;
+        uint8_t *p = realloc(*list, more);
+        if (!p)
+            return;
+        *list = p;
+        *size = more;
+    }
+    memcpy(*list + *n, digest, KV_DIGEST);
+    *n += KV_DIGEST;
+}
+
+void kvstore_news(void *arg, const struct kv_news *n)
+{
+    struct kvstore *k = arg;
+    struct peer *p = n->kind == KV_NEWS_SEQ || n->kind == KV_NEWS_EXPIRED ? k->of_client[n->client] : NULL;
+    struct err e = {0};
+    if (n->kind == KV_NEWS_TIER)
+        cli_warn(PROG, "%s", n->text);
+    if (n->kind == KV_NEWS_STORED && k->watchers)
+        add_digest(&k->stored, &k->n_stored, &k->stored_size, n->digest);
+    if (n->kind == KV_NEWS_EVICTED && k->watchers)
+        add_digest(&k->evicted, &k->n_evicted, &k->evicted_size, n->digest);
+    if (p && n->kind == KV_NEWS_EXPIRED) {
+        cli_warn(PROG, "%s (process %" PRId64 ") is silent: its lease has ended", p->name, link_pid(p->conn));
+        err_set(&e, ERR_NO, "the lease has ended: all that was held is gone");
+        kvstore_refuse(p, 0, KV_WHY_EXPIRED, &e);
+    } else if (p && n->kind == KV_NEWS_SEQ) {
+        struct wire_frame f = {.kind = WIRE_KV_SEQ,
+                               .kv_seq = {.seq = n->seq.seq,
+                                          .gen = n->seq.gen,
+                                          .n_block = n->seq.n_block,
+                                          .has_tail = n->seq.tail != KV_NONE,
+                                          .tail = n->seq.tail,
+                                          .n_tail = n->seq.n_tail,
+                                          .pending = n->seq.pending}};
+        link_send(p->conn, &f, -1);
+    }
+}
+
+static void send_events(struct peer *p, bool reset, const uint8_t *stored, size_t n_stored, const uint8_t *evicted,
+                        size_t n_evicted)
+{
+    do {
+        size_t s = n_stored < EVENT_BYTES ? n_stored : EVENT_BYTES,
+               v = n_evicted < EVENT_BYTES ? n_evicted : EVENT_BYTES;
+        struct wire_frame f = {.kind = WIRE_KV_EVENT,
+                               .kv_event = {.reset = reset, .stored = {stored, s}, .evicted = {evicted, v}}};
+        link_send(p->conn, &f, -1);
+        reset = false;
+        stored += s;
+        n_stored -= s;
+        evicted += v;
+        n_evicted -= v;
+    } while (n_stored || n_evicted);
+}
+
+struct digests {
+    uint8_t *p;
+    size_t n, size;
+};
+
+static void add_there(void *arg, const uint8_t *digest)
+{
+    struct digests *d = arg;
+    add_digest(&d->p, &d->n, &d->size, digest);
+}
+
+static void tell_all(struct kvstore *k, struct peer *p)
+{
+    static const uint8_t none[1];
+    struct digests d = {0};
+    if (k->store)
+        kv_store_each(k->store, add_there, &d);
+    send_events(p, true, d.p ? d.p : none, d.n, none, 0);
+    free(d.p);
+    p->lagging = false;
+}
+
+void kvstore_tell_watchers(struct kvstore *k)
+{
+    static const uint8_t none[1];
+    for (struct peer *p = k->watchers; p; p = p->next) {
+        if (p->lagging && !link_queued(p->conn))
+            tell_all(k, p);
+        else if (!p->lagging && (k->n_stored || k->n_evicted)) {
+            p->lagging = link_queued(p->conn) > LAG_BYTES;
+            if (!p->lagging)
+                send_events(p, false, k->stored ? k->stored : none, k->n_stored, k->evicted ? k->evicted : none,
+                            k->n_evicted);
+        }
+    }
+    k->n_stored = k->n_evicted = 0;
+}
+
+/* ---- opening ---- */
+
+static int name_of(struct err *e, char *out, struct wire_str s, const char *what)
+{
+    if (s.n >= KV_NAME_BYTES)
+        return err_set(e, ERR_PROTO, "the name of the %s is too long", what);
+    memset(out, 0, KV_NAME_BYTES);
+    memcpy(out, s.p, s.n);
+    return 0;
+}
+
+static int kind_of(struct err *e, struct kv_kind *out, const struct wire_kv_open *o)
+{
+    static const enum kern_kv all[] = {KERN_KV_INT8, KERN_KV_BF16, KERN_KV_F16};
+    size_t i = 0, n = sizeof all / sizeof *all;
+    *out = (struct kv_kind){.n_layer = o->n_layer, .n_kv_head = o->n_kv_head, .head_dim = o->head_dim};
+    memcpy(out->model, o->model_fp.p, sizeof out->model);
+    while (i < n &&
+           (strlen(kern_kv_name(all[i])) != o->kv_type.n || memcmp(kern_kv_name(all[i]), o->kv_type.p, o->kv_type.n)))
+        i++;
+    if (i == n)
+        return err_set(e, ERR_PROTO, "KV of unknown type %.*s", (int)o->kv_type.n, o->kv_type.p);
+    out->type = all[i];
+    int rc = name_of(e, out->arith, o->arith, "arithmetic");
+    return rc ? rc : name_of(e, out->layout, o->layout, "layout");
+}
+
+/* The first client of the store before brings what that one held. */
+static void adopt_from(struct kvstore *k, struct peer *p)
+{
+    struct err e = {0};
+    struct kv_arena *a;
+    int fd = link_take_fd(p->conn);
+    if (fd < 0)
+        return;
+    int rc = kv_arena_adopt(&e, &a, fd, &k->kind);
+    rc = rc ? rc : kvstore_over(&e, k, a);
+    if (rc)
+        cli_warn(PROG, "%s brought an arena that is not taken: %s", p->name, e.text);
+    else
+        kvstore_say_arena(k, "adopted from a client");
+}
+
+static int join(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_open *o, enum kv_why *why,
+                bool *kept)
+{
+    struct kv_kind theirs;
+    *why = KV_WHY_REFUSED;
+    *kept = false;
+    int rc = kind_of(e, &theirs, o);
+    rc = rc ? rc : kv_kind_check(e, &k->kind, &theirs, p->name);
+    if (rc)
+        return rc;
+    if (!k->store && o->brings_arena)
+        adopt_from(k, p);
+    *why = k->draining ? KV_WHY_DRAINING : KV_WHY_NOT_NOW;
+    if (!k->store)
+        return err_set(e, ERR_NO, "the store is starting");
+    if (o->client) {
+        rc = kv_store_rejoin(e, k->store, &p->client, o->client, o->key, proc_now_ns());
+        *kept = !rc;
+        *why = KV_WHY_EXPIRED;
+    } else if (k->draining) {
+        return err_set(e, ERR_NO, "the store is ending");
+    } else {
+        int64_t pid = link_pid(p->conn);
+        rc = kv_store_join(e, k->store, &p->client, pid, kvstore_pid_start(pid), proc_now_ns());
+    }
+    return rc;
+}
+
+static void open_peer(struct kvstore *k, struct peer *p, const struct wire_kv_open *o)
+{
+    struct err e = {0};
+    enum kv_why why = KV_WHY_REFUSED;
+    bool kept = false;
+    size_t n = o->from.n < WIRE_NAME_BYTES_MAX ? o->from.n : WIRE_NAME_BYTES_MAX;
+    memcpy(p->name, o->from.p, n);
+    int rc = p->open ? err_set(&e, ERR_PROTO, "a second kv_open") : 0;
+    if (!rc && o->has_kv)
+        rc = join(&e, k, p, o, &why, &kept);
+    if (rc) {
+        if (rc == ERR_PROTO)
+            cli_warn(PROG, "refused: %s", e.text);
+        kvstore_refuse(p, o->tag, why, &e);
+        link_close(p->conn);
+        return;
+    }
+    p->open = true;
+    struct wire_frame f = {.kind = WIRE_KV_ARENA, .kv_arena = {.tag = o->tag, .kept = kept}};
+    if (o->has_kv) {
+        struct peer *old = k->of_client[p->client];
+        if (old && old != p) { /* its connection broke, and that was not seen yet */
+            old->client = KV_NONE;
+            link_close(old->conn);
+        }
+        k->of_client[p->client] = p;
+        kv_store_identity(k->store, p->client, &f.kv_arena.client, &f.kv_arena.key);
+        f.kv_arena.arena = kv_arena_head(k->arena)->id;
+        f.kv_arena.bytes = kv_arena_head(k->arena)->bytes;
+        f.kv_arena.lease_ms = k->o.lease_ns / 1000000;
+        link_send(p->conn, &f, kv_arena_fd(k->arena));
+    } else {
+        f.kv_arena.lease_ms = k->o.lease_ns / 1000000;
+        link_send(p->conn, &f, -1);
+    }
+}
+
+/* ---- the server's calls ---- */
+
+static void on_frame(void *arg, struct link_conn *c, const struct wire_frame *f)
+{
+    struct kvstore *k = arg;
+    struct peer *p = link_data(c);
+    struct err e = {0};
+    if (!p) {
+        p = calloc(1, sizeof *p);
+        if (!p) {
+            link_close(c);
+            return;
+        }
+        p->conn = c;
+        p->client = KV_NONE;
+        link_set_data(c, p);
+    }
+    if (f->kind == WIRE_KV_OPEN) {
+        open_peer(k, p, &f->kv_open);
+    } else if (!p->open) {
+        err_set(&e, ERR_PROTO, "a %s frame before kv_open", wire_kind_name(f->kind));
+        kvstore_refuse(p, 0, KV_WHY_REFUSED, &e);
+        link_close(c);
+    } else if (f->kind == WIRE_KV_WATCH) {
+        link_send(c, f, -1);
+        if (!p->watches) {
+            p->watches = true;
+            p->prev = NULL;
+            p->next = k->watchers;
+            if (p->next)
+                p->next->prev = p;
+            k->watchers = p;
+        }
+        tell_all(k, p);
+    } else {
+        kvstore_serve(k, p, f);
+    }
+}
+
+static void on_bad(void *arg, struct link_conn *c, const struct err *e)
+{
+    struct kvstore *k = arg;
+    struct peer *p = link_data(c), nobody = {.conn = c};
+    cli_warn(PROG, "process %" PRId64 ": %s", link_pid(c), e->text);
+    kvstore_refuse(p ? p : &nobody, 0, KV_WHY_REFUSED, e);
+    (void)k;
+}
+
+static void on_closed(void *arg, struct link_conn *c)
+{
+    struct kvstore *k = arg;
+    struct peer *p = link_data(c);
+    if (!p)
+        return;
+    if (p->watches) {
+        *(p->prev ? &p->prev->next : &k->watchers) = p->next;
+        if (p->next)
+            p->next->prev = p->prev;
+    }
+    if (p->client != KV_NONE) {
+        k->of_client[p->client] = NULL;
+        if (k->server) /* at the end the arena stays as it is, for the next one */
+            kv_store_gone(k->store, p->client, proc_now_ns());
+    }
+    free(p);
+}
+
+const struct link_ops kvstore_ops = {on_frame, on_bad, on_closed};

@@ -1,0 +1,59 @@
+#include "link/notify.h"
+
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "link/socket.h"
+
+#define FIRST_FD 3
+
+int link_notify(struct err *e, const char *text, int fd)
+{
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    if (!path || !*path)
+        return 0;
+    size_t n = strlen(path);
+    if (n >= sizeof a.sun_path || (*path != '/' && *path != '@'))
+        return err_set(e, ERR_USAGE, "NOTIFY_SOCKET is no path");
+    memcpy(a.sun_path, path, n);
+    if (*path == '@') /* abstract */
+        a.sun_path[0] = 0;
+    int sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
+    int rc = sock < 0 || connect(sock, (const struct sockaddr *)(const void *)&a, len) ||
+                     socket_send(sock, text, strlen(text), fd) < 0
+                 ? err_sys(e, "NOTIFY_SOCKET %s", path)
+                 : 0;
+    if (sock >= 0)
+        close(sock);
+    return rc;
+}
+
+/* The i-th of names between colons is `name`. */
+static int place_of(const char *names, const char *name)
+{
+    size_t len = strlen(name);
+    for (int i = 0; names; i++) {
+        size_t n = strcspn(names, ":");
+        if (n == len && !memcmp(names, name, n))
+            return i;
+        names = names[n] ? names + n + 1 : NULL;
+    }
+    return -1;
+}
+
+int link_kept_fd(const char *name)
+{
+    const char *fds = getenv("LISTEN_FDS"), *pid = getenv("LISTEN_PID");
+    if (!fds || !pid || strtol(pid, NULL, 10) != getpid())
+        return -1;
+    long n = strtol(fds, NULL, 10);
+    int i = place_of(getenv("LISTEN_FDNAMES"), name);
+    if (i < 0 || i >= n || fcntl(FIRST_FD + i, F_SETFD, FD_CLOEXEC))
+        return -1;
+    return FIRST_FD + i;
+}

@@ -1,0 +1,12 @@
+/* The service manager: what it is told (sd_notify), and descriptors it keeps for the next process of a service. */
+#ifndef LINK_NOTIFY_H
+#define LINK_NOTIFY_H
+
+#include "err/err.h"
+
+/* Sends `text` ("READY=1") to $NOTIFY_SOCKET, with a descriptor (-1: none). Without that variable: nothing, 0. */
+int link_notify(struct err *e, const char *text, int fd);
+/* A descriptor of this name that the manager kept ($LISTEN_FDS); -1: none. The caller's from here on. */
+int link_kept_fd(const char *name);
+
+#endif

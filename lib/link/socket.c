@@ -1,0 +1,108 @@
+#include "link/socket.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int socket_address(struct err *e, struct sockaddr_un *out, const char *url)
+{
+    memset(out, 0, sizeof *out);
+    out->sun_family = AF_UNIX;
+    if (strncmp(url, "unix:", 5) || !url[5])
+        return err_set(e, ERR_USAGE, "'%s': a socket is named unix:PATH", url);
+    size_t n = strlen(url + 5);
+    if (n >= sizeof out->sun_path)
+        return err_set(e, ERR_USAGE, "'%s': the path of a socket has at most %zu bytes", url, sizeof out->sun_path - 1);
+    memcpy(out->sun_path, url + 5, n);
+    return 0;
+}
+
+ssize_t socket_send(int sock, const void *p, size_t n, int fd)
+{
+    struct iovec iov = {(void *)(uintptr_t)p, n};
+    union {
+        char room[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } u;
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (fd >= 0) {
+        memset(&u, 0, sizeof u);
+        m.msg_control = u.room;
+        m.msg_controllen = sizeof u.room;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    return sendmsg(sock, &m, MSG_NOSIGNAL);
+}
+
+#define FDS_MAX 16
+
+/* However many are sent, none is left open unseen. */
+static void take_fds(struct msghdr *m, int *fd)
+{
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < n; i++) {
+            if (*fd >= 0)
+                close(*fd);
+            memcpy(fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+        }
+    }
+}
+
+ssize_t socket_recv(int sock, void *p, size_t n, int *fd)
+{
+    struct iovec iov = {p, n};
+    union {
+        char room[CMSG_SPACE(FDS_MAX * sizeof(int))];
+        struct cmsghdr align;
+    } u;
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = u.room, .msg_controllen = sizeof u.room};
+    ssize_t got = recvmsg(sock, &m, MSG_CMSG_CLOEXEC);
+    if (got >= 0)
+        take_fds(&m, fd);
+    return got;
+}
+
+int frame_bytes(struct err *e, uint8_t **out, size_t *n, const struct wire_frame *f)
+{
+    uint8_t *body;
+    size_t size;
+    int rc = wire_encode(e, &body, &size, f);
+    if (rc)
+        return rc;
+    uint8_t *all = malloc(size + FRAME_PREFIX);
+    if (!all) {
+        free(body);
+        return err_nomem(e, "a frame", size);
+    }
+    all[0] = 0xce;
+    for (int i = 0; i < 4; i++)
+        all[1 + i] = (uint8_t)(size >> (24 - 8 * i));
+    memcpy(all + FRAME_PREFIX, body, size);
+    free(body);
+    *out = all;
+    *n = size + FRAME_PREFIX;
+    return 0;
+}
+
+int frame_size(struct err *e, uint64_t *size, const uint8_t *p, size_t n, uint64_t max)
+{
+    *size = 0;
+    if (n && p[0] != 0xce)
+        return err_set(e, ERR_PROTO, "not a frame (byte 0x%02x)", p[0]);
+    if (n < FRAME_PREFIX)
+        return 0;
+    uint64_t body = (uint64_t)p[1] << 24 | (uint64_t)p[2] << 16 | (uint64_t)p[3] << 8 | p[4];
+    if (body > max)
+        return err_set(e, ERR_PROTO, "a frame of %llu bytes, the limit is %llu", (unsigned long long)body,
+                       (unsigned long long)max);
+    *size = body + FRAME_PREFIX;
+    return 0;
+}

@@ -1,0 +1,663 @@
+#include "link/store_client.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "link/socket.h"
+
+#define TIMEOUT_MS 10000
+#define FRAME_MAX (64u << 20)
+#define AGAIN_MS 20 /* between tries to connect */
+
+struct queued { /* a frame that came unasked */
+    struct queued *next;
+    struct kv_seq_info seq;
+    struct store_event event;
+};
+
+struct store_client {
+    struct sockaddr_un address;
+    char *name;
+    bool has_kind, no_thread;
+    struct kv_kind kind;
+    int timeout_ms;
+
+    pthread_mutex_t lock;  /* a call, from its frame to its answer */
+    pthread_mutex_t wlock; /* a frame on its way out; taken inside lock, or alone */
+    _Atomic int sock;
+    int fd_in;
+    _Atomic bool broken; /* the connection: the thread makes another */
+    _Atomic bool expired;
+    uint64_t id, key, tag;
+    _Atomic uint64_t lease_ms;
+    struct kv_arena *arena;
+    enum kv_why why;
+    uint8_t *in;
+    size_t in_n, in_size, skip; /* skip: bytes of the frame given out last */
+    struct wire_arena *mem;
+    struct queued *first_seq, *first_event;
+
+    pthread_t thread;
+    bool has_thread;
+    int stop[2]; /* a pipe that ends the thread */
+};
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* ---- the connection ---- */
+
+static int lost(struct err *e, struct store_client *c)
+{
+    c->broken = true;
+    c->why = 0;
+    return err_set(e, ERR_SYS, "%s: kvstore has gone", c->address.sun_path);
+}
+
+static int send_all(struct err *e, struct store_client *c, const struct wire_frame *f, int fd, int64_t end_ms)
+{
+    uint8_t *p;
+    size_t n, at = 0;
+    int rc = frame_bytes(e, &p, &n, f);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&c->wlock);
+    while (at < n && !rc) {
+        ssize_t k = socket_send(c->sock, p + at, n - at, at ? -1 : fd);
+        if (k > 0) {
+            at += (size_t)k;
+        } else if (k < 0 && (errno == EAGAIN || errno == EINTR)) {
+            struct pollfd pf = {c->sock, POLLOUT, 0};
+            int64_t left = end_ms - now_ms();
+            if (left <= 0)
+                rc = at ? lost(e, c) : err_set(e, ERR_SYS, "kvstore takes no frame in %d ms", c->timeout_ms);
+            else
+                poll(&pf, 1, (int)left);
+        } else {
+            rc = lost(e, c);
+        }
+    }
+    pthread_mutex_unlock(&c->wlock);
+    free(p);
+    return rc;
+}
+
+static bool grow(struct store_client *c)
+{
+    if (c->in_size - c->in_n >= 4096)
+        return true;
+    size_t size = c->in_size ? 2 * c->in_size : 65536;
+    uint8_t *in = realloc(c->in, size);
+    if (!in)
+        return false;
+    c->in = in;
+    c->in_size = size;
+    return true;
+}
+
+/* The next frame, borrowed until the next call. ERR_NO: none in time. */
+static int receive(struct err *e, struct store_client *c, struct wire_frame *f, int64_t end_ms)
+{
+    uint64_t size;
+    memmove(c->in, c->in + c->skip, c->in_n - c->skip);
+    c->in_n -= c->skip;
+    c->skip = 0;
+    for (;;) {
+        int rc = frame_size(e, &size, c->in, c->in_n, FRAME_MAX);
+        if (!rc && size && c->in_n >= size) {
+            wire_arena_reset(c->mem);
+            rc = wire_decode(e, f, c->mem, c->in + FRAME_PREFIX, size - FRAME_PREFIX);
+            c->skip = size;
+            c->broken = c->broken || rc;
+            return rc ? err_prefix(e, "kvstore") : 0;
+        }
+        if (rc) {
+            c->broken = true;
+            return err_prefix(e, "kvstore");
+        }
+        struct pollfd pf = {c->sock, POLLIN, 0};
+        int64_t left = end_ms - now_ms();
+        int got = poll(&pf, 1, left > 0 ? (int)left : 0);
+        if (got == 0)
+            return err_set(e, ERR_NO, "kvstore says nothing in time");
+        if (got < 0)
+            continue;
+        ssize_t n = grow(c) ? socket_recv(c->sock, c->in + c->in_n, c->in_size - c->in_n, &c->fd_in) : 0;
+        if (n < 0 && (errno == EINTR || errno == EAGAIN))
+            continue;
+        if (n <= 0)
+            return lost(e, c);
+        c->in_n += (size_t)n;
+    }
+}
+
+static void info_of(struct kv_seq_info *out, const struct wire_kv_seq *q)
+{
+    *out = (struct kv_seq_info){.seq = q->seq,
+                                .gen = q->gen,
+                                .n_block = q->n_block,
+                                .tail = q->has_tail ? q->tail : KV_NONE,
+                                .n_tail = q->n_tail,
+                                .pending = q->pending};
+}
+
+static uint8_t *digests_copy(uint64_t *n, struct wire_bytes b)
+{
+    uint8_t *p = malloc(b.n + 1);
+    *n = p ? b.n / KV_DIGEST : 0;
+    if (p && b.n)
+        memcpy(p, b.p, b.n);
+    return p;
+}
+
+static void enqueue(struct queued **first, struct queued *q)
+{
+    while (*first)
+        first = &(*first)->next;
+    *first = q;
+}
+
+/* What came unasked. */
+static void keep(struct store_client *c, const struct wire_frame *f)
+{
+    if (f->kind == WIRE_KV_NO) {
+        c->expired = c->expired || f->kv_no.why == WIRE_KV_EXPIRED;
+        return;
+    }
+    struct queued *q = f->kind == WIRE_KV_SEQ || f->kind == WIRE_KV_EVENT ? calloc(1, sizeof *q) : NULL;
+    if (!q)
+        return;
+    if (f->kind == WIRE_KV_SEQ) {
+        info_of(&q->seq, &f->kv_seq);
+        enqueue(&c->first_seq, q);
+        return;
+    }
+    q->event.reset = f->kv_event.reset;
+    q->event.stored = digests_copy(&q->event.n_stored, f->kv_event.stored);
+    q->event.evicted = digests_copy(&q->event.n_evicted, f->kv_event.evicted);
+    enqueue(&c->first_event, q);
+}
+
+static int refused(struct err *e, struct store_client *c, const struct wire_kv_no *no)
+{
+    c->why = (enum kv_why)no->why;
+    c->expired = c->expired || no->why == WIRE_KV_EXPIRED;
+    return err_set(e, (int)no->code, "%.*s", (int)(no->text.n < 400 ? no->text.n : 400), no->text.p);
+}
+
+/* The tag of an answer; all kinds begin with it. */
+static uint64_t tag_of(const struct wire_frame *f)
+{
+    return f->kind == WIRE_KV_EVENT ? 0 : f->kv_tag.tag;
+}
+
+static int answer(struct err *e, struct store_client *c, struct wire_frame *out, enum wire_kind want, uint64_t tag,
+                  int64_t end_ms)
+{
+    for (;;) {
+        int rc = receive(e, c, out, end_ms);
+        if (rc == ERR_NO) { /* an answer that comes later is skipped by its tag */
+            c->why = 0;
+            return err_set(e, ERR_SYS, "kvstore does not answer in %d ms", c->timeout_ms);
+        }
+        if (rc)
+            return rc;
+        if (tag_of(out) != tag) {
+            if (!tag_of(out))
+                keep(c, out);
+            continue;
+        }
+        if (out->kind == WIRE_KV_NO)
+            return refused(e, c, &out->kv_no);
+        if (out->kind == want)
+            return 0;
+        return err_set(e, ERR_PROTO, "kvstore answers with a %s frame", wire_kind_name(out->kind));
+    }
+}
+
+/* A call while the connection is being made anew waits for it. */
+static int ready(struct err *e, struct store_client *c, int64_t end_ms)
+{
+    while (c->broken && c->has_thread && !c->expired && now_ms() < end_ms) {
+        pthread_mutex_unlock(&c->lock);
+        usleep(2000);
+        pthread_mutex_lock(&c->lock);
+    }
+    if (c->expired) {
+        c->why = KV_WHY_EXPIRED;
+        return err_set(e, ERR_NO, "the lease has ended: all that was held is gone");
+    }
+    return c->broken ? lost(e, c) : 0;
+}
+
+/* Sends, and waits for the answer. *f is both. lock is held on return. */
+static int call(struct err *e, struct store_client *c, struct wire_frame *f, enum wire_kind want)
+{
+    pthread_mutex_lock(&c->lock);
+    c->why = 0;
+    int64_t end_ms = now_ms() + c->timeout_ms;
+    int rc = ready(e, c, end_ms);
+    if (rc)
+        return rc;
+    uint64_t tag = ++c->tag;
+    f->kv_tag.tag = tag;
+    rc = send_all(e, c, f, -1, end_ms);
+    return rc ? rc : answer(e, c, f, want, tag, end_ms);
+}
+
+static int done(struct store_client *c, int rc)
+{
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+/* ---- opening ---- */
+
+static struct wire_str str_of(const char *s)
+{
+    return (struct wire_str){s, strlen(s)};
+}
+
+static void open_frame(struct wire_frame *f, const struct store_client *c)
+{
+    *f = (struct wire_frame){.kind = WIRE_KV_OPEN,
+                             .kv_open = {.tag = 1,
+                                         .from = str_of(c->name),
+                                         .client = c->id,
+                                         .key = c->key,
+                                         .brings_arena = c->arena != NULL && c->id}};
+    if (!c->has_kind)
+        return;
+    struct wire_kv_open *o = &f->kv_open;
+    o->has_kv = true;
+    o->model_fp = (struct wire_bytes){c->kind.model, 32};
+    o->kv_type = str_of(kern_kv_name(c->kind.type));
+    o->arith = str_of(c->kind.arith);
+    o->layout = str_of(c->kind.layout);
+    o->n_layer = c->kind.n_layer;
+    o->n_kv_head = c->kind.n_kv_head;
+    o->head_dim = c->kind.head_dim;
+}
+
+static int take_arena(struct err *e, struct store_client *c, const struct wire_kv_arena *w)
+{
+    int fd = c->fd_in;
+    c->fd_in = -1;
+    if (c->arena && w->arena == kv_arena_head(c->arena)->id) {
+        if (fd >= 0)
+            close(fd);
+        return 0;
+    }
+    if (fd < 0)
+        return err_set(e, ERR_PROTO, "kvstore sent no arena");
+    kv_arena_free(c->arena);
+    c->arena = NULL;
+    return kv_arena_adopt(e, &c->arena, fd, &c->kind);
+}
+
+/* One try on a new socket. *again: kvstore is not there yet, or not ready. */
+static int connect_once(struct err *e, struct store_client *c, bool *again, int64_t end_ms)
+{
+    struct wire_frame f;
+    *again = false;
+    if (c->sock >= 0)
+        close(c->sock);
+    if (c->fd_in >= 0)
+        close(c->fd_in);
+    c->fd_in = -1;
+    c->in_n = c->skip = 0;
+    c->why = 0;
+    c->sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (c->sock < 0)
+        return err_sys(e, "a socket");
+    if (connect(c->sock, (const struct sockaddr *)(const void *)&c->address, sizeof c->address)) {
+        *again = errno == ENOENT || errno == ECONNREFUSED || errno == EAGAIN;
+        return err_sys(e, "%s", c->address.sun_path);
+    }
+    open_frame(&f, c);
+    int fd = f.kv_open.brings_arena ? kv_arena_fd(c->arena) : -1;
+    int rc = send_all(e, c, &f, fd, end_ms);
+    rc = rc ? rc : answer(e, c, &f, WIRE_KV_ARENA, 1, end_ms);
+    if (rc) {
+        *again = rc == ERR_SYS || c->why == KV_WHY_NOT_NOW;
+        return rc;
+    }
+    c->tag = 1;
+    c->lease_ms = f.kv_arena.lease_ms;
+    if (c->id && !f.kv_arena.kept)
+        c->expired = true;
+    c->id = f.kv_arena.client;
+    c->key = f.kv_arena.key;
+    rc = c->has_kind ? take_arena(e, c, &f.kv_arena) : 0;
+    c->broken = rc != 0;
+    return rc;
+}
+
+static int connect_until(struct err *e, struct store_client *c, int64_t end_ms)
+{
+    bool again = true;
+    int rc = 0;
+    while (again && now_ms() < end_ms) {
+        rc = connect_once(e, c, &again, end_ms);
+        if (rc && again)
+            usleep(AGAIN_MS * 1000);
+        again = again && rc;
+    }
+    return rc;
+}
+
+/* ---- the thread ---- */
+
+/* kvstore has gone, or another is there: what was held is held still if the arena is adopted. */
+static void reconnect(struct store_client *c)
+{
+    struct err e = {0};
+    bool again;
+    pthread_mutex_lock(&c->lock);
+    if (!c->expired && connect_once(&e, c, &again, now_ms() + 1000)) {
+        c->broken = true;
+        c->expired = c->why == KV_WHY_EXPIRED;
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+static bool hung_up(struct store_client *c)
+{
+    struct pollfd p = {c->sock, POLLRDHUP, 0};
+    return poll(&p, 1, 0) > 0 && p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL);
+}
+
+static void *keep_alive(void *arg)
+{
+    struct store_client *c = arg;
+    int64_t next_ms = 0;
+    for (;;) {
+        struct pollfd p[2] = {{c->stop[0], POLLIN, 0}, {c->sock, POLLRDHUP, 0}};
+        int period = (int)(c->lease_ms / 4 < 1000 ? c->lease_ms / 4 + 1 : 1000);
+        bool broken = c->broken || c->expired;
+        poll(p, broken ? 1 : 2, broken ? AGAIN_MS : period);
+        if (p[0].revents)
+            return NULL;
+        if (c->expired)
+            continue;
+        if (c->broken || hung_up(c)) {
+            reconnect(c);
+        } else if (now_ms() >= next_ms) {
+            struct err e;
+            struct wire_frame f = {.kind = WIRE_KV_RENEW};
+            send_all(&e, c, &f, -1, now_ms() + 100);
+            next_ms = now_ms() + period - 1;
+        }
+    }
+}
+
+int store_client_open(struct err *e, struct store_client **out, const struct store_client_opts *o)
+{
+    struct store_client *c = calloc(1, sizeof *c);
+    if (!c)
+        return err_nomem(e, "a client", sizeof *c);
+    c->sock = c->fd_in = c->stop[0] = c->stop[1] = -1;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->wlock, NULL);
+    c->timeout_ms = o->timeout_ms ? o->timeout_ms : TIMEOUT_MS;
+    c->name = strdup(o->name);
+    c->mem = wire_arena_new();
+    c->has_kind = o->kind != NULL;
+    if (o->kind)
+        c->kind = *o->kind;
+    int rc = c->name && c->mem && grow(c) ? socket_address(e, &c->address, o->url) : err_nomem(e, "a client", 65536);
+    rc = rc ? rc : connect_until(e, c, now_ms() + c->timeout_ms);
+    if (!rc && !o->no_thread) {
+        c->has_thread = !pipe(c->stop) && !pthread_create(&c->thread, NULL, keep_alive, c);
+        rc = c->has_thread ? 0 : err_set(e, ERR_SYS, "no thread for the lease");
+    }
+    if (rc) {
+        store_client_close(c);
+        return rc;
+    }
+    *out = c;
+    return 0;
+}
+
+void store_event_free(struct store_event *v)
+{
+    free(v->stored);
+    free(v->evicted);
+    *v = (struct store_event){0};
+}
+
+static void free_queue(struct queued **first)
+{
+    while (*first) {
+        struct queued *q = *first;
+        *first = q->next;
+        store_event_free(&q->event);
+        free(q);
+    }
+}
+
+void store_client_close(struct store_client *c)
+{
+    if (!c)
+        return;
+    if (c->has_thread) {
+        (void)!write(c->stop[1], "", 1);
+        pthread_join(c->thread, NULL);
+    }
+    for (int i = 0; i < 2; i++)
+        if (c->stop[i] >= 0)
+            close(c->stop[i]);
+    if (c->sock >= 0)
+        close(c->sock);
+    if (c->fd_in >= 0)
+        close(c->fd_in);
+    free_queue(&c->first_seq);
+    free_queue(&c->first_event);
+    kv_arena_free(c->arena);
+    wire_arena_free(c->mem);
+    free(c->in);
+    free(c->name);
+    pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->wlock);
+    free(c);
+}
+
+int store_client_renew_all(struct err *e, struct store_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->id = c->key = 0;
+    free_queue(&c->first_seq);
+    int rc = connect_until(e, c, now_ms() + c->timeout_ms);
+    c->expired = rc != 0 && c->expired;
+    return done(c, rc);
+}
+
+struct kv_arena *store_client_arena(const struct store_client *c)
+{
+    return c->arena;
+}
+
+enum kv_why store_client_why(const struct store_client *c)
+{
+    return c->why;
+}
+
+uint64_t store_client_lease_ms(const struct store_client *c)
+{
+    return c->lease_ms;
+}
+
+/* ---- calls ---- */
+
+int store_client_lease(struct err *e, struct store_client *c, struct kv_seq_info *out, const uint32_t *ids,
+                       uint64_t n_id, const uint8_t *digests, uint64_t n_block, bool wait)
+{
+    struct wire_frame f = {
+        .kind = WIRE_KV_LEASE,
+        .kv_lease = {.ids = ids, .n_id = (uint32_t)n_id, .digests = {digests, n_block * KV_DIGEST}, .wait = wait}};
+    int rc = call(e, c, &f, WIRE_KV_SEQ);
+    if (!rc)
+        info_of(out, &f.kv_seq);
+    return done(c, rc);
+}
+
+static int slots_of(struct err *e, uint32_t *out, uint64_t *got, const struct wire_kv_slots *s, uint64_t max)
+{
+    if (s->n_slot > max)
+        return err_set(e, ERR_PROTO, "kvstore answers with %u slots where %llu fit", s->n_slot,
+                       (unsigned long long)max);
+    if (s->n_slot)
+        memcpy(out, s->slot, s->n_slot * sizeof *out);
+    *got = s->n_slot;
+    return 0;
+}
+
+int store_client_credit(struct err *e, struct store_client *c, uint32_t *slot, uint64_t *got, uint64_t n, bool some)
+{
+    struct wire_frame f = {.kind = WIRE_KV_CREDIT, .kv_credit = {.n = n, .some = some}};
+    *got = 0;
+    int rc = call(e, c, &f, WIRE_KV_SLOTS);
+    return done(c, rc ? rc : slots_of(e, slot, got, &f.kv_slots, n));
+}
+
+int store_client_uncredit(struct err *e, struct store_client *c, const uint32_t *slot, uint64_t n)
+{
+    struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.slot = slot, .n_slot = (uint32_t)n}};
+    return done(c, call(e, c, &f, WIRE_KV_FREE));
+}
+
+int store_client_publish(struct err *e, struct store_client *c, uint32_t *out, const struct kv_publish *p)
+{
+    struct wire_kv_block *b = malloc((p->n_block + 1) * sizeof *b);
+    uint64_t got = 0;
+    if (!b)
+        return err_nomem(e, "blocks to publish", p->n_block * sizeof *b);
+    for (uint64_t k = 0; k < p->n_block; k++)
+        b[k] = (struct wire_kv_block){p->slot[k], p->sum[k]};
+    struct wire_frame f = {.kind = WIRE_KV_PUBLISH,
+                           .kv_publish = {.seq = p->seq,
+                                          .gen = p->gen,
+                                          .at = p->at,
+                                          .block = b,
+                                          .n_block = (uint32_t)p->n_block,
+                                          .digests = {p->digests, p->digests ? p->n_block * KV_DIGEST : 0},
+                                          .ids = p->ids,
+                                          .n_id = (uint32_t)(p->n_block * KERN_KV_BLOCK + p->n_tail),
+                                          .has_tail = p->tail != KV_NONE,
+                                          .tail = p->tail}};
+    int rc = call(e, c, &f, WIRE_KV_SLOTS);
+    free(b);
+    rc = rc ? rc : slots_of(e, out, &got, &f.kv_slots, p->n_block);
+    if (!rc && got != p->n_block)
+        rc = err_set(e, ERR_PROTO, "kvstore answers with %llu slots for %llu blocks", (unsigned long long)got,
+                     (unsigned long long)p->n_block);
+    return done(c, rc);
+}
+
+static int handle(struct err *e, struct store_client *c, struct kv_seq_info *out, enum wire_kind k, uint64_t seq,
+                  uint64_t gen)
+{
+    struct wire_frame f = {.kind = k, .kv_handle = {.seq = seq, .gen = gen}};
+    int rc = call(e, c, &f, WIRE_KV_SEQ);
+    if (!rc)
+        info_of(out, &f.kv_seq);
+    return done(c, rc);
+}
+
+int store_client_hand(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
+{
+    return handle(e, c, out, WIRE_KV_HAND, seq, gen);
+}
+
+int store_client_take(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
+{
+    return handle(e, c, out, WIRE_KV_TAKE, seq, gen);
+}
+
+int store_client_fork(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
+{
+    return handle(e, c, out, WIRE_KV_FORK, seq, gen);
+}
+
+int store_client_release(struct err *e, struct store_client *c, uint64_t seq, uint64_t gen)
+{
+    struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.seq = seq, .gen = gen}};
+    return done(c, call(e, c, &f, WIRE_KV_FREE));
+}
+
+int store_client_renew(struct err *e, struct store_client *c)
+{
+    struct wire_frame f = {.kind = WIRE_KV_RENEW};
+    return done(c, call(e, c, &f, WIRE_KV_RENEW));
+}
+
+int store_client_watch(struct err *e, struct store_client *c)
+{
+    struct wire_frame f = {.kind = WIRE_KV_WATCH};
+    return done(c, call(e, c, &f, WIRE_KV_WATCH));
+}
+
+int store_client_stat(struct err *e, struct store_client *c, struct wire_kv_stat *out)
+{
+    struct wire_frame f = {.kind = WIRE_KV_STAT};
+    int rc = call(e, c, &f, WIRE_KV_STAT);
+    if (!rc) {
+        *out = f.kv_stat;
+        out->extra = (struct wire_extra){0};
+    }
+    return done(c, rc);
+}
+
+/* ---- what comes unasked ---- */
+
+static int unasked(struct err *e, struct store_client *c, struct queued **out, struct queued **first, int timeout_ms)
+{
+    struct wire_frame f;
+    int64_t end_ms = now_ms() + timeout_ms;
+    pthread_mutex_lock(&c->lock);
+    int rc = ready(e, c, end_ms);
+    while (!rc && !*first && !c->expired) {
+        rc = receive(e, c, &f, end_ms);
+        if (!rc && !tag_of(&f))
+            keep(c, &f);
+    }
+    if (!rc && !*first)
+        rc = ready(e, c, end_ms);
+    if (!rc) {
+        *out = *first;
+        *first = (*out)->next;
+    }
+    return done(c, rc);
+}
+
+int store_client_news(struct err *e, struct store_client *c, struct kv_seq_info *out, int timeout_ms)
+{
+    struct queued *q;
+    int rc = unasked(e, c, &q, &c->first_seq, timeout_ms);
+    if (rc)
+        return rc;
+    *out = q->seq;
+    free(q);
+    return 0;
+}
+
+int store_client_event(struct err *e, struct store_client *c, struct store_event *out, int timeout_ms)
+{
+    struct queued *q;
+    int rc = unasked(e, c, &q, &c->first_event, timeout_ms);
+    if (rc)
+        return rc;
+    *out = q->event;
+    free(q);
+    return 0;
+}

@@ -1,0 +1,234 @@
+/*
+ * A client of kvstore for tests: reads one command a line, does it, prints one line. Prompts are made of a seed: block
+ * d of `prompt SEED N` is the same for the same seed and, below block SHARED, for all seeds.
+ *
+ *   kv_client URL MODEL_BYTE ARITH   the kind has 2 layers, 1 head of 64, int8, a fingerprint of 32 times MODEL_BYTE
+ *   kv_client URL watch              prints events until the end of its input
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "link/store_client.h"
+
+#define BLOCKS_MAX 4096
+#define SHARED 2
+
+static uint32_t ids[BLOCKS_MAX * KERN_KV_BLOCK], slot[BLOCKS_MAX], out[BLOCKS_MAX];
+static uint8_t digests[BLOCKS_MAX * KV_DIGEST];
+static uint64_t sum[BLOCKS_MAX];
+static uint32_t credit[BLOCKS_MAX];
+static uint64_t n_credit, n_prompt;
+static struct kv_seq_info q;
+
+static void prompt(uint32_t seed, uint64_t n)
+{
+    memset(digests, 0, sizeof digests);
+    n_prompt = n;
+    for (uint64_t d = 0; d < n; d++) {
+        uint32_t s = d < SHARED ? 0 : seed;
+        for (int i = 0; i < KERN_KV_BLOCK; i++)
+            ids[d * KERN_KV_BLOCK + (uint64_t)i] = s * 100000 + (uint32_t)d * 32 + (uint32_t)i;
+        memcpy(digests + d * KV_DIGEST, &s, 4);
+        memcpy(digests + d * KV_DIGEST + 4, &d, 8);
+    }
+}
+
+static int show(const struct kv_seq_info *s)
+{
+    printf("seq %" PRIu64 " gen %" PRIu64 " blocks %" PRIu64 " tail %" PRIu32 "%s\n", s->seq, s->gen, s->n_block,
+           s->n_tail, s->pending ? " pending" : "");
+    return 0;
+}
+
+/* Are the bytes of each block of the sequence those of its name? */
+static int check(struct err *e, struct store_client *c)
+{
+    static int32_t table[BLOCKS_MAX];
+    struct kv_arena *a = store_client_arena(c);
+    int rc = kv_arena_table(e, a, table, q.n_block, q.seq, q.gen);
+    for (uint64_t k = 0; k < q.n_block && !rc; k++)
+        if (memcmp(kv_arena_bytes(a, (uint64_t)table[k]) + 64, digests + k * KV_DIGEST, KV_DIGEST))
+            rc = err_set(e, ERR_NO, "block %" PRIu64 " holds other bytes", k);
+    if (!rc && !kv_arena_valid(a, q.seq, q.gen))
+        rc = err_set(e, ERR_NO, "the sequence was taken away");
+    if (!rc)
+        puts("ok");
+    return rc;
+}
+
+static int publish(struct err *e, struct store_client *c, uint64_t n, uint32_t n_tail)
+{
+    struct kv_arena *a = store_client_arena(c);
+    uint64_t at = q.n_block;
+    if (n + (n_tail > 0) > n_credit || at + n > n_prompt)
+        return err_set(e, ERR_NO, "too little credit, or prompt");
+    for (uint64_t k = 0; k < n; k++) {
+        slot[k] = credit[--n_credit];
+        uint8_t *p = kv_arena_bytes(a, slot[k]);
+        for (uint64_t i = 0; i + KV_DIGEST <= kv_arena_layout(a)->slot_bytes; i += KV_DIGEST)
+            memcpy(p + i, digests + (at + k) * KV_DIGEST, KV_DIGEST);
+        sum[k] = kv_arena_sum(a, slot[k]);
+    }
+    struct kv_publish u = {.seq = q.seq,
+                           .gen = q.gen,
+                           .at = at,
+                           .slot = slot,
+                           .sum = sum,
+                           .n_block = n,
+                           .digests = digests + at * KV_DIGEST,
+                           .ids = ids + at * KERN_KV_BLOCK,
+                           .n_tail = n_tail,
+                           .tail = n_tail ? credit[--n_credit] : KV_NONE};
+    int rc = store_client_publish(e, c, out, &u);
+    for (uint64_t k = 0; k < n && !rc; k++)
+        if (out[k] != slot[k])
+            credit[n_credit++] = slot[k];
+    if (rc)
+        return rc;
+    q.n_block += n;
+    printf("published %" PRIu64 "\n", n);
+    return 0;
+}
+
+static int stat(struct err *e, struct store_client *c)
+{
+    struct wire_kv_stat s;
+    int rc = store_client_stat(e, c, &s);
+    if (!rc)
+        printf("total %" PRIu64 " free %" PRIu64 " cached %" PRIu64 " leased %" PRIu64 " quarantined %" PRIu64
+               " credited %" PRIu64 " seqs %" PRIu64 " clients %" PRIu64 " disk %" PRIu64 " bad %" PRIu64 " %s\n",
+               s.total, s.free, s.cached, s.leased, s.quarantined, s.credited, s.seqs, s.clients, s.disk_used,
+               s.disk_bad, s.free + s.cached + s.leased + s.quarantined + s.credited == s.total ? "sound" : "UNSOUND");
+    return rc;
+}
+
+/* Median of many hand-overs to oneself, in ns. */
+static int by_value(const void *a, const void *b)
+{
+    return *(const uint64_t *)a < *(const uint64_t *)b ? -1 : *(const uint64_t *)a > *(const uint64_t *)b;
+}
+
+static int time_hand(struct err *e, struct store_client *c)
+{
+    static uint64_t ns[1001];
+    struct kv_seq_info h;
+    for (int i = 0; i < 1001; i++) {
+        struct timespec a, b;
+        clock_gettime(CLOCK_MONOTONIC, &a);
+        int rc = store_client_hand(e, c, &h, q.seq, q.gen);
+        rc = rc ? rc : store_client_take(e, c, &q, h.seq, h.gen);
+        if (rc)
+            return rc;
+        clock_gettime(CLOCK_MONOTONIC, &b);
+        ns[i] = (uint64_t)(b.tv_sec - a.tv_sec) * 1000000000u + (uint64_t)(b.tv_nsec - a.tv_nsec);
+    }
+    qsort(ns, 1001, sizeof *ns, by_value);
+    printf("%" PRIu64 "\n", ns[500]);
+    return 0;
+}
+
+static int one(struct err *e, struct store_client *c, const char *line)
+{
+    unsigned long long x = 0, y = 0;
+    char word[32] = "";
+    int n = sscanf(line, "%31s %llu %llu", word, &x, &y);
+    uint64_t got;
+    int rc;
+    if (n >= 1 && (!strcmp(word, "lease") || !strcmp(word, "nowait"))) {
+        prompt((uint32_t)x, y < BLOCKS_MAX ? y : BLOCKS_MAX);
+        rc = store_client_lease(e, c, &q, ids, n_prompt * KERN_KV_BLOCK, digests, n_prompt, *word == 'l');
+        return rc ? rc : show(&q);
+    }
+    if (!strcmp(word, "credit")) {
+        rc = store_client_credit(e, c, credit + n_credit, &got, x, y != 0);
+        n_credit += got;
+        return rc ? rc : printf("credit %" PRIu64 "\n", n_credit) < 0;
+    }
+    if (!strcmp(word, "uncredit")) {
+        rc = store_client_uncredit(e, c, credit, n_credit);
+        n_credit = rc ? n_credit : 0;
+        return rc ? rc : puts("ok") < 0;
+    }
+    if (!strcmp(word, "publish"))
+        return publish(e, c, x, (uint32_t)y);
+    if (!strcmp(word, "hand")) {
+        rc = store_client_hand(e, c, &q, q.seq, q.gen);
+        return rc ? rc : show(&q);
+    }
+    if (!strcmp(word, "take")) {
+        rc = store_client_take(e, c, &q, x, y);
+        return rc ? rc : show(&q);
+    }
+    if (!strcmp(word, "fork")) {
+        rc = store_client_fork(e, c, &q, q.seq, q.gen);
+        return rc ? rc : show(&q);
+    }
+    if (!strcmp(word, "release")) {
+        rc = store_client_release(e, c, q.seq, q.gen);
+        return rc ? rc : puts("ok") < 0;
+    }
+    if (!strcmp(word, "check"))
+        return check(e, c);
+    if (!strcmp(word, "stat"))
+        return stat(e, c);
+    if (!strcmp(word, "time-hand"))
+        return time_hand(e, c);
+    if (!strcmp(word, "again")) {
+        n_credit = 0;
+        rc = store_client_renew_all(e, c);
+        return rc ? rc : puts("ok") < 0;
+    }
+    if (!strcmp(word, "news")) {
+        rc = store_client_news(e, c, &q, (int)x);
+        return rc ? rc : show(&q);
+    }
+    return err_set(e, ERR_USAGE, "what is '%s'?", word);
+}
+
+static int watch(struct err *e, struct store_client *c)
+{
+    struct store_event v;
+    int rc = store_client_watch(e, c);
+    while (!rc) {
+        rc = store_client_event(e, c, &v, 100000);
+        if (rc)
+            break;
+        printf("%sstored %" PRIu64 " evicted %" PRIu64 "\n", v.reset ? "reset " : "", v.n_stored, v.n_evicted);
+        fflush(stdout);
+        store_event_free(&v);
+    }
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    struct store_client *c;
+    struct kv_kind k = {.type = KERN_KV_INT8, .n_layer = 2, .n_kv_head = 1, .head_dim = 64};
+    bool only_watch = argc == 3 && !strcmp(argv[2], "watch");
+    if (argc < 3)
+        return ERR_USAGE;
+    memset(k.model, (int)strtol(argv[2], NULL, 16), sizeof k.model);
+    snprintf(k.arith, sizeof k.arith, "%s", argc > 3 ? argv[3] : KV_ARITH);
+    snprintf(k.layout, sizeof k.layout, "%s", KV_LAYOUT);
+    struct store_client_opts o = {
+        .url = argv[1], .name = "kv_client", .kind = only_watch ? NULL : &k, .timeout_ms = 3000};
+    if (store_client_open(&e, &c, &o)) {
+        fprintf(stderr, "kv_client: %s\n", e.text);
+        return e.code;
+    }
+    puts("here");
+    fflush(stdout);
+    int rc = only_watch ? watch(&e, c) : 0;
+    for (char line[256]; !only_watch && fgets(line, sizeof line, stdin);) {
+        if (one(&e, c, line))
+            printf("no %d: %s\n", (int)store_client_why(c), e.text);
+        fflush(stdout);
+    }
+    store_client_close(c);
+    return rc;
+}
