@@ -154,8 +154,8 @@ INLINE void direct_block(vf acc[], enum kern_type t, int groups, int cols, const
 }
 
 /*
- * Writes `n` columns of `groups` groups; computes `cols`, whose memory is there. A super-block of two is one turn of the
- * loop, so that each load strides evenly: the hardware's prefetcher follows that.
+ * Writes `n` columns of `groups` groups; computes `cols`, whose memory is there. A super-block of two is one turn of
+ * the loop, so that each load strides evenly: the hardware's prefetcher follows that.
  */
 INLINE void direct_tile(float *out, size_t ld, enum kern_type t, int groups, int cols, int n, const uint8_t *w,
                         struct group_stride stride, int64_t blocks, struct quant_tile x)
