@@ -258,16 +258,12 @@ static void take(struct link_conn *c)
 
 /* ---- the listening socket ---- */
 
-/* Each connection costs a descriptor: past the limit one is taken and dropped, so that it knows. */
-static void welcome(struct link_server *s)
+static void admit(struct link_server *s, int sock)
 {
     struct ucred u;
     socklen_t n = sizeof u;
-    int sock = accept4(s->sock, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (sock < 0)
-        return;
     struct link_conn *c = s->n_conn < LINK_CONNS_MAX ? calloc(1, sizeof *c) : NULL;
-    if (!c) {
+    if (!c) { /* past the limit one is dropped at once, so that it knows */
         close(sock);
         return;
     }
@@ -279,6 +275,16 @@ static void welcome(struct link_server *s)
     s->conns = c;
     s->n_conn++;
     watch(c);
+}
+
+static void welcome(struct link_server *s)
+{
+    for (int i = 0; i < EVENTS; i++) {
+        int sock = accept4(s->sock, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (sock < 0)
+            return;
+        admit(s, sock);
+    }
 }
 
 static bool somebody_listens(const struct sockaddr_un *a)
@@ -302,7 +308,7 @@ static int listen_at(struct err *e, struct link_server *s, bool *stale)
     s->sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     mode_t old = umask(0177);
     int bad = s->sock < 0 || bind(s->sock, (const struct sockaddr *)(const void *)&s->address, sizeof s->address) ||
-              listen(s->sock, 128);
+              listen(s->sock, SOMAXCONN);
     umask(old);
     if (bad)
         return err_sys(e, "%s", path);

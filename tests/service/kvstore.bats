@@ -1,0 +1,442 @@
+#!/usr/bin/env bats
+# kvstore with real processes: clients that are killed and stopped, a store that is killed and one that takes over,
+# a store that is full, a file tier that is damaged, clients that do not fit, bytes that are no frames.
+# tests/tools/kv_client does one command a line; its kind of KV has 2 layers, a head of 64, int8: 12288 bytes a slot
+# (2 tiles of 2 × 32 × 64 and 2 × 32 × 4 bytes, rounded up to an odd number of pages of 4096).
+
+setup_file() {
+    make -s -C "$PHASEPIPE_TOP" B="$PHASEPIPE_BUILD" tools
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    kv=(--listen unix:kv.sock --model-fingerprint "$(printf '07%.0s' {1..32})" --layers 2 --kv-heads 1 --head-dim 64
+        --kv-cache-memory-bytes $((16 * 12288)) --verify)
+    store_pid=
+}
+
+teardown() {
+    for pid in $store_pid $(cat pids 2> /dev/null); do
+        kill -CONT "$pid" 2> /dev/null || true
+        kill -9 "$pid" 2> /dev/null || true
+    done
+    ! mountpoint -q "$BATS_TEST_TMPDIR/small" || umount -l "$BATS_TEST_TMPDIR/small"
+}
+
+# start [OPTION ...]: a kvstore that is ready
+start() {
+    rm -f ready
+    mkfifo ready
+    kvstore "${kv[@]}" "$@" 4> ready --ready-fd 4 2>> store.err 3>&- &
+    store_pid=$!
+    echo $store_pid >> pids
+    [ "$(cat ready)" = ready ]
+}
+
+# client NAME [MODEL [ARITH]]: a client that takes commands by `tell NAME COMMAND`, its answer on stdout
+client() {
+    mkfifo "$1.in" "$1.out"
+    "$PHASEPIPE_BUILD/tests/tools/kv_client" unix:kv.sock "${2:-07}" "${@:3}" < "$1.in" > "$1.out" 2> "$1.err" 3>&- &
+    eval "$1_pid=$!"
+    echo $! >> pids
+    eval "exec {$1_in}> $1.in {$1_out}< $1.out"
+    answer "$1" > /dev/null
+}
+
+answer() {
+    local out="$1_out" line
+    IFS= read -r -t 20 -u "${!out}" line
+    echo "$line"
+}
+
+tell() {
+    local in="$1_in"
+    echo "${@:2}" >&"${!in}"
+    answer "$1"
+}
+
+# counts NAME: "free cached leased quarantined credited" as numbers
+counts() {
+    tell "$1" stat | awk '/ sound$/ { print $4, $6, $8, $10, $12 }'
+}
+
+# until_counts NAME MS WANT: waits at most MS for these counts
+until_counts() {
+    local end=$(($(date +%s%N) + $2 * 1000000)) got
+    while got=$(counts "$1") && [ "$got" != "$3" ]; do
+        [ "$(date +%s%N)" -lt $end ] || { echo "counts: $got, not $3"; return 1; }
+        sleep 0.01
+    done
+}
+
+@test "blocks are published, found again, handed over; handing over costs the same whatever the length" {
+    kv+=(--kv-cache-memory-bytes $((600 * 12288)))
+    start
+    client a
+    client b
+    [[ $(tell a lease 1 5) == *"blocks 0 tail 0" ]]
+    tell a credit 6
+    [ "$(tell a publish 5 9)" = "published 5" ]
+    [ "$(counts a)" = "594 0 6 0 0" ]
+    read -r _ seq _ gen _ < <(tell a hand)
+    [[ $(tell b take "$seq" "$gen") == *"blocks 5 tail 9" ]]
+    [[ $(tell a take "$seq" "$gen") == "no 4:"* ]]
+    [[ $(tell b lease 1 5) == *"blocks 5 tail 0" ]]
+    [ "$(tell b check)" = ok ]
+    [[ $(tell b lease 2 5) == *"blocks 2 tail 0" ]]
+    # 4 blocks against 256: the times of a round trip, so the best of a few medians of 1001
+    ratio() {
+        local short=999999999 long=999999999 t
+        for _ in 1 2 3 4 5; do
+            t=$(tell a time-hand) && [ "$t" -lt "$short" ] && short=$t
+            t=$(tell b time-hand) && [ "$t" -lt "$long" ] && long=$t
+        done
+        echo "short $short ns, long $long ns"
+        [ $((long * 10)) -le $((short * 13)) ]
+    }
+    tell a lease 1 4
+    tell b lease 3 256
+    tell b credit 254
+    [ "$(tell b publish 254)" = "published 254" ]
+    ratio || ratio
+}
+
+@test "a client that is killed leaves nothing behind within 100 ms" {
+    start
+    client a
+    client b
+    tell a lease 1 6
+    tell a credit 10
+    tell a publish 4 7
+    [ "$(counts b)" = "6 0 5 0 5" ]
+    kill -9 $a_pid
+    until_counts b 100 "12 4 0 0 0"
+}
+
+@test "one prompt asked for by many is computed once; those that wait are served when the one who computes is killed" {
+    start
+    client a
+    client b
+    client c
+    tell a lease 1 6
+    [[ $(tell b lease 1 6) == *"blocks 0 tail 0 pending" ]]
+    [[ $(tell c lease 1 6) == *"blocks 0 tail 0 pending" ]]
+    tell a credit 6
+    tell a publish 3
+    [[ $(tell b news 2000) == *"blocks 3 tail 0 pending" ]]
+    [[ $(tell c news 2000) == *"blocks 3 tail 0 pending" ]]
+    kill -9 $a_pid
+    [[ $(tell b news 2000) == *"blocks 3 tail 0" ]]
+    tell b credit 3
+    tell b publish 3
+    [[ $(tell c news 2000) == *"blocks 6 tail 0" ]]
+    [ "$(tell c check)" = ok ]
+}
+
+@test "a client that is stopped past its lease loses all; what it might write is kept from others until it is gone" {
+    start --lease-ms 300
+    client a
+    client b
+    tell a lease 1 6
+    tell a credit 8
+    tell a publish 4 7
+    [ "$(counts b)" = "8 0 5 0 3" ]
+    kill -STOP $a_pid
+    until_counts b 2000 "8 4 0 4 0"
+    grep -q "kv_client (process $a_pid) is silent" store.err
+    [[ $(tell b credit 13) == "no 3:"*"12 of 16 can be had now" ]]
+    [ "$(tell b credit 12)" = "credit 12" ]
+    [ "$(tell b uncredit)" = ok ]
+    kill -CONT $a_pid # it goes on, and is told
+    [[ $(tell a check) == "no "* ]]
+    [[ $(tell a publish 1) == "no 5:"*"lease has ended"* ]]
+    [ "$(counts b)" = "12 0 0 4 0" ]
+    [ "$(tell a again)" = ok ]
+    until_counts b 100 "16 0 0 0 0"
+    [[ $(tell a lease 1 6) == *"blocks 0 tail 0" ]]
+    kill -STOP $a_pid
+    sleep 0.5
+    kill -9 $a_pid
+    until_counts b 100 "16 0 0 0 0"
+}
+
+@test "a client that is stopped for less than its lease goes on" {
+    start --lease-ms 2000
+    client a
+    tell a lease 1 3
+    tell a credit 3
+    tell a publish 3
+    kill -STOP $a_pid
+    sleep 0.5
+    kill -CONT $a_pid
+    [ "$(tell a check)" = ok ]
+}
+
+@test "kvstore is killed: the next one takes over from its clients, and loses nothing" {
+    start -v
+    client a
+    client b
+    tell a lease 1 6
+    tell a credit 8
+    tell a publish 4 7
+    tell b lease 5 3
+    tell b credit 1
+    tell b publish 1
+    tell b release
+    before=$(counts a)
+    [ "$before" = "7 1 5 0 3" ]
+    kill -9 "$store_pid"
+    [ "$(tell a check)" = ok ] # readers do not even notice
+    start -v
+    grep -q "arena adopted from a client" store.err
+    until_counts a 2000 "$before"
+    [ "$(tell a publish 2)" = "published 2" ]
+    [ "$(tell a check)" = ok ]
+    [[ $(tell b lease 1 6) == *"blocks 6 tail 0" ]]
+    # Killed together: what only the client held is free once it is known to be gone.
+    kill -9 "$store_pid" $a_pid
+    start -v
+    [ "$(tell b check)" = ok ]
+    until_counts b 2000 "9 1 6 0 0"
+}
+
+@test "kvstore is killed with a client that was stopped: it keeps its slots until it is gone" {
+    start --lease-ms 300
+    client a
+    client b
+    tell a credit 5
+    kill -STOP $a_pid
+    kill -9 "$store_pid"
+    start --lease-ms 300
+    until_counts b 2000 "11 0 0 5 0"
+    kill -9 $a_pid
+    until_counts b 1000 "16 0 0 0 0"
+}
+
+@test "the service manager is told, keeps the arena, and gives it to the next one" {
+    cat > manager.py << 'P'
+import array, os, socket, subprocess, sys, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.bind(os.path.abspath("notify"))
+def messages(until):
+    fd, said = None, []
+    s.settimeout(10)
+    while until not in said:
+        data, anc, _, _ = s.recvmsg(4096, socket.CMSG_SPACE(4))
+        said += data.decode().split("\n")
+        for level, kind, raw in anc:
+            fd = array.array("i", raw)[0]
+    return said, fd
+env = dict(os.environ, NOTIFY_SOCKET=os.path.abspath("notify"))
+first = subprocess.Popen(sys.argv[1:], env=env)
+said, fd = messages("READY=1")
+assert "FDSTORE=1" in said and "FDNAME=arena" in said and fd is not None, said
+os.write(1, b"one\n")
+sys.stdin.readline()
+first.kill()
+first.wait()
+second = subprocess.Popen(["sh", "-c", 'export LISTEN_PID=$$; exec "$@"', "sh"] + sys.argv[1:],
+                          env=dict(env, LISTEN_FDS="1", LISTEN_FDNAMES="arena"), pass_fds=[3],
+                          preexec_fn=lambda: os.dup2(fd, 3))
+messages("READY=1")
+os.write(1, b"two\n")
+sys.stdin.readline()
+second.terminate()
+said, _ = messages("STOPPING=1")
+sys.exit(second.wait())
+P
+    mkfifo m.in m.out
+    python3 manager.py kvstore "${kv[@]}" -v < m.in > m.out 2> store.err 3>&- &
+    m_pid=$!
+    echo $m_pid >> pids
+    exec {m_in}> m.in {m_out}< m.out
+    [ "$(answer m)" = one ]
+    client a
+    tell a lease 1 4
+    tell a credit 4
+    tell a publish 4
+    [ "$(tell a release)" = ok ]
+    kill -9 $a_pid # no client brings the arena
+    [ "$(tell m next)" = two ]
+    grep -q "adopted from the service manager" store.err
+    client b
+    [[ $(tell b lease 1 4) == *"blocks 4 tail 0" ]]
+    [ "$(tell b check)" = ok ]
+    [ "$(tell b release)" = ok ]
+    echo end >&"$m_in"
+    wait $m_pid
+}
+
+@test "a store that is full says whether ever, or not now" {
+    start
+    client a
+    client b
+    tell a lease 1 10
+    tell a credit 16
+    [[ $(tell b credit 1) == "no 3:"*"full"* ]]
+    [[ $(tell b credit 17) == "no 2:"*"never fit"* ]]
+    [[ $(tell b lease 1 17) == "no 2:"*"never fit"* ]]
+    tell a publish 10
+    [ "$(tell a release)" = ok ]
+    [ "$(tell b credit 8)" = "credit 8" ] # the cached ones make room, from the end of the chain
+    [[ $(tell b lease 1 10) == *"blocks 2 tail 0" ]]
+    [[ $(tell b credit 9) == "no 3:"* ]]
+    [ "$(tell a credit 9 1)" = "no 3: the store is full: 9 blocks wanted, 0 of 16 can be had now" ]
+}
+
+@test "blocks survive a restart in the file; one that is damaged is dropped, and computed again" {
+    start --disk kv.disk --disk-size 10M
+    client a
+    tell a lease 1 6
+    tell a credit 6
+    tell a publish 6
+    [ "$(tell a release)" = ok ]
+    kill -9 $a_pid
+    kill -TERM "$store_pid"
+    wait "$store_pid"
+    [ ! -e kv.sock ]
+    start --disk kv.disk --disk-size 10M
+    client b
+    [[ $(tell b lease 1 6) == *"blocks 6 tail 0" ]]
+    [ "$(tell b check)" = ok ]
+    kill -9 $b_pid "$store_pid"
+    # The fourth record: its bytes begin a page behind its head.
+    printf X | dd of=kv.disk bs=1 seek=$((4096 + 3 * (4096 + 12288) + 4096 + 300)) conv=notrunc status=none
+    start --disk kv.disk --disk-size 10M
+    client c
+    [[ $(tell c lease 1 6) == *"blocks 3 tail 0" ]]
+    [ "$(tell c check)" = ok ]
+    grep -q "record 3 is torn or damaged: dropped" store.err
+    [[ $(tell c stat) == *"disk 5 bad 1 sound" ]]
+    run kvstore "${kv[@]}" --listen unix:other.sock --disk kv.disk
+    [ "$status" -eq 1 ]
+    [[ $output == *"another kvstore uses it"* ]]
+    kill -9 "$store_pid"
+    wait "$store_pid" || true
+    run kvstore "${kv[@]}" --arithmetic zz1 --listen unix:other.sock --disk kv.disk
+    [ "$status" -eq 2 ]
+    [[ $output == *"kv.disk holds other KV"*"arithmetic"* ]]
+}
+
+@test "a full disk is said once, and what is in memory stays" {
+    # A disk of 13 pages: the head of the file, and three records of 4.
+    mkdir small
+    mount -t tmpfs -o size=52k small small || skip "mounting needs root"
+    start --disk small/kv.disk
+    client a
+    tell a lease 1 8
+    tell a credit 8
+    tell a publish 8
+    sleep 0.3
+    [ "$(grep -c 'kv.disk: the disk is full with 3 blocks' store.err)" -eq 1 ]
+    [ "$(tell a check)" = ok ]
+    [ "$(tell a release)" = ok ]
+    [[ $(tell a lease 1 8) == *"blocks 8 tail 0" ]]
+}
+
+@test "clients of another model, arithmetic or shape are refused in words" {
+    start
+    for args in "08" "07 zz9"; do
+        run "$PHASEPIPE_BUILD/tests/tools/kv_client" unix:kv.sock $args
+        [ "$status" -eq 2 ]
+        echo "$output"
+    done
+    [[ $output == *"arithmetic zz9, this store holds KV of"* ]]
+    run "$PHASEPIPE_BUILD/tests/tools/kv_client" unix:kv.sock 08
+    [[ $output == *"another model"* ]]
+    run kvstore "${kv[@]}"
+    [ "$status" -eq 1 ]
+    [[ $output == *"another program listens there"* ]]
+}
+
+@test "bytes that are no frames, and frames that are no sense, harm nobody" {
+    start
+    client a
+    tell a lease 1 3
+    tell a credit 3
+    tell a publish 3
+    cat > hostile.py << 'P'
+import array, os, random, socket, struct
+def dial():
+    s = socket.socket(socket.AF_UNIX)
+    s.settimeout(5)
+    s.connect("kv.sock")
+    return s
+def frame(body):
+    return b"\xce" + struct.pack(">I", len(body)) + body
+def talk(*parts, fds=()):
+    s = dial()
+    try:
+        anc = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        s.sendmsg([b"".join(parts)], anc)
+        s.shutdown(socket.SHUT_WR)
+        while s.recv(65536):
+            pass
+    except (ConnectionResetError, BrokenPipeError):
+        pass
+    s.close()
+random.seed(1)
+watcher = b"\x83\xa1k\x20\xa3tag\x01\xa4from\xa1x"  # kv_open without a kind
+for i in range(300):
+    talk(os.urandom(random.randrange(200)))
+for kind in range(256):
+    k = bytes([kind]) if kind < 128 else b"\xcc" + bytes([kind])
+    talk(frame(b"\x82\xa1k" + k + b"\xa3tag\x07"))
+    talk(frame(watcher), frame(b"\x82\xa1k" + k + b"\xa3tag\x07"))
+for size in (0, 1, 1 << 24, (32 << 20) + 1, 0xffffffff):
+    talk(b"\xce" + struct.pack(">I", size) + b"\x81")
+good = frame(watcher) + frame(b"\x82\xa1k\x2c\xa3tag\x02")
+for i in range(2000):
+    b = bytearray(good)
+    for _ in range(random.randrange(1, 4)):
+        b[random.randrange(len(b))] = random.randrange(256)
+    talk(bytes(b))
+null = os.open("/dev/null", os.O_RDONLY)
+talk(good, fds=[null] * 10)
+half = [dial() for _ in range(200)]  # half a frame each, left open
+for s in half:
+    s.send(good[:20])
+s = dial()
+s.send(good * 3)
+assert len(s.recv(10)) == 10
+P
+    python3 hostile.py
+    [ "$(tell a check)" = ok ]
+    [ "$(counts a)" = "13 0 3 0 0" ]
+    until_fds() { [ "$(ls "/proc/$store_pid/fd" | wc -l)" -lt 20 ]; }
+    for _ in 1 2 3 4 5 6 7 8 9 10; do until_fds && break || sleep 0.1; done
+    until_fds
+}
+
+@test "watchers hear what is stored and evicted, those that come late what is there" {
+    start
+    client a
+    client w watch
+    [ "$(answer w)" = "reset stored 0 evicted 0" ]
+    tell a lease 1 10
+    tell a credit 10
+    tell a publish 10
+    [ "$(answer w)" = "stored 10 evicted 0" ]
+    client v watch
+    [ "$(answer v)" = "reset stored 10 evicted 0" ]
+    [ "$(tell a release)" = ok ]
+    tell a credit 8
+    [ "$(answer w)" = "stored 0 evicted 2" ]
+}
+
+@test "SIGTERM: no new prompts, those that run are waited for, then exit 0" {
+    start --drain-seconds 20
+    client a
+    tell a lease 1 3
+    kill -TERM "$store_pid"
+    sleep 0.2
+    [[ $(tell a lease 2 3) == "no 6:"*"ending"* ]]
+    tell a credit 3
+    [ "$(tell a publish 3)" = "published 3" ]
+    [ "$(tell a check)" = ok ]
+    kill -0 "$store_pid"
+    tell a take 0 1 || true
+    kill -9 $a_pid
+    wait "$store_pid"
+    [ ! -e kv.sock ]
+}

@@ -1,0 +1,305 @@
+/* The server's loop with sockets that behave badly, and a store's client against hand-made answers. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "link/notify.h"
+#include "link/server.h"
+
+#define OK(call)                                                                                                       \
+    do {                                                                                                               \
+        if (call)                                                                                                      \
+            fail_msg("%s: %s", #call, e.text);                                                                         \
+    } while (0)
+
+static char url[80], *path = url + 5;
+
+struct seen {
+    struct link_server *s;
+    int n_frame, n_bad, n_closed, last_kind, fd;
+    char bad[480];
+    int answers; /* to each frame, of 1 MiB */
+    struct link_conn *conn;
+};
+
+static void on_frame(void *arg, struct link_conn *c, const struct wire_frame *f)
+{
+    static uint8_t big[WIRE_KV_EVENT_BYTES_MAX];
+    struct seen *v = arg;
+    v->n_frame++;
+    v->last_kind = (int)f->kind;
+    v->conn = c;
+    int fd = link_take_fd(c);
+    if (fd >= 0)
+        v->fd = fd;
+    for (int i = 0; i < v->answers; i++)
+        link_send(c, &(struct wire_frame){.kind = WIRE_KV_EVENT, .kv_event = {.stored = {big, sizeof big}}}, -1);
+    if (!v->answers)
+        link_send(c, f, v->fd);
+}
+
+static void on_bad(void *arg, struct link_conn *c, const struct err *e)
+{
+    struct seen *v = arg;
+    v->n_bad++;
+    snprintf(v->bad, sizeof v->bad, "%s", e->text);
+    link_send(c, &(struct wire_frame){.kind = WIRE_KV_NO, .kv_no = {.why = 1, .code = 2, .text = {"no", 2}}}, -1);
+}
+
+static void on_closed(void *arg, struct link_conn *c)
+{
+    struct seen *v = arg;
+    v->n_closed++;
+    (void)c;
+}
+
+static const struct link_ops ops = {on_frame, on_bad, on_closed};
+
+static int setup(void **state)
+{
+    struct err e = {0};
+    bool stale;
+    struct seen *v = calloc(1, sizeof *v);
+    v->fd = -1;
+    snprintf(url, sizeof url, "unix:/tmp/link_test.%d", (int)getpid());
+    OK(link_server_new(&e, &v->s, &stale, url, &ops, v));
+    assert_false(stale);
+    *state = v;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct seen *v = *state;
+    link_server_free(v->s);
+    assert_int_not_equal(access(path, F_OK), 0);
+    if (v->fd >= 0)
+        close(v->fd);
+    free(v);
+    return 0;
+}
+
+static int dial(void)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
+    assert_int_equal(connect(sock, (struct sockaddr *)&a, sizeof a), 0);
+    return sock;
+}
+
+static void turn(struct seen *v)
+{
+    struct err e = {0};
+    bool did = true;
+    for (int i = 0; i < 200 && did; i++)
+        OK(link_server_step(&e, v->s, &did, 5));
+}
+
+/* kv_renew with tag 5, by hand from the msgpack specification. */
+static const uint8_t renew[] = {0xce, 0, 0, 0, 9, 0x82, 0xa1, 'k', 43, 0xa3, 't', 'a', 'g', 5};
+
+static void frames_come_in_pieces(void **state)
+{
+    struct seen *v = *state;
+    uint8_t got[sizeof renew + 1];
+    int a = dial(), b = dial();
+    for (size_t i = 0; i < sizeof renew; i++) {
+        assert_int_equal(v->n_frame, 0);
+        assert_int_equal(write(a, renew + i, 1), 1);
+        turn(v);
+    }
+    assert_int_equal(v->n_frame, 1);
+    assert_int_equal(read(a, got, sizeof got), sizeof renew);
+    assert_memory_equal(got, renew, sizeof renew);
+    uint8_t many[100 * sizeof renew];
+    for (int i = 0; i < 100; i++)
+        memcpy(many + i * sizeof renew, renew, sizeof renew);
+    assert_int_equal(write(b, many, sizeof many), sizeof many);
+    turn(v);
+    assert_int_equal(v->n_frame, 101);
+    assert_int_equal(read(b, many, sizeof many), sizeof many);
+    close(a);
+    turn(v);
+    assert_int_equal(v->n_closed, 1);
+    close(b);
+    turn(v);
+    assert_int_equal(v->n_closed, 2);
+}
+
+static void what_is_no_frame_ends_its_connection(void **state)
+{
+    struct seen *v = *state;
+    static const struct {
+        uint8_t bytes[16];
+        size_t n;
+        const char *why;
+    } bad[] = {
+        {"GET / HTTP", 10, "not a frame (byte 0x47)"},
+        {{0xce, 0xff, 0xff, 0xff, 0xff}, 5, "4294967295 bytes, the limit is"},
+        {{0xce, 0, 0, 0, 1, 0xc1}, 6, "0xc1"},
+        {{0xce, 0, 0, 0, 4, 0x81, 0xa1, 'k', 43}, 9, "field tag: it is missing"},
+        {{0xce, 0, 0, 0, 4, 0x81, 0xa1, 'k', 99}, 9, "no kind"},
+        {{0xce, 0, 0, 0, 0}, 5, "the bytes end"},
+    };
+    int good = dial();
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        uint8_t got[64];
+        int s = dial();
+        assert_int_equal(write(s, bad[i].bytes, bad[i].n), bad[i].n);
+        turn(v);
+        if (!strstr(v->bad, bad[i].why))
+            fail_msg("\"%s\" does not say \"%s\"", v->bad, bad[i].why);
+        assert_true(read(s, got, sizeof got) > 10); /* kv_no */
+        assert_int_equal(read(s, got, sizeof got), 0);
+        close(s);
+    }
+    assert_int_equal(v->n_frame, 0);
+    assert_int_equal(write(good, renew, sizeof renew), sizeof renew);
+    turn(v);
+    assert_int_equal(v->n_frame, 1);
+    close(good);
+}
+
+/* One that does not read keeps nobody waiting, and in the end is cut off. */
+static void a_slow_reader_slows_itself(void **state)
+{
+    struct seen *v = *state;
+    uint8_t got[64];
+    int slow = dial(), quick = dial();
+    v->answers = 1;
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(write(slow, renew, sizeof renew), sizeof renew);
+        turn(v);
+    }
+    assert_true(v->n_frame < 20); /* not read from while so much waits */
+    int n = v->n_frame;
+    v->answers = 0;
+    assert_int_equal(write(quick, renew, sizeof renew), sizeof renew);
+    turn(v);
+    assert_int_equal(v->n_frame, n + 1);
+    assert_int_equal(read(quick, got, sizeof got), sizeof renew);
+    v->answers = 100;
+    assert_int_equal(write(quick, renew, sizeof renew), sizeof renew);
+    turn(v);
+    assert_int_equal(v->n_closed, 1); /* over the limit of the queue */
+    close(slow);
+    close(quick);
+}
+
+static int send_with_fd(int sock, const void *p, size_t n, const int *fd, int n_fd)
+{
+    struct iovec iov = {(void *)(uintptr_t)p, n};
+    char room[CMSG_SPACE(8 * sizeof(int))] = {0};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = room,
+                       .msg_controllen = CMSG_SPACE((size_t)n_fd * sizeof(int))};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN((size_t)n_fd * sizeof(int));
+    memcpy(CMSG_DATA(c), fd, (size_t)n_fd * sizeof(int));
+    return (int)sendmsg(sock, &m, 0);
+}
+
+static int open_fds(void)
+{
+    int n = 0;
+    for (int i = 0; i < 256; i++)
+        n += fcntl(i, F_GETFD) >= 0;
+    return n;
+}
+
+static void descriptors_pass_and_none_is_left(void **state)
+{
+    struct seen *v = *state;
+    int file = memfd_create("x", 0), sock = dial(), many[8];
+    struct stat a, b;
+    turn(v);
+    int before = open_fds();
+    assert_int_equal(send_with_fd(sock, renew, sizeof renew, &file, 1), sizeof renew);
+    turn(v);
+    assert_true(v->fd >= 0 && !fstat(v->fd, &a) && !fstat(file, &b) && a.st_ino == b.st_ino);
+    assert_true(fcntl(v->fd, F_GETFD) & FD_CLOEXEC);
+    assert_int_equal(open_fds(), before + 1); /* the copy that went back is in nobody's hands yet */
+    close(v->fd);
+    v->fd = -1;
+    for (int i = 0; i < 8; i++)
+        many[i] = file;
+    assert_int_equal(send_with_fd(sock, renew, 3, many, 8), 3);
+    turn(v);
+    close(sock);
+    turn(v);
+    assert_true(open_fds() <= before);
+    close(file);
+}
+
+static void a_socket_in_use_is_not_taken(void **state)
+{
+    struct seen *v = *state;
+    struct err e = {0};
+    struct link_server *s;
+    bool stale;
+    assert_int_equal(link_server_new(&e, &s, &stale, url, &ops, v), ERR_NO);
+    assert_non_null(strstr(e.text, "another program listens"));
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(link_server_new(&e, &s, &stale, "tcp://x", &ops, v), ERR_USAGE);
+    char longer[300] = "unix:";
+    memset(longer + 5, 'x', 200);
+    assert_int_equal(link_server_new(&e, &s, &stale, longer, &ops, v), ERR_USAGE);
+}
+
+static void the_manager_is_told(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    char got[64], file[80];
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    snprintf(file, sizeof file, "/tmp/link_test.%d.n", (int)getpid());
+    snprintf(a.sun_path, sizeof a.sun_path, "%s", file);
+    unsetenv("NOTIFY_SOCKET");
+    OK(link_notify(&e, "READY=1", -1));
+    int sock = socket(AF_UNIX, SOCK_DGRAM, 0);
+    assert_int_equal(bind(sock, (struct sockaddr *)&a, sizeof a), 0);
+    setenv("NOTIFY_SOCKET", file, 1);
+    OK(link_notify(&e, "READY=1", -1));
+    assert_int_equal(recv(sock, got, sizeof got, MSG_DONTWAIT), 7);
+    assert_memory_equal(got, "READY=1", 7);
+    close(sock);
+    unlink(file);
+    assert_int_equal(link_notify(&e, "READY=1", -1), ERR_SYS);
+    unsetenv("NOTIFY_SOCKET");
+    assert_int_equal(link_kept_fd("arena"), -1);
+    setenv("LISTEN_FDS", "2", 1);
+    setenv("LISTEN_FDNAMES", "other:arena", 1);
+    setenv("LISTEN_PID", "1", 1);
+    assert_int_equal(link_kept_fd("arena"), -1);
+}
+
+int main(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(frames_come_in_pieces, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_is_no_frame_ends_its_connection, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_slow_reader_slows_itself, setup, teardown),
+        cmocka_unit_test_setup_teardown(descriptors_pass_and_none_is_left, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_socket_in_use_is_not_taken, setup, teardown),
+        cmocka_unit_test(the_manager_is_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
