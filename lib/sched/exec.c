@@ -271,8 +271,14 @@ static void act(struct sched_view *v, const json_t *answer)
 {
     size_t i;
     json_t *d;
-    json_array_foreach(json_object_get(answer, "place"), i, d) place(v, d);
-    json_array_foreach(json_object_get(answer, "refuse"), i, d) refuse(v, d);
+    json_array_foreach(json_object_get(answer, "place"), i, d)
+    {
+        place(v, d);
+    }
+    json_array_foreach(json_object_get(answer, "refuse"), i, d)
+    {
+        refuse(v, d);
+    }
     json_array_foreach(json_object_get(answer, "preempt"), i, d)
     {
         const struct sched_job *j = running_numbered(v, d);

@@ -55,6 +55,8 @@ struct sched_job {
     uint64_t slo_ttft_ns, slo_tpot_ns;          /* 0: none */
     int kv_store;
     uint32_t retries, preempts;
+    uint32_t note_worker; /* sched_note: the policy's own */
+    uint64_t note_ns;
 };
 
 struct sched_view;
@@ -104,6 +106,9 @@ bool sched_refuse(struct sched_view *v, const struct sched_job *j, bool never, u
 bool sched_preempt(struct sched_view *v, const struct sched_job *j);
 bool sched_set_role(struct sched_view *v, const struct sched_worker *w, enum sched_role role);
 void sched_set_eta(struct sched_view *v, const struct sched_job *j, uint64_t eta_ns); /* goes into its ack */
+
+/* Two numbers that a policy keeps with a request, so that what it found out is not looked for again. */
+void sched_note(struct sched_view *v, const struct sched_job *j, uint32_t worker, uint64_t until_ns);
 
 struct sched_default {
     const char *name;

@@ -36,6 +36,8 @@ static const struct sched_default knobs[] = {
     {"preempts", 3},        /* most times a request is preempted */
 };
 
+#define NOTE_NS 20000000 /* how long a request that waits for a busy worker is not looked at anew */
+
 struct kv {
     uint64_t roles_ns, preempt_ns;
     int lean; /* which pool was pressed at the last look: 1 prefill, -1 decode */
@@ -122,9 +124,10 @@ static struct choice choose(struct kv *k, const struct sched_view *v, const stru
             continue;
         double cost = cost_on(k, j, w, elsewhere, &n_new);
         bool split = k->p.n_prefill && k->p.n_decode;
-        if (prefills && split && pool_fits(v, j, w, SCHED_ON_PREFILL) && cost < best.cost)
+        bool alone = !split || w->role == SCHED_BOTH; /* what does both gains nothing by handing over to itself */
+        if (prefills && !alone && pool_fits(v, j, w, SCHED_ON_PREFILL) && cost < best.cost)
             best = (struct choice){w, SCHED_ON_PREFILL, cost};
-        if (decodes && (!split || local(k, j, w, n_new)) && pool_fits(v, j, w, SCHED_ON_WHOLE) && cost < best.cost)
+        if (decodes && (alone || local(k, j, w, n_new)) && pool_fits(v, j, w, SCHED_ON_WHOLE) && cost < best.cost)
             best = (struct choice){w, SCHED_ON_WHOLE, cost};
     }
     for (uint32_t i = 0; i < sched_n_worker(v) && !best.w; i++) { /* too large for the pools: whoever can */
@@ -172,22 +175,46 @@ static void place_ready(struct kv *k, struct sched_view *v)
     }
 }
 
+/* It waits for a worker that is still busy, and has been looked at a moment ago. */
+static bool waits(const struct kv *k, const struct sched_view *v, const struct sched_job *j)
+{
+    if (j->note_ns <= k->now_ns || j->note_worker >= sched_n_worker(v))
+        return false;
+    const struct sched_worker *w = sched_worker_at(v, j->note_worker);
+    return w->alive && (!w->polls || !w->seqs || !w->tokens);
+}
+
+static uint32_t place_of(const struct sched_view *v, const struct sched_worker *w)
+{
+    uint32_t i = 0;
+    while (sched_worker_at(v, i) != w)
+        i++;
+    return i;
+}
+
 static void place_queued(struct kv *k, struct sched_view *v)
 {
     double look = sched_view_knob(v, "look");
     const struct sched_job *next;
     for (const struct sched_job *j = sched_waiting(v, false, NULL); j && look > 0; j = next) {
         next = sched_waiting(v, false, j);
+        if (waits(k, v, j)) {
+            look--;
+            continue;
+        }
         struct choice c = choose(k, v, j);
         bool placed = false;
         if (c.w && sched_room(v, j, c.w, c.phase)) {
             const struct sched_worker *d = c.phase == SCHED_ON_PREFILL ? decoder(k, v, j, false, false) : NULL;
             placed = sched_place(v, j, c.w, c.phase, 0, d ? d->store : -1);
         }
-        if (placed)
+        if (placed) {
             pools_count(&k->p, v);
-        else
+        } else {
             look--;
+            if (c.w)
+                sched_note(v, j, place_of(v, c.w), k->now_ns + NOTE_NS);
+        }
         if (!k->p.open_prefill && !k->p.open_decode)
             break;
     }
@@ -368,6 +395,8 @@ static int decide(struct err *e, void *state, struct sched_view *v)
     struct kv *k = state;
     (void)e;
     k->now_ns = sched_view_now(v);
+    if (!sched_n_waiting(v, false) && !sched_n_waiting(v, true) && k->now_ns < k->roles_ns)
+        return 0;
     k->slo_ttft_ns = ns_of(v, "slo_ttft_ms");
     k->slo_tpot_ns = ns_of(v, "slo_tpot_ms");
     k->transfer_ns = sched_view_knob(v, "transfer_us") * 1e3;
@@ -377,9 +406,10 @@ static int decide(struct err *e, void *state, struct sched_view *v)
     roles(k, v);
     if (sched_view_knob(v, "admit") && sched_n_fresh(v))
         admit(k, v);
-    if (k->p.open_decode && sched_n_waiting(v, true))
+    if (k->p.open_decode && sched_n_waiting(v, true)) {
         place_ready(k, v);
-    pools_count(&k->p, v);
+        pools_count(&k->p, v);
+    }
     if ((k->p.open_prefill || k->p.open_decode) && sched_n_waiting(v, false))
         place_queued(k, v);
     if (sched_n_waiting(v, true))

@@ -16,8 +16,11 @@ uint64_t sched_view_now(const struct sched_view *v)
 double sched_view_knob(const struct sched_view *v, const char *name)
 {
     const struct sched *s = of(v);
+    for (size_t i = 0; i < s->n_knob; i++) /* a policy's own words are mostly the very same */
+        if (s->knob[i].name == name)
+            return s->knob[i].value;
     for (size_t i = 0; i < s->n_knob; i++)
-        if (s->knob[i].name == name || !strcmp(s->knob[i].name, name))
+        if (!strcmp(s->knob[i].name, name))
             return s->knob[i].value;
     return 0;
 }
@@ -107,18 +110,50 @@ uint32_t sched_hit(const struct sched_view *v, const struct sched_job *p, int st
     return store < 0 || !p->n_block || !holds(of(v), j, 0, (uint32_t)store) ? 0 : front(of(v), j, (uint32_t)store);
 }
 
+#define WORDS (SCHED_STORES_MAX / 64)
+
+static void set_all(uint32_t *out, uint32_t n, const uint64_t set[WORDS], uint32_t tokens)
+{
+    for (uint32_t word = 0; word < WORDS; word++)
+        for (uint64_t bits = set[word]; bits; bits &= bits - 1) {
+            uint32_t store = 64 * word + (uint32_t)__builtin_ctzll(bits);
+            if (store < n)
+                out[store] = tokens;
+        }
+}
+
+/* The stores of the set hold the first lo blocks, none holds hi: halves, each look serving all stores of its set. */
+static void narrow(const struct sched *s, const struct job *j, uint32_t *out, uint32_t n, uint32_t lo, uint32_t hi,
+                   const uint64_t set[WORDS])
+{
+    uint64_t any = 0, yes[WORDS], no[WORDS];
+    for (uint32_t i = 0; i < WORDS; i++)
+        any |= set[i];
+    if (!any)
+        return;
+    if (lo + 1 == hi) {
+        uint32_t tokens = lo * SCHED_BLOCK;
+        set_all(out, n, set, tokens < j->pub.n_prompt ? tokens : j->pub.n_prompt - 1);
+        return;
+    }
+    uint32_t mid = lo + (hi - lo) / 2;
+    const struct block *b = index_get(&s->index, j->digests + (size_t)(mid - 1) * 32);
+    for (uint32_t i = 0; i < WORDS; i++) {
+        yes[i] = b ? set[i] & b->stores[i] : 0;
+        no[i] = b ? set[i] & ~b->stores[i] : set[i];
+    }
+    narrow(s, j, out, n, mid, hi, yes);
+    narrow(s, j, out, n, lo, mid, no);
+}
+
 void sched_hits(const struct sched_view *v, const struct sched_job *p, uint32_t *out, uint32_t n)
 {
     const struct sched *s = of(v);
     const struct job *j = job_of(p);
     memset(out, 0, n * sizeof *out);
     const struct block *b = p->n_block ? index_get(&s->index, j->digests) : NULL;
-    for (uint32_t word = 0; b && word < SCHED_STORES_MAX / 64; word++)
-        for (uint64_t bits = b->stores[word]; bits; bits &= bits - 1) {
-            uint32_t store = 64 * word + (uint32_t)__builtin_ctzll(bits);
-            if (store < n)
-                out[store] = front(s, j, store);
-        }
+    if (b)
+        narrow(s, j, out, n, 1, p->n_block + 1, b->stores);
 }
 
 uint64_t sched_need(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
@@ -224,4 +259,11 @@ void sched_set_eta(struct sched_view *v, const struct sched_job *p, uint64_t eta
 {
     (void)v;
     job_of(p)->eta_ns = eta_ns;
+}
+
+void sched_note(struct sched_view *v, const struct sched_job *p, uint32_t worker, uint64_t until_ns)
+{
+    (void)v;
+    job_of(p)->pub.note_worker = worker;
+    job_of(p)->pub.note_ns = until_ns;
 }

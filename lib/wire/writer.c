@@ -141,9 +141,10 @@ static int flush(struct wire_writer *w)
 {
     if (!w->held)
         return 0;
+    const struct iovec none = {0};
     w->buf.size = w->held;
     w->held = 0;
-    return write_all(w, NULL, 0);
+    return write_all(w, &none, 0);
 }
 
 /* f: to be encoded; NULL: the one piece of iov is a frame encoded already. */

@@ -112,7 +112,13 @@ run_examples() {
 @test "the examples of prefill(1)" { examples_of_page "$ROOT/docs/man/prefill.1" | run_examples; }
 @test "the examples of decode(1)" { examples_of_page "$ROOT/docs/man/decode.1" | run_examples; }
 @test "the examples of stream(1)" { examples_of_page "$ROOT/docs/man/stream.1" | run_examples; }
+@test "the examples of kvstore(1)" { examples_of_page "$ROOT/docs/man/kvstore.1" | run_examples; }
 @test "the examples of frames(1)" { examples_of_page "$ROOT/docs/man/frames.1" | run_examples; }
+@test "the examples of sched(1)" { examples_of_page "$ROOT/docs/man/sched.1" | run_examples; }
+@test "the examples of sched-fcfs(1)" { examples_of_page "$ROOT/docs/man/sched-fcfs.1" | run_examples; }
+@test "the examples of sched-colocate(1)" { examples_of_page "$ROOT/docs/man/sched-colocate.1" | run_examples; }
+@test "the examples of sched-exec(1)" { examples_of_page "$ROOT/docs/man/sched-exec.1" | run_examples; }
+@test "the examples of simulate(1)" { examples_of_page "$ROOT/docs/man/simulate.1" | run_examples; }
 @test "the examples of phasepipe(1)" { examples_of_page "$ROOT/docs/man/phasepipe.1" | run_examples; }
 @test "the pipelines of phasepipe(7)" { examples_of_page "$ROOT/docs/man/phasepipe.7" | run_examples; }
 @test "the pipelines of README.md" { examples_of_text "$ROOT/README.md" | run_examples; }

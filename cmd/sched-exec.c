@@ -1,0 +1,17 @@
+/* sched-exec: asks a child process. The machine and its main are lib/sched. */
+#include "cli/cli.h"
+#include "sched/exec.h"
+#include "sched/main.h"
+
+static const char prog[] = "sched-exec";
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    int rc = sched_main(&e, argc, argv, prog, "decides which worker does what and when: as a child process says",
+                        &sched_policy_exec);
+    if (rc == CLI_DONE)
+        return 0;
+    rc = rc ? rc : cli_close_stdout(&e);
+    return rc ? cli_fail(prog, &e) : 0;
+}

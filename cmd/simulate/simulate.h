@@ -1,0 +1,73 @@
+/* Private to simulate: a trace, a cluster of fake workers in virtual time, and what came of it. */
+#ifndef SIMULATE_H
+#define SIMULATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "err/err.h"
+#include "sched/sched.h"
+#include "wire/wire.h"
+
+#define PROG "simulate"
+#define MS 1000000ull
+
+struct request {
+    uint64_t at_ns; /* arrival */
+    uint32_t n_prompt, n_out;
+    uint64_t *block; /* names of its blocks of 32 tokens */
+    uint32_t n_block;
+    uint64_t first_ns, last_ns, ready_ns;
+    uint32_t got, cached;
+    bool done, refused, failed;
+};
+
+struct trace {
+    struct request *v;
+    size_t n, size;
+};
+
+/* A Mooncake file (JSON lines), an Azure file (CSV), or gen:KEY=VALUE,… ; behind what is there already, in time too. */
+int trace_read(struct err *e, struct trace *t, const char *what, uint64_t limit);
+void trace_free(struct trace *t);
+
+struct coefs { /* ns */
+    double pre[3], dec[3];
+};
+
+struct cluster_options {
+    uint32_t n_prefill, n_decode, n_both, seqs, chunk, max_len;
+    uint64_t blocks, cache_blocks; /* of a worker's pool; of a store's cache */
+    bool shared;                   /* one store for all */
+    double transfer_ns, rtt_ns;
+    struct coefs c;
+    uint64_t slo_ttft_ns, slo_tpot_ns;
+    struct wire_writer *record; /* every event, for a filter; may be NULL */
+};
+
+struct cluster;
+int cluster_run(struct err *e, struct sched *s, struct trace *t, const struct cluster_options *o, uint64_t *end_ns);
+
+/* ---- store.c: the blocks that the store of a host keeps ---- */
+
+struct store;
+struct store *store_new(uint64_t n_block);
+void store_free(struct store *s);
+uint32_t store_front(const struct store *s, const uint64_t *block, uint32_t n);
+/* Holds the blocks from now on; calls back for each that is new, and for each that had to go. */
+int store_keep(struct err *e, struct store *s, const uint64_t *block, uint32_t n,
+               void (*moved)(void *arg, uint64_t block, bool stored), void *arg);
+
+/* ---- report.c ---- */
+
+struct report {
+    size_t n, n_done, n_refused, n_failed, n_good;
+    double seconds, goodput, attained; /* good requests a second; share of all */
+    double ttft_ms[4], tpot_ms[4];     /* p50, p90, p99, mean */
+    double hit;                        /* share of prompt tokens that were cached */
+};
+int report_make(struct err *e, struct report *r, const struct trace *t, uint64_t slo_ttft_ns, uint64_t slo_tpot_ns,
+                uint64_t end_ns);
+
+#endif

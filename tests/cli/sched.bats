@@ -1,0 +1,82 @@
+#!/usr/bin/env bats
+# The scheduler's programs as filters: frames and lines, faults in words, policies of one's own.
+
+ROOT="$BATS_TEST_DIRNAME/../.."
+
+setup() {
+    PATH="${PHASEPIPE_BIN:-$ROOT/${B:-build}/bin}:$PATH"
+    cd "$BATS_TEST_TMPDIR" || return 1
+    bats_require_minimum_version 1.5.0
+}
+
+load_of() { simulate "$@" --record load gen:n=60,rate=8,prompt=400,out=8,shared=0.5 > /dev/null; }
+
+@test "the same events, the same decisions, to the byte, whatever their form" {
+    load_of -P 2 -D 2
+    sched --stat -k transfer_us=2 < load > once
+    sched --stat -k transfer_us=2 < load | cmp - once
+    frames load | sched --jsonl --stat -k transfer_us=2 > lines
+    frames once | jq -c 'select(.k != "hello" and .k != "bye")' > want
+    diff want lines
+    [ "$(tail -1 want | jq -r '.submitted + " " + .length')" = "60 60" ]
+}
+
+@test "each policy ends every request of a load of its own" {
+    for p in kv:sched fcfs:sched-fcfs; do
+        load_of -P 2 -D 2 --policy "${p%:*}"
+        [ "$("${p#*:}" --stat -k retries=3 < load | frames | jq -r 'select(.k == "stat").length')" -ge 1 ]
+    done
+    load_of -P 0 -D 0 -B 3 --policy colocate
+    [ "$(sched-colocate --stat < load | frames | jq -r 'select(.k == "stat").length')" = 60 ]
+}
+
+@test "policies of examples/, in Python and in shell" {
+    for policy in policy.py policy.sh; do
+        load="gen:n=30,rate=8,prompt=300,out=6"
+        [ "$(simulate -P 1 -D 1 --policy exec --command "$ROOT/examples/$policy" --json $load | jq .done)" = 30 ]
+    done
+    simulate -P 1 -D 1 --policy exec --command "$ROOT/examples/policy.py" --record load gen:n=9,rate=9,out=4 > /dev/null
+    sched-exec --stat "$ROOT/examples/policy.py" < load | frames > out
+    [ "$(jq -r 'select(.k == "stat").length' out)" = 9 ]
+}
+
+@test "a policy that ends, answers nonsense or is missing is said, exit 111, 2, 100" {
+    load_of -P 1 -D 1
+    run sched-exec true < load
+    [ "$status" -eq 111 ]
+    [[ "$output" == *"without an answer"* ]]
+    run sched-exec 'while read -r l; do echo "{"; done' < load
+    [ "$status" -eq 2 ]
+    run sched-exec -k answer_ms=50 'sleep 5' < load
+    [ "$status" -eq 111 ]
+    [[ "$output" == *"in time"* ]]
+    run sched-exec < load
+    [ "$status" -eq 100 ]
+}
+
+@test "events that make no sense are said and passed over" {
+    cat > events <<'.'
+{"k":"join","worker":"w","role":"cook","seqs":2,"blocks":"64"}
+{"k":"report","worker":"w","gw":"g","job":"1","what":"sung"}
+{"k":"tok","seq":"0","index":0,"id":"a","ids":[]}
+{"k":"knob","name":"no_such"}
+not json
+{"k":"poll","worker":"stranger"}
+{"k":"stat"}
+.
+    run --separate-stderr sched --jsonl < events
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"line 1: join: role 'cook'"*"line 2: report: 'sung'"*"line 3: tok is no event"*"line 4: knob"*"line 5"* ]]
+    [ "$(jq -r .k <<< "$output" | xargs)" = "refuse stat" ]
+    run sched -k nonsense=1 < /dev/null
+    [ "$status" -eq 100 ]
+}
+
+@test "a worker of another model is refused in words" {
+    cat > events <<'.'
+{"k":"join","worker":"a","role":"both","seqs":2,"blocks":"64","compat":"m1 int8 cpu-1"}
+{"k":"join","worker":"b","role":"both","seqs":2,"blocks":"64","compat":"m2 int8 cpu-1"}
+.
+    sched --jsonl < events > out
+    [[ "$(jq -r 'select(.k == "refuse" and .to == "b").text' out)" == *"'m2 int8 cpu-1'"*"'m1 int8 cpu-1'"* ]]
+}

@@ -1,0 +1,52 @@
+#!/usr/bin/env bats
+# What each policy is for, as an order of goodput on traces (tests/golden/traces, which name their origin and licence). The
+# coefficients of the fake workers are those that DistServe published for OPT-13B on an A100.
+
+ROOT="$BATS_TEST_DIRNAME/../.."
+TRACES="$ROOT/tests/golden/traces"
+
+setup() {
+    PATH="${PHASEPIPE_BIN:-$ROOT/${B:-build}/bin}:$PATH"
+}
+
+goodput() { simulate --json "$@" | jq .goodput; }
+more() { awk -v a="$1" -v b="$2" -v x="${3:-1}" 'BEGIN { print a, "against", b; exit !(a > x * b) }'; }
+
+@test "kv-aware > fcfs: conversations that share prefixes" {
+    load="--slo-ttft-ms 4000 --slo-tpot-ms 100 -P 4 -D 4 $TRACES/mooncake-conversation.jsonl"
+    kv=$(goodput --policy kv $load) fcfs=$(goodput --policy fcfs $load)
+    more "$kv" "$fcfs" 1.2
+    kv=$(goodput --policy kv --scale 0.5 $load) fcfs=$(goodput --policy fcfs --scale 0.5 $load)
+    more "$kv" "$fcfs"
+    hit() { simulate --json --scale 0.4 "$@" -k admit=0 $load | jq .cached; }
+    kv=$(hit --policy kv) fcfs=$(simulate --json --scale 0.4 --policy fcfs $load | jq .cached)
+    more "$kv" "$fcfs"
+}
+
+@test "split > colocate: long prompts, short answers" {
+    load="--scale 0.5 --slo-ttft-ms 4000 --slo-tpot-ms 100 $TRACES/azure-code.csv"
+    split=$(goodput --policy fcfs -P 2 -D 2 $load) together=$(goodput --policy colocate -P 0 -D 0 -B 4 $load)
+    more "$split" "$together"
+    split=$(goodput --policy kv -P 2 -D 2 $load)
+    more "$split" "$together"
+}
+
+@test "load that turns from prompts to decode: roles that change reach 95 % of the best fixed split" {
+    load="--policy kv --slo-ttft-ms 2000 --slo-tpot-ms 60 --max-num-seqs 32 $TRACES/azure-code.csv $TRACES/azure-conv.csv"
+    for scale in 2 3; do
+        best=0
+        for p in 1 2 3 4 5 6 7; do
+            fixed=$(goodput --scale $scale -k roles=0 -P $p -D $((8 - p)) $load)
+            best=$(awk -v a="$best" -v b="$fixed" 'BEGIN { print (a > b ? a : b) }')
+        done
+        for p in 2 4 6; do
+            moving=$(goodput --scale $scale -P $p -D $((8 - p)) $load)
+            more "$moving" "$best" 0.95
+        done
+    done
+}
+
+@test "the same run gives the same figures" {
+    run_it() { simulate --json -P 3 -D 3 --slo-ttft-ms 2000 "$TRACES/azure-conv.csv"; }
+    [ "$(run_it)" = "$(run_it)" ]
+}
