@@ -259,6 +259,8 @@ static void open_peer(struct kvstore *k, struct peer *p, const struct wire_kv_op
         f.kv_arena.bytes = kv_arena_head(k->arena)->bytes;
         f.kv_arena.lease_ms = k->o.lease_ns / 1000000;
         link_send(p->conn, &f, kv_arena_fd(k->arena));
+        if (kept)
+            kv_store_retell(k->store, p->client);
     } else {
         f.kv_arena.lease_ms = k->o.lease_ns / 1000000;
         link_send(p->conn, &f, -1);

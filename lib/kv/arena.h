@@ -64,6 +64,7 @@ struct kv_seq {
     _Atomic uint64_t n_block;
     uint32_t first_page, last_page;
     uint32_t tail, n_tail; /* slot of the half-filled block, its tokens; KV_NONE */
+    uint32_t waits, pad;   /* another computes its next block: its owner is owed news */
 };
 
 #define KV_PAGE_SLOTS 254

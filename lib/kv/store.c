@@ -174,6 +174,18 @@ int kv_store_rejoin(struct err *e, struct kv_store *s, uint32_t *client, uint64_
     return 0;
 }
 
+void kv_store_retell(struct kv_store *s, uint32_t client)
+{
+    for (uint32_t i = s->client[client].first_seq; i != KV_NONE; i = s->seq[i].next) {
+        if (!seq_of(s, i)->waits || s->seq[i].waits_for)
+            continue;
+        struct kv_news n = {.kind = KV_NEWS_SEQ, .client = client};
+        seq_of(s, i)->waits = 0;
+        seq_info(s, &n.seq, i);
+        store_tell(s, &n);
+    }
+}
+
 void kv_store_identity(const struct kv_store *s, uint32_t client, uint64_t *id, uint64_t *key)
 {
     *id = kv_arena_client(s->a, client)->id;

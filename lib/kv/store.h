@@ -85,6 +85,9 @@ int kv_store_join(struct err *e, struct kv_store *s, uint32_t *client, int64_t p
                   uint64_t now_ns);
 /* A client of the store before, or one whose connection broke: goes on with what it holds. ERR_NO: it is not known. */
 int kv_store_rejoin(struct err *e, struct kv_store *s, uint32_t *client, uint64_t id, uint64_t key, uint64_t now_ns);
+/* Tells a client that came back of its sequences that waited when the store before ended: what is missing is its own to
+ * compute now. */
+void kv_store_retell(struct kv_store *s, uint32_t client);
 void kv_store_identity(const struct kv_store *s, uint32_t client, uint64_t *id, uint64_t *key);
 void kv_store_gone(struct kv_store *s, uint32_t client,
                    uint64_t now_ns); /* its socket is closed: all it held is free */

@@ -50,6 +50,7 @@ void claim_wait(struct kv_store *s, struct claim *c, uint32_t seq)
     q->wait_next = KV_NONE;
     *(c->last_wait != KV_NONE ? &s->seq[c->last_wait].wait_next : &c->first_wait) = seq;
     c->last_wait = seq;
+    seq_of(s, seq)->waits = 1;
     s->n_waiting++;
 }
 
@@ -62,6 +63,7 @@ void claim_unwait(struct kv_store *s, uint32_t seq)
     *(q->wait_prev != KV_NONE ? &s->seq[q->wait_prev].wait_next : &c->first_wait) = q->wait_next;
     *(q->wait_next != KV_NONE ? &s->seq[q->wait_next].wait_prev : &c->last_wait) = q->wait_prev;
     q->waits_for = NULL;
+    seq_of(s, seq)->waits = 0;
     q->wait_prev = q->wait_next = KV_NONE;
     s->n_waiting--;
 }

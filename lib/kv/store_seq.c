@@ -86,7 +86,7 @@ static int seq_new(struct err *e, struct kv_store *s, uint32_t *out, uint32_t cl
     struct kv_seq *q = seq_of(s, i);
     q->n_block = 0;
     q->first_page = q->last_page = q->tail = KV_NONE;
-    q->n_tail = 0;
+    q->n_tail = q->waits = 0;
     q->owner = client + 1;
     new_gen(s, i);
     q->state = KV_SEQ_OWNED;

@@ -183,6 +183,8 @@ until_counts() {
     tell b credit 1
     tell b publish 1
     tell b release
+    client w
+    [[ $(tell w lease 1 6) == *"blocks 4 tail 0 pending" ]]
     before=$(counts a)
     [ "$before" = "7 1 5 0 3" ]
     kill -9 "$store_pid"
@@ -190,6 +192,8 @@ until_counts() {
     start -v
     grep -q "arena adopted from a client" store.err
     until_counts a 2000 "$before"
+    [[ $(tell w news 2000) == *"blocks 4 tail 0" ]] # what waited is told that it waits for nobody now
+    [ "$(tell w release)" = ok ]
     [ "$(tell a publish 2)" = "published 2" ]
     [ "$(tell a check)" = ok ]
     [[ $(tell b lease 1 6) == *"blocks 6 tail 0" ]]
