@@ -30,6 +30,8 @@ struct worker {
     struct task *prompts, **last_prompt, *answers;
     uint32_t n_prompt, n_answer, tokens_ahead, chunk_now;
     uint64_t blocks, context, step_ns;
+    uint64_t clean_ns, clean_context;
+    uint32_t clean_batch;
 };
 
 struct happening {
@@ -136,8 +138,10 @@ static void poll(struct cluster *c, struct worker *w)
                                 .seqs = used < c->o->seqs ? c->o->seqs - used : 0,
                                 .tokens = w->tokens_ahead < ahead ? ahead - w->tokens_ahead : 0,
                                 .blocks = c->o->blocks - w->blocks,
-                                .context = w->context,
-                                .batch = w->n_answer};
+                                .step_ns = w->clean_ns,
+                                .context = w->clean_context,
+                                .batch = w->clean_batch};
+    w->clean_ns = 0;
     w->polls = true;
     tell(c, &f);
 }
@@ -341,25 +345,12 @@ static void step_done(struct cluster *c, struct worker *w)
         else
             report(c, w, k, "progress", 0);
     }
-    w->context = context;
     if (!w->prompts)
         w->tokens_ahead = 0;
-    if (decoded && !mixed) { /* a clean step teaches the machine */
-        struct wire_frame f = {.kind = WIRE_POLL};
-        uint32_t used = w->n_prompt + w->n_answer, ahead = POLL_TOKENS * c->o->chunk;
-        if (w->polls) {
-            f.poll = (struct wire_poll){.worker = str(w->name),
-                                        .inc = 1,
-                                        .got = w->got,
-                                        .seqs = used < c->o->seqs ? c->o->seqs - used : 0,
-                                        .tokens = w->tokens_ahead < ahead ? ahead - w->tokens_ahead : 0,
-                                        .blocks = c->o->blocks - w->blocks,
-                                        .context = context,
-                                        .batch = (uint32_t)batch,
-                                        .step_ns = w->step_ns};
-            tell(c, &f);
-        }
-    }
+    w->clean_ns =
+        decoded && !mixed ? w->step_ns : 0; /* a step of decoding alone teaches the machine, by the next poll */
+    w->clean_context = context;
+    w->clean_batch = (uint32_t)batch;
     poll_soon(c, w);
     step(c, w);
 }

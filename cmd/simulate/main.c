@@ -197,9 +197,9 @@ int main(int argc, char **argv)
                       .transfer_us = 2,
                       .rtt_us = 200};
     const struct cli_opt opts[] = {
-        {'P', "prefill", CLI_U64, &f.prefill, "N", "workers that prefill (2)", .hi = 256},
-        {'D', "decode", CLI_U64, &f.decode, "N", "workers that decode (2)", .hi = 256},
-        {'B', "both", CLI_U64, &f.both, "N", "workers of both roles (0)", .hi = 256},
+        {'P', "prefill", CLI_U64, &f.prefill, "N", "workers that prefill (2)", .hi = SCHED_STORES_MAX},
+        {'D', "decode", CLI_U64, &f.decode, "N", "workers that decode (2)", .hi = SCHED_STORES_MAX},
+        {'B', "both", CLI_U64, &f.both, "N", "workers of both roles (0)", .hi = SCHED_STORES_MAX},
         {0, "policy", CLI_CHOICE, &f.policy, "NAME", "kv, fcfs, colocate or exec (kv)",
          .choices = "kv|fcfs|colocate|exec"},
         {0, "command", CLI_STR, &f.command, "COMMAND", "the policy of --policy exec", .lo = 0},

@@ -163,7 +163,7 @@ static json_t *worker_json(const struct sched_worker *w)
 
 static json_t *job_json(const struct sched_view *v, const struct sched_job *j)
 {
-    uint32_t hits[256], n = sched_n_store(v);
+    uint32_t hits[SCHED_STORES_MAX], n = sched_n_store(v);
     sched_hits(v, j, hits, n);
     json_t *h = json_array();
     for (uint32_t i = 0; i < n; i++)

@@ -114,6 +114,14 @@ void index_clear_store(struct index *x, uint32_t store)
     }
 }
 
+void index_prefetch(const struct index *x, const uint8_t *digest)
+{
+    uint64_t key[2];
+    key_of(key, digest);
+    if (x->slot)
+        __builtin_prefetch(&x->slot[mix64(key[0] ^ mix64(key[1])) & x->mask], 1);
+}
+
 const struct block *index_get(const struct index *x, const uint8_t *digest)
 {
     uint64_t key[2];

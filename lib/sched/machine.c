@@ -170,6 +170,8 @@ static int blocks_event(struct err *e, struct sched *s, const struct wire_blocks
         return rc;
     if (f->reset)
         index_clear_store(&s->index, (uint32_t)store);
+    for (size_t i = 0; i < f->stored.n; i += 32)
+        index_prefetch(&s->index, f->stored.p + i);
     for (size_t i = 0; i < f->evicted.n; i += 32)
         index_clear(&s->index, f->evicted.p + i, (uint32_t)store);
     for (size_t i = 0; i < f->stored.n && !rc; i += 32)

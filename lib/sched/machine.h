@@ -65,6 +65,7 @@ struct index {
 int index_set(struct err *e, struct index *x, const uint8_t *digest, uint32_t store);
 void index_clear(struct index *x, const uint8_t *digest, uint32_t store);
 void index_clear_store(struct index *x, uint32_t store);
+void index_prefetch(const struct index *x, const uint8_t *digest); /* it will be set or cleared soon */
 const struct block *index_get(const struct index *x, const uint8_t *digest);
 void index_free(struct index *x);
 

@@ -14,7 +14,8 @@
 
 #include "err/err.h"
 
-#define SCHED_BLOCK 32 /* tokens */
+#define SCHED_BLOCK 32       /* tokens */
+#define SCHED_STORES_MAX 128 /* stores (hosts) whose blocks are known; others are served without */
 
 enum sched_role { SCHED_PREFILL = 1, SCHED_DECODE = 2, SCHED_BOTH = 3 };
 enum sched_phase { SCHED_ON_PREFILL = 0, SCHED_ON_DECODE = 1, SCHED_ON_WHOLE = 2 };

@@ -46,7 +46,7 @@ struct kv {
     uint64_t now_ns, slo_ttft_ns, slo_tpot_ns;
     double transfer_ns, local_tokens, local_share;
     bool admit;
-    uint32_t hits[256], n_hit;
+    uint32_t hits[SCHED_STORES_MAX], n_hit;
 };
 
 static uint64_t ns_of(const struct sched_view *v, const char *name)
@@ -120,11 +120,11 @@ static struct choice choose(struct kv *k, const struct sched_view *v, const stru
     for (uint32_t i = 0; i < sched_n_worker(v); i++) {
         const struct sched_worker *w = sched_worker_at(v, i);
         bool prefills = pool_has(&k->p, w, SCHED_PREFILL), decodes = pool_has(&k->p, w, SCHED_DECODE);
-        if (!prefills && !decodes)
-            continue;
-        double cost = cost_on(k, j, w, elsewhere, &n_new);
         bool split = k->p.n_prefill && k->p.n_decode;
         bool alone = !split || w->role == SCHED_BOTH; /* what does both gains nothing by handing over to itself */
+        if (!prefills && !(decodes && (alone || k->local_tokens > 0)))
+            continue;
+        double cost = cost_on(k, j, w, elsewhere, &n_new);
         if (prefills && !alone && pool_fits(v, j, w, SCHED_ON_PREFILL) && cost < best.cost)
             best = (struct choice){w, SCHED_ON_PREFILL, cost};
         if (decodes && (alone || local(k, j, w, n_new)) && pool_fits(v, j, w, SCHED_ON_WHOLE) && cost < best.cost)
@@ -192,6 +192,12 @@ static uint32_t place_of(const struct sched_view *v, const struct sched_worker *
     return i;
 }
 
+/* Whether any worker that could prefill takes orders now. */
+static bool any_use(const struct kv *k)
+{
+    return k->p.open_prefill || (k->p.open_decode && k->local_tokens > 0);
+}
+
 static void place_queued(struct kv *k, struct sched_view *v)
 {
     double look = sched_view_knob(v, "look");
@@ -215,7 +221,7 @@ static void place_queued(struct kv *k, struct sched_view *v)
             if (c.w)
                 sched_note(v, j, place_of(v, c.w), k->now_ns + NOTE_NS);
         }
-        if (!k->p.open_prefill && !k->p.open_decode)
+        if (!any_use(k))
             break;
     }
 }
@@ -263,7 +269,7 @@ static void admit(struct kv *k, struct sched_view *v)
     for (uint32_t i = 0; i < sched_n_fresh(v); i++) {
         const struct sched_job *j = sched_fresh_at(v, i);
         double slo = j ? ttft_slo(k, j) * share : 0, tpot = j ? tpot_slo(k, j) : 0;
-        if (!j)
+        if (!slo && !tpot)
             continue;
         struct choice c = choose(k, v, j);
         if (!c.w)
@@ -386,8 +392,8 @@ static void preempt(struct kv *k, struct sched_view *v)
         if (j && (!best || j->priority > best->priority))
             best = j;
     }
-    if (best && sched_preempt(v, best))
-        k->preempt_ns = k->now_ns + 20000000;
+    bool done = best && sched_preempt(v, best);
+    k->preempt_ns = k->now_ns + (done ? 20000000 : 5000000); /* a search in vain is not repeated at once either */
 }
 
 static int decide(struct err *e, void *state, struct sched_view *v)
@@ -410,7 +416,7 @@ static int decide(struct err *e, void *state, struct sched_view *v)
         place_ready(k, v);
         pools_count(&k->p, v);
     }
-    if ((k->p.open_prefill || k->p.open_decode) && sched_n_waiting(v, false))
+    if (any_use(k) && sched_n_waiting(v, false))
         place_queued(k, v);
     if (sched_n_waiting(v, true))
         preempt(k, v);

@@ -31,7 +31,6 @@
 #include "sched/policy.h"
 #include "wire/wire.h"
 
-#define SCHED_STORES_MAX 256 /* stores whose blocks are known; others are served without */
 #define SCHED_KNOBS_MAX 64
 
 struct sched;
