@@ -1,54 +1,18 @@
-#include "link/store_client.h"
+/* A client of kvstore: its connection, made again when it breaks, and the thread that keeps its lease. */
+#include "link/store_client_impl.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "link/socket.h"
-
 #define TIMEOUT_MS 10000
 #define FRAME_MAX (64u << 20)
 #define AGAIN_MS 20 /* between tries to connect */
 
-struct queued { /* a frame that came unasked */
-    struct queued *next;
-    struct kv_seq_info seq;
-    struct store_event event;
-};
-
-struct store_client {
-    struct sockaddr_un address;
-    char *name;
-    bool has_kind, no_thread;
-    struct kv_kind kind;
-    int timeout_ms;
-
-    pthread_mutex_t lock;  /* a call, from its frame to its answer */
-    pthread_mutex_t wlock; /* a frame on its way out; taken inside lock, or alone */
-    _Atomic int sock;
-    int fd_in;
-    _Atomic bool broken; /* the connection: the thread makes another */
-    _Atomic bool expired;
-    uint64_t id, key, tag;
-    _Atomic uint64_t lease_ms;
-    struct kv_arena *arena;
-    enum kv_why why;
-    uint8_t *in;
-    size_t in_n, in_size, skip; /* skip: bytes of the frame given out last */
-    struct wire_arena *mem;
-    struct queued *first_seq, *first_event;
-
-    pthread_t thread;
-    bool has_thread;
-    int stop[2]; /* a pipe that ends the thread */
-};
-
-static int64_t now_ms(void)
+int64_t client_now_ms(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -78,7 +42,7 @@ static int send_all(struct err *e, struct store_client *c, const struct wire_fra
             at += (size_t)k;
         } else if (k < 0 && (errno == EAGAIN || errno == EINTR)) {
             struct pollfd pf = {c->sock, POLLOUT, 0};
-            int64_t left = end_ms - now_ms();
+            int64_t left = end_ms - client_now_ms();
             if (left <= 0)
                 rc = at ? lost(e, c) : err_set(e, ERR_SYS, "kvstore takes no frame in %d ms", c->timeout_ms);
             else
@@ -106,7 +70,7 @@ static bool grow(struct store_client *c)
 }
 
 /* The next frame, borrowed until the next call. ERR_NO: none in time. */
-static int receive(struct err *e, struct store_client *c, struct wire_frame *f, int64_t end_ms)
+int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, int64_t end_ms)
 {
     uint64_t size;
     memmove(c->in, c->in + c->skip, c->in_n - c->skip);
@@ -126,7 +90,7 @@ static int receive(struct err *e, struct store_client *c, struct wire_frame *f, 
             return err_prefix(e, "kvstore");
         }
         struct pollfd pf = {c->sock, POLLIN, 0};
-        int64_t left = end_ms - now_ms();
+        int64_t left = end_ms - client_now_ms();
         int got = poll(&pf, 1, left > 0 ? (int)left : 0);
         if (got == 0)
             return err_set(e, ERR_NO, "kvstore says nothing in time");
@@ -141,7 +105,7 @@ static int receive(struct err *e, struct store_client *c, struct wire_frame *f, 
     }
 }
 
-static void info_of(struct kv_seq_info *out, const struct wire_kv_seq *q)
+void client_info(struct kv_seq_info *out, const struct wire_kv_seq *q)
 {
     *out = (struct kv_seq_info){.seq = q->seq,
                                 .gen = q->gen,
@@ -168,7 +132,7 @@ static void enqueue(struct queued **first, struct queued *q)
 }
 
 /* What came unasked. */
-static void keep(struct store_client *c, const struct wire_frame *f)
+void client_keep(struct store_client *c, const struct wire_frame *f)
 {
     if (f->kind == WIRE_KV_NO) {
         c->expired = c->expired || f->kv_no.why == WIRE_KV_EXPIRED;
@@ -178,7 +142,7 @@ static void keep(struct store_client *c, const struct wire_frame *f)
     if (!q)
         return;
     if (f->kind == WIRE_KV_SEQ) {
-        info_of(&q->seq, &f->kv_seq);
+        client_info(&q->seq, &f->kv_seq);
         enqueue(&c->first_seq, q);
         return;
     }
@@ -196,7 +160,7 @@ static int refused(struct err *e, struct store_client *c, const struct wire_kv_n
 }
 
 /* The tag of an answer; all kinds begin with it. */
-static uint64_t tag_of(const struct wire_frame *f)
+uint64_t client_tag(const struct wire_frame *f)
 {
     return f->kind == WIRE_KV_EVENT ? 0 : f->kv_tag.tag;
 }
@@ -205,16 +169,16 @@ static int answer(struct err *e, struct store_client *c, struct wire_frame *out,
                   int64_t end_ms)
 {
     for (;;) {
-        int rc = receive(e, c, out, end_ms);
+        int rc = client_receive(e, c, out, end_ms);
         if (rc == ERR_NO) { /* an answer that comes later is skipped by its tag */
             c->why = 0;
             return err_set(e, ERR_SYS, "kvstore does not answer in %d ms", c->timeout_ms);
         }
         if (rc)
             return rc;
-        if (tag_of(out) != tag) {
-            if (!tag_of(out))
-                keep(c, out);
+        if (client_tag(out) != tag) {
+            if (!client_tag(out))
+                client_keep(c, out);
             continue;
         }
         if (out->kind == WIRE_KV_NO)
@@ -226,9 +190,9 @@ static int answer(struct err *e, struct store_client *c, struct wire_frame *out,
 }
 
 /* A call while the connection is being made anew waits for it. */
-static int ready(struct err *e, struct store_client *c, int64_t end_ms)
+int client_ready(struct err *e, struct store_client *c, int64_t end_ms)
 {
-    while (c->broken && c->has_thread && !c->expired && now_ms() < end_ms) {
+    while (c->broken && c->has_thread && !c->expired && client_now_ms() < end_ms) {
         pthread_mutex_unlock(&c->lock);
         usleep(2000);
         pthread_mutex_lock(&c->lock);
@@ -241,12 +205,12 @@ static int ready(struct err *e, struct store_client *c, int64_t end_ms)
 }
 
 /* Sends, and waits for the answer. *f is both. lock is held on return. */
-static int call(struct err *e, struct store_client *c, struct wire_frame *f, enum wire_kind want)
+int client_call(struct err *e, struct store_client *c, struct wire_frame *f, enum wire_kind want)
 {
     pthread_mutex_lock(&c->lock);
     c->why = 0;
-    int64_t end_ms = now_ms() + c->timeout_ms;
-    int rc = ready(e, c, end_ms);
+    int64_t end_ms = client_now_ms() + c->timeout_ms;
+    int rc = client_ready(e, c, end_ms);
     if (rc)
         return rc;
     uint64_t tag = ++c->tag;
@@ -255,7 +219,7 @@ static int call(struct err *e, struct store_client *c, struct wire_frame *f, enu
     return rc ? rc : answer(e, c, f, want, tag, end_ms);
 }
 
-static int done(struct store_client *c, int rc)
+int client_done(struct store_client *c, int rc)
 {
     pthread_mutex_unlock(&c->lock);
     return rc;
@@ -347,7 +311,7 @@ static int connect_until(struct err *e, struct store_client *c, int64_t end_ms)
 {
     bool again = true;
     int rc = 0;
-    while (again && now_ms() < end_ms) {
+    while (again && client_now_ms() < end_ms) {
         rc = connect_once(e, c, &again, end_ms);
         if (rc && again)
             usleep(AGAIN_MS * 1000);
@@ -364,7 +328,7 @@ static void reconnect(struct store_client *c)
     struct err e = {0};
     bool again;
     pthread_mutex_lock(&c->lock);
-    if (!c->expired && connect_once(&e, c, &again, now_ms() + 1000)) {
+    if (!c->expired && connect_once(&e, c, &again, client_now_ms() + 1000)) {
         c->broken = true;
         c->expired = c->why == KV_WHY_EXPIRED;
     }
@@ -392,11 +356,11 @@ static void *keep_alive(void *arg)
             continue;
         if (c->broken || hung_up(c)) {
             reconnect(c);
-        } else if (now_ms() >= next_ms) {
+        } else if (client_now_ms() >= next_ms) {
             struct err e;
             struct wire_frame f = {.kind = WIRE_KV_RENEW};
-            send_all(&e, c, &f, -1, now_ms() + 100);
-            next_ms = now_ms() + period - 1;
+            send_all(&e, c, &f, -1, client_now_ms() + 100);
+            next_ms = client_now_ms() + period - 1;
         }
     }
 }
@@ -416,7 +380,7 @@ int store_client_open(struct err *e, struct store_client **out, const struct sto
     if (o->kind)
         c->kind = *o->kind;
     int rc = c->name && c->mem && grow(c) ? socket_address(e, &c->address, o->url) : err_nomem(e, "a client", 65536);
-    rc = rc ? rc : connect_until(e, c, now_ms() + c->timeout_ms);
+    rc = rc ? rc : connect_until(e, c, client_now_ms() + c->timeout_ms);
     if (!rc && !o->no_thread) {
         c->has_thread = !pipe(c->stop) && !pthread_create(&c->thread, NULL, keep_alive, c);
         rc = c->has_thread ? 0 : err_set(e, ERR_SYS, "no thread for the lease");
@@ -477,9 +441,9 @@ int store_client_renew_all(struct err *e, struct store_client *c)
     pthread_mutex_lock(&c->lock);
     c->id = c->key = 0;
     free_queue(&c->first_seq);
-    int rc = connect_until(e, c, now_ms() + c->timeout_ms);
+    int rc = connect_until(e, c, client_now_ms() + c->timeout_ms);
     c->expired = rc != 0 && c->expired;
-    return done(c, rc);
+    return client_done(c, rc);
 }
 
 struct kv_arena *store_client_arena(const struct store_client *c)
@@ -495,169 +459,4 @@ enum kv_why store_client_why(const struct store_client *c)
 uint64_t store_client_lease_ms(const struct store_client *c)
 {
     return c->lease_ms;
-}
-
-/* ---- calls ---- */
-
-int store_client_lease(struct err *e, struct store_client *c, struct kv_seq_info *out, const uint32_t *ids,
-                       uint64_t n_id, const uint8_t *digests, uint64_t n_block, bool wait)
-{
-    struct wire_frame f = {
-        .kind = WIRE_KV_LEASE,
-        .kv_lease = {.ids = ids, .n_id = (uint32_t)n_id, .digests = {digests, n_block * KV_DIGEST}, .wait = wait}};
-    int rc = call(e, c, &f, WIRE_KV_SEQ);
-    if (!rc)
-        info_of(out, &f.kv_seq);
-    return done(c, rc);
-}
-
-static int slots_of(struct err *e, uint32_t *out, uint64_t *got, const struct wire_kv_slots *s, uint64_t max)
-{
-    if (s->n_slot > max)
-        return err_set(e, ERR_PROTO, "kvstore answers with %u slots where %llu fit", s->n_slot,
-                       (unsigned long long)max);
-    if (s->n_slot)
-        memcpy(out, s->slot, s->n_slot * sizeof *out);
-    *got = s->n_slot;
-    return 0;
-}
-
-int store_client_credit(struct err *e, struct store_client *c, uint32_t *slot, uint64_t *got, uint64_t n, bool some)
-{
-    struct wire_frame f = {.kind = WIRE_KV_CREDIT, .kv_credit = {.n = n, .some = some}};
-    *got = 0;
-    int rc = call(e, c, &f, WIRE_KV_SLOTS);
-    return done(c, rc ? rc : slots_of(e, slot, got, &f.kv_slots, n));
-}
-
-int store_client_uncredit(struct err *e, struct store_client *c, const uint32_t *slot, uint64_t n)
-{
-    struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.slot = slot, .n_slot = (uint32_t)n}};
-    return done(c, call(e, c, &f, WIRE_KV_FREE));
-}
-
-int store_client_publish(struct err *e, struct store_client *c, uint32_t *out, const struct kv_publish *p)
-{
-    struct wire_kv_block *b = malloc((p->n_block + 1) * sizeof *b);
-    uint64_t got = 0;
-    if (!b)
-        return err_nomem(e, "blocks to publish", p->n_block * sizeof *b);
-    for (uint64_t k = 0; k < p->n_block; k++)
-        b[k] = (struct wire_kv_block){p->slot[k], p->sum[k]};
-    struct wire_frame f = {.kind = WIRE_KV_PUBLISH,
-                           .kv_publish = {.seq = p->seq,
-                                          .gen = p->gen,
-                                          .at = p->at,
-                                          .block = b,
-                                          .n_block = (uint32_t)p->n_block,
-                                          .digests = {p->digests, p->digests ? p->n_block * KV_DIGEST : 0},
-                                          .ids = p->ids,
-                                          .n_id = (uint32_t)(p->n_block * KERN_KV_BLOCK + p->n_tail),
-                                          .has_tail = p->tail != KV_NONE,
-                                          .tail = p->tail}};
-    int rc = call(e, c, &f, WIRE_KV_SLOTS);
-    free(b);
-    rc = rc ? rc : slots_of(e, out, &got, &f.kv_slots, p->n_block);
-    if (!rc && got != p->n_block)
-        rc = err_set(e, ERR_PROTO, "kvstore answers with %llu slots for %llu blocks", (unsigned long long)got,
-                     (unsigned long long)p->n_block);
-    return done(c, rc);
-}
-
-static int handle(struct err *e, struct store_client *c, struct kv_seq_info *out, enum wire_kind k, uint64_t seq,
-                  uint64_t gen)
-{
-    struct wire_frame f = {.kind = k, .kv_handle = {.seq = seq, .gen = gen}};
-    int rc = call(e, c, &f, WIRE_KV_SEQ);
-    if (!rc)
-        info_of(out, &f.kv_seq);
-    return done(c, rc);
-}
-
-int store_client_hand(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
-{
-    return handle(e, c, out, WIRE_KV_HAND, seq, gen);
-}
-
-int store_client_take(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
-{
-    return handle(e, c, out, WIRE_KV_TAKE, seq, gen);
-}
-
-int store_client_fork(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
-{
-    return handle(e, c, out, WIRE_KV_FORK, seq, gen);
-}
-
-int store_client_release(struct err *e, struct store_client *c, uint64_t seq, uint64_t gen)
-{
-    struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.seq = seq, .gen = gen}};
-    return done(c, call(e, c, &f, WIRE_KV_FREE));
-}
-
-int store_client_renew(struct err *e, struct store_client *c)
-{
-    struct wire_frame f = {.kind = WIRE_KV_RENEW};
-    return done(c, call(e, c, &f, WIRE_KV_RENEW));
-}
-
-int store_client_watch(struct err *e, struct store_client *c)
-{
-    struct wire_frame f = {.kind = WIRE_KV_WATCH};
-    return done(c, call(e, c, &f, WIRE_KV_WATCH));
-}
-
-int store_client_stat(struct err *e, struct store_client *c, struct wire_kv_stat *out)
-{
-    struct wire_frame f = {.kind = WIRE_KV_STAT};
-    int rc = call(e, c, &f, WIRE_KV_STAT);
-    if (!rc) {
-        *out = f.kv_stat;
-        out->extra = (struct wire_extra){0};
-    }
-    return done(c, rc);
-}
-
-/* ---- what comes unasked ---- */
-
-static int unasked(struct err *e, struct store_client *c, struct queued **out, struct queued **first, int timeout_ms)
-{
-    struct wire_frame f;
-    int64_t end_ms = now_ms() + timeout_ms;
-    pthread_mutex_lock(&c->lock);
-    int rc = ready(e, c, end_ms);
-    while (!rc && !*first && !c->expired) {
-        rc = receive(e, c, &f, end_ms);
-        if (!rc && !tag_of(&f))
-            keep(c, &f);
-    }
-    if (!rc && !*first)
-        rc = ready(e, c, end_ms);
-    if (!rc) {
-        *out = *first;
-        *first = (*out)->next;
-    }
-    return done(c, rc);
-}
-
-int store_client_news(struct err *e, struct store_client *c, struct kv_seq_info *out, int timeout_ms)
-{
-    struct queued *q;
-    int rc = unasked(e, c, &q, &c->first_seq, timeout_ms);
-    if (rc)
-        return rc;
-    *out = q->seq;
-    free(q);
-    return 0;
-}
-
-int store_client_event(struct err *e, struct store_client *c, struct store_event *out, int timeout_ms)
-{
-    struct queued *q;
-    int rc = unasked(e, c, &q, &c->first_event, timeout_ms);
-    if (rc)
-        return rc;
-    *out = q->event;
-    free(q);
-    return 0;
 }

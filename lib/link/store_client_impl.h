@@ -1,0 +1,62 @@
+/* Private to lib/link: a client of kvstore inside. store_client.c has its connection, lease and thread; store_calls.c
+ * the calls that go over it. */
+#ifndef LINK_STORE_CLIENT_IMPL_H
+#define LINK_STORE_CLIENT_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "link/socket.h"
+#include "link/store_client.h"
+
+struct queued { /* a frame that came unasked */
+    struct queued *next;
+    struct kv_seq_info seq;
+    struct store_event event;
+};
+
+struct store_client {
+    struct sockaddr_un address;
+    char *name;
+    bool has_kind, no_thread;
+    struct kv_kind kind;
+    int timeout_ms;
+
+    pthread_mutex_t lock;  /* a call, from its frame to its answer */
+    pthread_mutex_t wlock; /* a frame on its way out; taken inside lock, or alone */
+    _Atomic int sock;
+    int fd_in;
+    _Atomic bool broken; /* the connection: the thread makes another */
+    _Atomic bool expired;
+    uint64_t id, key, tag;
+    _Atomic uint64_t lease_ms;
+    struct kv_arena *arena;
+    enum kv_why why;
+    uint8_t *in;
+    size_t in_n, in_size, skip; /* skip: bytes of the frame given out last */
+    struct wire_arena *mem;
+    struct queued *first_seq, *first_event;
+
+    pthread_t thread;
+    bool has_thread;
+    int stop[2]; /* a pipe that ends the thread */
+};
+
+int64_t client_now_ms(void);
+
+/* Sends, and waits for the answer, `want` or an error. *f is both; borrowed until client_done, which every call needs,
+ * failed or not: the lock is held between the two. */
+int client_call(struct err *e, struct store_client *c, struct wire_frame *f, enum wire_kind want);
+int client_done(struct store_client *c, int rc); /* returns rc */
+
+/* With the lock held. Waits while the connection is being made anew. */
+int client_ready(struct err *e, struct store_client *c, int64_t end_ms);
+/* The next frame, borrowed until the next one. ERR_NO: none in time. */
+int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, int64_t end_ms);
+/* Queues what came unasked. */
+void client_keep(struct store_client *c, const struct wire_frame *f);
+
+uint64_t client_tag(const struct wire_frame *f); /* 0: it came unasked */
+void client_info(struct kv_seq_info *out, const struct wire_kv_seq *q);
+
+#endif
