@@ -1,5 +1,6 @@
 # Completion of options for bash: . scripts/completion.bash
 # The words come from the programs' own option tables, so they are never out of date.
+_phasepipe_programs='tokenize prefill decode stream frames kvstore sched sched-fcfs sched-colocate sched-exec simulate'
 _phasepipe() {
     local program=$1
     [ "$program" != phasepipe ] || [ "$COMP_CWORD" -eq 1 ] || program="phasepipe ${COMP_WORDS[1]}"
@@ -7,8 +8,9 @@ _phasepipe() {
     case $2 in
     -*) mapfile -t COMPREPLY < <(compgen -W "$($program --complete 2>/dev/null)" -- "$2") ;;
     *)
-        [ "$program" != phasepipe ] || mapfile -t COMPREPLY < <(compgen -W 'chat env tokenize prefill decode stream frames' -- "$2")
+        [ "$program" != phasepipe ] || mapfile -t COMPREPLY < <(compgen -W "chat env $_phasepipe_programs" -- "$2")
         ;;
     esac
 }
-complete -o default -F _phasepipe tokenize prefill decode stream frames phasepipe
+# shellcheck disable=SC2086 # a word each
+complete -o default -F _phasepipe $_phasepipe_programs phasepipe

@@ -19,6 +19,12 @@ static const struct {
     {"decode", "writes answers: KV blocks to text"},
     {"stream", "shows answers as text or JSON lines"},
     {"frames", "frames to JSON lines and back; deals and merges streams"},
+    {"kvstore", "owns the KV blocks of a host, and lends them"},
+    {"sched", "decides which worker does what and when, by cached prefixes and service levels"},
+    {"sched-fcfs", "the same, in the order of arrival"},
+    {"sched-colocate", "the same, both phases of a request on one worker"},
+    {"sched-exec", "the same, as a program of your own says"},
+    {"simulate", "a cluster of fake workers in virtual time, under one of these policies"},
 };
 
 static const struct {
@@ -57,11 +63,11 @@ static void list(void)
     printf("usage: phasepipe NAME [ARGUMENT ...]\nA language model as a pipeline: each phase is a "
            "program.\n\nprograms:\n");
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
-        printf("  %-10s %s\n", programs[i].name, programs[i].about);
+        printf("  %-14s %s\n", programs[i].name, programs[i].about);
     printf("\ncommands:\n");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        printf("  %-10s %s\n", commands[i].name, commands[i].about);
-    printf("\nEach takes --help. The pages: phasepipe(7), tokenize(1), prefill(1), decode(1), stream(1), frames(1).\n");
+        printf("  %-14s %s\n", commands[i].name, commands[i].about);
+    printf("\nEach takes --help, and has a page of its name; phasepipe(7) begins.\n");
 }
 
 /* A value for the shell between single quotes: each of its own quotes ends them, is escaped, and begins them again. */

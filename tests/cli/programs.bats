@@ -3,7 +3,7 @@
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
-    programs=(tokenize prefill decode stream frames)
+    programs=(tokenize prefill decode stream frames kvstore sched sched-fcfs sched-colocate sched-exec simulate)
 }
 
 @test "help goes to stdout and is a success" {
@@ -145,4 +145,20 @@ setup() {
     COMP_WORDS=(phasepipe pre) COMP_CWORD=1 COMPREPLY=()
     _phasepipe phasepipe pre
     [ "${COMPREPLY[*]}" = prefill ]
+    COMP_WORDS=(kvstore --lea) COMP_CWORD=1 COMPREPLY=()
+    _phasepipe kvstore --lea
+    [ "${COMPREPLY[*]}" = --lease-ms ]
+}
+
+@test "phasepipe --help and the completion know every program" {
+    . "$PHASEPIPE_TOP/scripts/completion.bash"
+    phasepipe --help > help
+    for p in $(cd "$PHASEPIPE_TOP/cmd" && ls | sed 's/\.c$//'); do
+        [ "$p" != phasepipe ] || continue
+        grep -q "^  $p  *[a-z]" help || { echo "$p is not in phasepipe --help"; false; }
+        complete -p "$p"
+        COMP_WORDS=(phasepipe "$p") COMP_CWORD=1 COMPREPLY=()
+        _phasepipe phasepipe "$p"
+        [[ " ${COMPREPLY[*]} " == *" $p "* ]]
+    done
 }
