@@ -116,11 +116,12 @@ def decode(b):
 
 
 def profile(b, got):
-    """Where a step's time goes on the caller's thread; "wait" is for other threads, and what is in no part is sampling."""
+    """Where a step's time goes on the caller's thread; "wait" is for other threads, and what is in no part is the choice of
+    the best id (greedy)."""
     parts = {k: median(o["parts_ms"][k] / (o["ns"] / 1e6) for o in got) for k in got[0]["parts_ms"]}
     large = ("qkv", "attention", "out", "gate-up", "down", "head")
-    parts["sampling"] = max(0.0, 1 - sum(parts.values()))
-    b.figure("decode, depth 64, batch 1: small operations, waits, sampling",
+    parts["argmax"] = max(0.0, 1 - sum(parts.values()))
+    b.figure("decode, depth 64, batch 1: small operations, waits, argmax",
              sum(v for k, v in parts.items() if k not in large), 0.12, most=True, show=PERCENT, parts=parts,
              detail=", ".join(f"{k} {100 * v:.0f}" for k, v in parts.items()) + " % of a step")
 

@@ -17,6 +17,8 @@ static int64_t partitions(const struct engine_chunk *c)
     return partitions_to(c, c->n);
 }
 
+#define SHORT_TOKENS 8
+
 int attend_plan(struct err *e, struct engine *g)
 {
     struct step *s = &g->s;
@@ -32,10 +34,11 @@ int attend_plan(struct err *e, struct engine *g)
         s->whole &= tiles == 1;
     }
     /*
-     * Split where units would be too few for a fair share; and where all chunks are short, contexts long and units
-     * many: then a unit is all heads of a partition, which lie side by side in a block and so read faster.
+     * Split where units would be too few for a fair share; and where all chunks are short (partials then take
+     * little memory), contexts long and units many: then a unit is all heads of a partition, which lie side by side in
+     * a block and so read faster.
      */
-    s->heads = s->whole && deep > 2 && split >= 8 * g->n_thread;
+    s->heads = s->part_rows <= SHORT_TOKENS * g->group && deep > 2 && split >= 8 * g->n_thread;
     s->split = s->heads || (deep > 1 && whole * g->m->c.n_kv_head < 4 * g->n_thread && split > whole);
     s->whole &= !s->split;
     s->n_unit = 0;

@@ -172,7 +172,7 @@ void blocks_run(struct engine *g, int tid, int *phase)
     for (int64_t u; (u = team_take(g->team, 0, n_unit, 1)) >= 0;) {
         int64_t p = u / n, b = u % n;
         wait_for(g, tid, b, (int32_t)p);
-        part_time(g, tid, PART_N);
+        part_time(g, tid, PART_WAIT);
         if (!p) {
             embed_rows(g, first_row(s, b), end_row(s, b));
             part_time(g, tid, PART_EMBED);

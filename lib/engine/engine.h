@@ -37,8 +37,8 @@ enum engine_want { ENGINE_NONE, ENGINE_LAST, ENGINE_ALL };
  * read all KV before them. A sequence appears once in a step. */
 struct engine_chunk {
     const struct kv_table *kv;
-    const uint32_t *ids; /* [n], below the model's vocab */
-    int64_t n, pos;
+    const uint32_t *ids;   /* [n], below the model's vocab */
+    int64_t n, pos;        /* n >= 1 */
     enum engine_want want; /* rows whose logits will be asked for */
 };
 
@@ -46,8 +46,8 @@ struct engine_chunk {
  * short. */
 typedef void engine_layer_fn(void *arg, int64_t layer);
 
-/* Runs one step; sum of n <= row_max; ERR_SYS without memory. Afterwards engine_logits reads the wanted rows, in the
- * order of the chunks. */
+/* Runs one step; n_chunk >= 1, sum of n <= row_max; ERR_SYS without memory. Afterwards engine_logits reads the wanted
+ * rows, in the order of the chunks. */
 int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chunk, int64_t n_chunk,
                 engine_layer_fn *layer_done, void *arg);
 

@@ -351,8 +351,10 @@ int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chun
     plan_rows(g);
     blocks_plan(g);
     int rc = attend_plan(e, g);
-    if (!rc)
+    if (!rc) {
         team_run(g->team, step_run, g);
+        part_time(g, 0, PART_WAIT);
+    }
     return rc;
 }
 
@@ -382,4 +384,5 @@ void engine_logits(struct engine *g, float *out, int64_t first, int64_t n)
     g->logits_first = first;
     g->logits_n = n;
     team_run(g->team, logits_run, g);
+    part_time(g, 0, PART_WAIT);
 }
