@@ -6,14 +6,14 @@ SHELL_SOURCES := $(shell grep -lE '^\#!.*(bash|/sh)' scripts/* examples/* .ci/* 
 MAN_PAGES := $(wildcard docs/man/*.[1-9])
 
 .PHONY: check
-check: all unit
+check: all unit tools
 	@B=$(B) scripts/run-tests
 
 .PHONY: test-
 test-:
 	@scripts/run-tests --list
 
-test-%: all unit
+test-%: all unit tools
 	@B=$(B) scripts/run-tests $*
 
 # cppcheck 2.10 takes loops that always run once, and a realloc whose result is kept where it fails, for faults; the
@@ -37,12 +37,13 @@ man-lint:
 	@bad=0; for p in $(MAN_PAGES); do \
 		mandoc -T lint -W warning $$p || bad=1; mandoc -T utf8 $$p > /dev/null || bad=1; done; exit $$bad
 
-# Unit tests, kernels and programs once more under the address and undefined-behaviour sanitizers.
+# Unit tests, kernels, programs, policies and kvstore once more under the address and undefined-behaviour sanitizers.
 SAN_OPT := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-SAN_SUITES ?= unit kernels cli/tokenize cli/stream cli/chat cli/programs pipe/frames pipe/glue pipe/faults pipe/hostile
+SAN_SUITES ?= unit kernels cli/tokenize cli/stream cli/chat cli/programs pipe/frames pipe/glue pipe/faults pipe/hostile \
+	sched service/kvstore
 .PHONY: san
 san:
-	@nice $(MAKE) -s B=build-san OPT="$(SAN_OPT)" all unit
+	@nice $(MAKE) -s B=build-san OPT="$(SAN_OPT)" all unit tools
 	@B=build-san ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		scripts/run-tests $(SAN_SUITES)
 
