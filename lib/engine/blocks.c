@@ -35,14 +35,9 @@ static int64_t end_row(const struct step *s, int64_t b)
 
 static void norm_rows(struct engine *g, struct seat *t, const float *w, int64_t r0, int64_t n)
 {
-    int64_t k = g->m->c.hidden;
     t->norm_act.n_row = n;
-    for (int64_t r = 0; r < n; r += KERN_TILE) {
-        int64_t rows = min64(KERN_TILE, n - r);
-        for (int64_t i = 0; i < rows; i++)
-            g->k->norm(t->norm + i * k, g->x + (r0 + r + i) * k, w, k, g->m->c.eps);
-        g->k->act(&t->norm_act, r, rows, 0, k, t->norm, (size_t)k);
-    }
+    for (int64_t r = 0; r < n; r += KERN_TILE)
+        norm_tile(g, t, &t->norm_act, r, w, r0 + r, min64(KERN_TILE, n - r));
 }
 
 /* q, k and v of the block: rotated, stored. */
@@ -71,16 +66,12 @@ static void keys(struct engine *g, int tid, int64_t layer, int64_t b)
     part_time(g, tid, PART_ROPE);
 }
 
-/* x += W·a. */
+/* x += W·a, a panel at a time, whose sums stay in the first-level cache. */
 static void add_linear(struct engine *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t r0,
                        int64_t n)
 {
-    int64_t hidden = g->m->c.hidden;
-    for (int64_t g0 = 0; g0 < groups(w); g0 += 2) {
-        g->k->linear(t->a, 32, w, g0, min64(g0 + 2, groups(w)), a, 0, n, t->linear);
-        for (int64_t r = 0; r < n; r++)
-            g->k->add(g->x + (r0 + r) * hidden + 16 * g0, t->a + 32 * r, min64(32, hidden - 16 * g0));
-    }
+    for (int64_t g0 = 0; g0 < groups(w); g0 += 2)
+        add_panels(g, t, w, a, g0, min64(g0 + 2, groups(w)), r0, n);
 }
 
 static void feed_forward(struct engine *g, int tid, const struct model_layer *l, int64_t r0, int64_t n)
@@ -90,18 +81,8 @@ static void feed_forward(struct engine *g, int tid, const struct model_layer *l,
     norm_rows(g, t, l->ffn_norm, r0, n);
     part_time(g, tid, PART_NORM);
     t->h_act.n_row = n;
-    for (int64_t g0 = 0; g0 < groups(&l->gate); g0 += 2) {
-        int64_t g1 = min64(g0 + 2, groups(&l->gate)), wide = min64(32, ffn - 16 * g0);
-        g->k->linear(t->a, 32, &l->gate, g0, g1, &t->norm_act, 0, n, t->linear);
-        g->k->linear(t->b, 32, &l->up, g0, g1, &t->norm_act, 0, n, t->linear);
-        if (ffn % 32 == 0) {
-            g->k->silu_mul(t->a, t->a, t->b, 32 * n);
-            g->k->act(&t->h_act, 0, n, 16 * g0, 32, t->a, 32);
-        } else {
-            for (int64_t r = 0; r < n; r++)
-                g->k->silu_mul(t->h + r * ffn + 16 * g0, t->a + 32 * r, t->b + 32 * r, wide);
-        }
-    }
+    for (int64_t g0 = 0; g0 < groups(&l->gate); g0 += 2)
+        gate_up_panels(g, t, l, &t->norm_act, &t->h_act, t->h, g0, min64(g0 + 2, groups(&l->gate)), n);
     if (ffn % 32)
         g->k->act(&t->h_act, 0, n, 0, ffn, t->h, (size_t)ffn);
     part_time(g, tid, PART_FFN);

@@ -109,6 +109,14 @@ void rotate_store(struct engine *g, int64_t layer, int64_t c, int64_t first, int
 
 /* Pieces of a step that both of its forms use. */
 int64_t groups(const struct kern_mat *w);
+/* n <= KERN_TILE rows of x from r0, normed, become rows at … of a. */
+void norm_tile(struct engine *g, struct seat *t, struct kern_act *a, int64_t at, const float *w, int64_t r0, int64_t n);
+/* x += W·a for groups g0 … g1-1 and n rows of x from r0. */
+void add_panels(struct engine *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t g0,
+                int64_t g1, int64_t r0, int64_t n);
+/* silu(gate)·up of n rows for groups g0 … g1-1: into h_act, or into h [n][ffn] where ffn is no multiple of 32. */
+void gate_up_panels(struct engine *g, struct seat *t, const struct model_layer *l, const struct kern_act *a,
+                    struct kern_act *h_act, float *h, int64_t g0, int64_t g1, int64_t n);
 void embed_rows(struct engine *g, int64_t r0, int64_t r1);
 void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t last, int64_t rows, int64_t n_row);
 int64_t chunk_of(const struct step *s, int64_t r); /* the chunk that holds row r */

@@ -90,6 +90,14 @@ static void embed(struct engine *g, int tid, int phase)
     team_sync(g->team, tid, phase, n);
 }
 
+void norm_tile(struct engine *g, struct seat *t, struct kern_act *a, int64_t at, const float *w, int64_t r0, int64_t n)
+{
+    int64_t k = g->m->c.hidden;
+    for (int64_t r = 0; r < n; r++)
+        g->k->norm(t->norm + r * k, g->x + (r0 + r) * k, w, k, g->m->c.eps);
+    g->k->act(a, at, n, 0, k, t->norm, (size_t)k);
+}
+
 /*
  * Normed rows as activations for the phase `next` of n_unit units. Few rows: every thread that may get a unit there
  * makes its own copy. Many: tiles are shared out and waited for.
@@ -103,16 +111,12 @@ static const struct kern_act *normed(struct engine *g, int tid, const float *w, 
             return &t->act;
         t->act.n_row = n;
         t->act.k = k;
-        for (int64_t r = 0; r < n; r++)
-            g->k->norm(t->norm + r * k, g->x + r * k, w, k, g->m->c.eps);
-        g->k->act(&t->act, 0, n, 0, k, t->norm, (size_t)k);
+        norm_tile(g, t, &t->act, 0, w, 0, n);
         return &t->act;
     }
     for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;) {
         int64_t rows = min64(KERN_TILE, n - r0);
-        for (int64_t r = 0; r < rows; r++)
-            g->k->norm(t->norm + r * k, g->x + (r0 + r) * k, w, k, g->m->c.eps);
-        g->k->act(&g->act, r0, rows, 0, k, t->norm, (size_t)k);
+        norm_tile(g, t, &g->act, r0, w, r0, rows);
         team_done(g->team, phase, n, rows);
     }
     team_sync(g->team, tid, phase, n);
@@ -224,37 +228,47 @@ static const struct kern_act *out_act(struct engine *g, int tid, int phase, int 
     return &g->act_o;
 }
 
+void add_panels(struct engine *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t g0,
+                int64_t g1, int64_t r0, int64_t n)
+{
+    int64_t hidden = g->m->c.hidden, ld = 16 * (g1 - g0), cols = min64(16 * g1, hidden) - 16 * g0;
+    g->k->linear(t->a, (size_t)ld, w, g0, g1, a, 0, n, t->linear);
+    for (int64_t r = 0; r < n; r++)
+        g->k->add(g->x + (r0 + r) * hidden + 16 * g0, t->a + r * ld, cols);
+}
+
 /* x += W·a; a unit's outputs are added by one thread alone. */
 static void residual(struct engine *g, int tid, const struct kern_mat *w, const struct kern_act *a, int phase)
 {
-    struct seat *t = &g->seat[tid];
-    int64_t hidden = g->m->c.hidden, n_panel = panels(w), run = run_of(g, n_panel);
+    int64_t n_panel = panels(w), run = run_of(g, n_panel);
     for (int64_t u; (u = team_take(g->team, phase, n_panel, run)) >= 0;) {
-        int64_t g0 = 2 * u, g1 = min64(g0 + 2 * run, groups(w)), n = min64(16 * g1, hidden) - 16 * g0;
-        g->k->linear(t->a, (size_t)(32 * run), w, g0, g1, a, 0, g->s.n_row, t->linear);
-        for (int64_t r = 0; r < g->s.n_row; r++)
-            g->k->add(g->x + r * hidden + 16 * g0, t->a + r * 32 * run, n);
+        add_panels(g, &g->seat[tid], w, a, 2 * u, min64(2 * (u + run), groups(w)), 0, g->s.n_row);
         team_done(g->team, phase, n_panel, min64(run, n_panel - u));
     }
     team_sync(g->team, tid, phase, n_panel);
 }
 
+void gate_up_panels(struct engine *g, struct seat *t, const struct model_layer *l, const struct kern_act *a,
+                    struct kern_act *h_act, float *h, int64_t g0, int64_t g1, int64_t n)
+{
+    int64_t ffn = g->m->c.ffn, ld = 16 * (g1 - g0), cols = min64(16 * g1, ffn) - 16 * g0;
+    g->k->linear(t->a, (size_t)ld, &l->gate, g0, g1, a, 0, n, t->linear);
+    g->k->linear(t->b, (size_t)ld, &l->up, g0, g1, a, 0, n, t->linear);
+    if (ffn % 32 == 0) {
+        g->k->silu_mul(t->a, t->a, t->b, n * ld);
+        g->k->act(h_act, 0, n, 16 * g0, cols, t->a, (size_t)ld);
+    } else {
+        for (int64_t r = 0; r < n; r++)
+            g->k->silu_mul(h + r * ffn + 16 * g0, t->a + r * ld, t->b + r * ld, cols);
+    }
+}
+
 /* h = silu(gate)·up, quantised by the thread that made the columns. */
 static void gate_up(struct engine *g, int tid, const struct model_layer *l, const struct kern_act *a, int phase)
 {
-    struct seat *t = &g->seat[tid];
-    int64_t ffn = g->m->c.ffn, n_row = g->s.n_row, n_panel = panels(&l->gate), run = run_of(g, n_panel), ld = 32 * run;
+    int64_t ffn = g->m->c.ffn, n_row = g->s.n_row, n_panel = panels(&l->gate), run = run_of(g, n_panel);
     for (int64_t u; (u = team_take(g->team, phase, n_panel, run)) >= 0;) {
-        int64_t g0 = 2 * u, g1 = min64(g0 + 2 * run, groups(&l->gate)), n = min64(16 * g1, ffn) - 16 * g0;
-        g->k->linear(t->a, (size_t)ld, &l->gate, g0, g1, a, 0, n_row, t->linear);
-        g->k->linear(t->b, (size_t)ld, &l->up, g0, g1, a, 0, n_row, t->linear);
-        if (ffn % 32 == 0) {
-            g->k->silu_mul(t->a, t->a, t->b, (n_row - 1) * ld + n);
-            g->k->act(&g->act_h, 0, n_row, 16 * g0, n, t->a, (size_t)ld);
-        } else {
-            for (int64_t r = 0; r < n_row; r++)
-                g->k->silu_mul(g->h + r * ffn + 16 * g0, t->a + r * ld, t->b + r * ld, n);
-        }
+        gate_up_panels(g, &g->seat[tid], l, a, &g->act_h, g->h, 2 * u, min64(2 * (u + run), groups(&l->gate)), n_row);
         team_done(g->team, phase, n_panel, min64(run, n_panel - u));
     }
     team_sync(g->team, tid, phase, n_panel);
