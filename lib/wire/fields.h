@@ -50,4 +50,10 @@
         name, fields, N_OF(fields), sizeof(struct S), false, offsetof(struct S, extra)                                 \
     }
 
+/* What makes KV of one sort: hello's section and a store's open carry the same fields. */
+#define KV_KIND(S)                                                                                                     \
+    BIN(S, "model", model_fp, 32, 32, REQ), NAME(S, "type", kv_type, REQ), NAME(S, "arith", arith, REQ),               \
+        NAME(S, "layout", layout, REQ), INT(S, "n_layer", TY_U32, n_layer, 1, 65536, REQ),                             \
+        INT(S, "n_kv_head", TY_U32, n_kv_head, 1, 65536, REQ), INT(S, "head_dim", TY_U32, head_dim, 1, 65536, REQ)
+
 #endif

@@ -47,13 +47,7 @@ static const struct wire_rec vocab_rec = {"vocab", vocab_fields, N_OF(vocab_fiel
                                           0,       false,        offsetof(struct wire_hello, vocab_extra)};
 
 static const struct wire_field kv_section_fields[] = {
-    BIN(wire_hello, "model", model_fp, 32, 32, REQ),
-    NAME(wire_hello, "type", kv_type, REQ),
-    NAME(wire_hello, "arith", arith, REQ),
-    NAME(wire_hello, "layout", layout, REQ),
-    INT(wire_hello, "n_layer", TY_U32, n_layer, 1, 65536, REQ),
-    INT(wire_hello, "n_kv_head", TY_U32, n_kv_head, 1, 65536, REQ),
-    INT(wire_hello, "head_dim", TY_U32, head_dim, 1, 65536, REQ),
+    KV_KIND(wire_hello),
 };
 static const struct wire_rec kv_section_rec = {
     "kv_section", kv_section_fields, N_OF(kv_section_fields), 0, false, offsetof(struct wire_hello, kv_extra)};

@@ -9,13 +9,7 @@ const struct wire_rec wire_kv_block_rec = {"kv_block", block_fields, N_OF(block_
                                            true,       FIELD_ALONE};
 
 static const struct wire_field kind_fields[] = {
-    BIN(wire_kv_open, "model", model_fp, 32, 32, REQ),
-    NAME(wire_kv_open, "type", kv_type, REQ),
-    NAME(wire_kv_open, "arith", arith, REQ),
-    NAME(wire_kv_open, "layout", layout, REQ),
-    INT(wire_kv_open, "n_layer", TY_U32, n_layer, 1, 65536, REQ),
-    INT(wire_kv_open, "n_kv_head", TY_U32, n_kv_head, 1, 65536, REQ),
-    INT(wire_kv_open, "head_dim", TY_U32, head_dim, 1, 65536, REQ),
+    KV_KIND(wire_kv_open),
 };
 const struct wire_rec wire_kv_kind_rec = {"kv_kind", kind_fields, N_OF(kind_fields),
                                           0,         false,       offsetof(struct wire_kv_open, kv_extra)};
