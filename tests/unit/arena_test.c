@@ -67,7 +67,7 @@ static void adopted_from_its_descriptor(void **state)
     k.model[0]++;
     IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "another model");
     k = small_kind();
-    strcpy(k.arith, "zz9");
+    snprintf(k.arith, sizeof k.arith, "zz9");
     IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "arithmetic pp1, this store holds KV of zz9");
     k = small_kind();
     k.type = KERN_KV_F16;

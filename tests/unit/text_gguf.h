@@ -46,7 +46,7 @@ static inline void tiny_str(struct tiny_gguf *w, const char *s, size_t n)
 static inline void tiny_begin(struct tiny_gguf *w)
 {
     memset(w, 0, sizeof *w);
-    strcpy(w->path, "/tmp/text-test-XXXXXX");
+    snprintf(w->path, sizeof w->path, "/tmp/text-test-XXXXXX");
     int fd = mkstemp(w->path);
     w->f = fd < 0 ? NULL : fdopen(fd, "wb");
     if (w->f == NULL)

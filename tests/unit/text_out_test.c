@@ -306,7 +306,7 @@ static void random_answers_stop_where_a_search_finds_it(void **state)
         for (size_t i = 0; i < n; i++)
             s[i] = "aaaabbbbbbc"[rand_r(&seed) % 11];
         s[n] = 0;
-        strcpy(want, s);
+        memcpy(want, s, n + 1);
         for (size_t i = 0; i < n_stop; i++) {
             const char *at = strstr(s, stop[i]);
             size_t e = at == NULL ? SIZE_MAX : (size_t)(at - s) + strlen(stop[i]);

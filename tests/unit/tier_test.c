@@ -178,7 +178,7 @@ static void other_files_are_refused(void **state)
     k.model[1]++;
     IS_NO(kv_tier_open(&e, &u, path, ROOM(4), &k) == ERR_PROTO, "another model");
     k = small_kind();
-    strcpy(k.arith, "pp0");
+    snprintf(k.arith, sizeof k.arith, "pp0");
     IS_NO(kv_tier_open(&e, &u, path, ROOM(4), &k) == ERR_PROTO, "arithmetic");
     k = small_kind();
     poke(20, 1);
