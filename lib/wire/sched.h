@@ -73,9 +73,9 @@ struct wire_join { /* a worker registers, with what it runs */
     struct wire_extra extra;
 };
 
-struct wire_poll { /* a worker waits for orders (or, ctl, for controls) */
+struct wire_poll { /* a worker waits for orders (or, ctl, for controls); a gateway for what is said to it */
     uint64_t at_ns;
-    struct wire_str worker;
+    struct wire_str worker, gw; /* one of the two */
     uint64_t inc;
     bool ctl;
     uint64_t got; /* the number of the last order (or control) it has taken in; what was sent behind it is sent again */
@@ -220,6 +220,22 @@ struct wire_stat { /* asked, and answered */
     uint64_t stop, length, cancelled, expired, error, refused; /* ended by reason */
     uint64_t retried, preempted, stale, placed;
     uint32_t workers, gateways, stores, tombs;
+    /* of the last thousand or so, as far as gateways and workers have told; 0: none yet */
+    uint64_t ttft_p50_ns, ttft_p99_ns; /* from submit to the gateway's first report of tokens */
+    uint64_t itl_p50_ns, itl_p99_ns;   /* of decode steps */
+    struct wire_str policy;
+    struct wire_extra extra;
+};
+
+struct wire_worker { /* behind an answered stat, one a worker */
+    uint64_t at_ns;
+    struct wire_str name, role, store;
+    bool alive, draining;
+    uint32_t seqs, seqs_all, tokens; /* that it can take; at once; prompt tokens that it can take */
+    uint64_t blocks, blocks_all;     /* slots free; of its pool */
+    uint32_t n_prefill, n_decode, n_whole;
+    uint64_t context, step_ns; /* of its last decode step */
+    uint32_t batch;
     struct wire_extra extra;
 };
 

@@ -121,6 +121,7 @@ static const struct wire_field out_fields[] = {
     STR(wire_out, "text", text, WIRE_STR_BYTES_MAX),
     LIST(wire_out, "lp", TY_TUPLES, lp, n_lp, WIRE_IDS_MAX, .rec = &logprob_rec),
     BOOL(wire_out, "prompt", prompt),
+    U32(wire_out, "at", at),
 };
 
 static const struct wire_field end_fields[] = {
@@ -154,6 +155,14 @@ static const struct wire_field bye_fields[] = {
     U64(wire_bye, "n_error", n_error, REQ),
 };
 
+static const struct wire_field ask_fields[] = {
+    NAME(wire_ask, "what", what, REQ),
+    U64(wire_ask, "seq", seq),
+    STR(wire_ask, "id", id, WIRE_ID_BYTES_MAX),
+    STR(wire_ask, "text", text, WIRE_STR_BYTES_MAX),
+    LIST(wire_ask, "ids", TY_IDS, ids, n_id, WIRE_IDS_MAX),
+};
+
 static const struct wire_rec kinds[] = {
     [WIRE_HELLO] = KIND("hello", hello_fields, wire_hello),
     [WIRE_TOK] = KIND("tok", req_fields, wire_req),
@@ -164,6 +173,7 @@ static const struct wire_rec kinds[] = {
     [WIRE_END] = KIND("end", end_fields, wire_end),
     [WIRE_ERR] = KIND("err", err_fields, wire_error),
     [WIRE_BYE] = KIND("bye", bye_fields, wire_bye),
+    [WIRE_ASK] = KIND("ask", ask_fields, wire_ask),
 };
 #define N_KIND (sizeof kinds / sizeof *kinds)
 

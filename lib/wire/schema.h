@@ -51,7 +51,7 @@ struct wire_rec {
     uint16_t extra_off; /* of its struct wire_extra, FIELD_ALONE for tuples */
 };
 
-#define WIRE_KIND_LAST 63
+#define WIRE_KIND_LAST 64
 
 /* NULL: no such kind. */
 const struct wire_rec *wire_rec_of(uint64_t kind);

@@ -72,7 +72,8 @@ static const struct wire_field join_fields[] = {
 
 static const struct wire_field poll_fields[] = {
     AT_NS(wire_poll),
-    WHO(wire_poll, "worker", worker, REQ),
+    WHO(wire_poll, "worker", worker),
+    WHO(wire_poll, "gw", gw),
     U64(wire_poll, "inc", inc),
     BOOL(wire_poll, "ctl", ctl),
     U64(wire_poll, "got", got),
@@ -220,6 +221,31 @@ static const struct wire_field stat_fields[] = {
     U32(wire_stat, "gateways", gateways),
     U32(wire_stat, "stores", stores),
     U32(wire_stat, "tombs", tombs),
+    U64(wire_stat, "ttft_p50_ns", ttft_p50_ns),
+    U64(wire_stat, "ttft_p99_ns", ttft_p99_ns),
+    U64(wire_stat, "itl_p50_ns", itl_p50_ns),
+    U64(wire_stat, "itl_p99_ns", itl_p99_ns),
+    WHO(wire_stat, "policy", policy),
+};
+
+static const struct wire_field worker_fields[] = {
+    AT_NS(wire_worker),
+    WHO(wire_worker, "name", name, REQ),
+    WHO(wire_worker, "role", role),
+    WHO(wire_worker, "store", store),
+    BOOL(wire_worker, "alive", alive),
+    BOOL(wire_worker, "draining", draining),
+    U32(wire_worker, "seqs", seqs),
+    U32(wire_worker, "seqs_all", seqs_all),
+    U32(wire_worker, "tokens", tokens),
+    U64(wire_worker, "blocks", blocks),
+    U64(wire_worker, "blocks_all", blocks_all),
+    U32(wire_worker, "n_prefill", n_prefill),
+    U32(wire_worker, "n_decode", n_decode),
+    U32(wire_worker, "n_whole", n_whole),
+    U64(wire_worker, "context", context),
+    U64(wire_worker, "step_ns", step_ns),
+    U32(wire_worker, "batch", batch),
 };
 
 static const struct wire_rec kinds[] = {
@@ -231,6 +257,7 @@ static const struct wire_rec kinds[] = {
     KIND("refuse", refuse_fields, wire_refuse),    KIND("order", order_fields, wire_order),
     KIND("control", control_fields, wire_control), KIND("done", done_fields, wire_done),
     KIND("idle", idle_fields, wire_idle),          KIND("stat", stat_fields, wire_stat),
+    KIND("worker", worker_fields, wire_worker),
 };
 _Static_assert(N_OF(kinds) == WIRE_SCHED_LAST - WIRE_SCHED_FIRST + 1, "one a number");
 

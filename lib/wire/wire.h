@@ -23,7 +23,7 @@
 
 #include "err/err.h"
 
-#define WIRE_VERSION 2
+#define WIRE_VERSION 3
 
 /* Limits; a decoder refuses more, before it allocates. */
 #define WIRE_FRAME_BYTES_MAX (256u << 20) /* a whole frame */
@@ -52,6 +52,7 @@ enum wire_kind { /* explicit, never renumbered */
                  WIRE_END = 7,
                  WIRE_ERR = 8,
                  WIRE_BYE = 9,
+                 WIRE_ASK = 10, /* of a gateway to tokenize */
                  /* 32 to 47: of kvstore, wire/store.h */
                  WIRE_KV_OPEN = 32,
                  WIRE_KV_ARENA = 33,
@@ -69,7 +70,7 @@ enum wire_kind { /* explicit, never renumbered */
                  WIRE_KV_WATCH = 45,
                  WIRE_KV_EVENT = 46,
                  WIRE_KV_NO = 47,
-                 /* 48 to 63: of the scheduler, wire/sched.h */
+                 /* 48 to 64: of the scheduler, wire/sched.h */
                  WIRE_SUBMIT = 48,
                  WIRE_CANCEL = 49,
                  WIRE_JOIN = 50,
@@ -86,11 +87,12 @@ enum wire_kind { /* explicit, never renumbered */
                  WIRE_DONE = 61,
                  WIRE_IDLE = 62,
                  WIRE_STAT = 63,
+                 WIRE_WORKER = 64,
 };
 #define WIRE_STORE_FIRST WIRE_KV_OPEN
 #define WIRE_STORE_LAST WIRE_KV_NO
 #define WIRE_SCHED_FIRST WIRE_SUBMIT
-#define WIRE_SCHED_LAST WIRE_STAT
+#define WIRE_SCHED_LAST WIRE_WORKER
 
 struct wire_bytes {
     const uint8_t *p;
@@ -219,6 +221,8 @@ struct wire_out { /* a piece of an answer */
     const struct wire_logprob *lp; /* with logprobs: one an id */
     uint32_t n_lp;
     bool prompt; /* ids, text and lp are the prompt's (echo) */
+    uint32_t at; /* services: place of the first id in the answer (0: not said), so that a token that came already is
+                    known */
     struct wire_extra extra;
 };
 
@@ -255,6 +259,18 @@ struct wire_bye {
     struct wire_extra extra;
 };
 
+/* A question to tokenize as a service. what: "line", the text being one line of tokenize --jsonl: hello, then tok
+ * frames (one a choice) or an err frame come back, with the seq and id given here where the line has none. */
+struct wire_ask {
+    struct wire_str what;
+    uint64_t seq;
+    struct wire_str id;
+    struct wire_str text;
+    const uint32_t *ids;
+    uint32_t n_id;
+    struct wire_extra extra;
+};
+
 #include "wire/sched.h"
 #include "wire/store.h"
 
@@ -269,6 +285,7 @@ struct wire_frame {
         struct wire_end end;
         struct wire_error error;
         struct wire_bye bye;
+        struct wire_ask ask;
         struct wire_kv_open kv_open;
         struct wire_kv_arena kv_arena;
         struct wire_kv_lease kv_lease;
@@ -298,6 +315,7 @@ struct wire_frame {
         struct wire_done done;
         struct wire_idle idle;
         struct wire_stat stat;
+        struct wire_worker worker;
     };
 };
 

@@ -1,0 +1,43 @@
+/*
+ * A gateway: requests go to tokenize and to the scheduler, and what workers send comes back, put together. One thread;
+ * a box (link/ask.h) inside, whose descriptor can be polled beside others.
+ *
+ * A request is one line of JSON (edge/ask.h) and has as many answers as it has choices. Each token of an answer is
+ * given out once and in order, whatever tries of it there were; a scheduler that was restarted is told again of all
+ * that runs. A gateway has a name that no other life of a program has.
+ */
+#ifndef EDGE_GATEWAY_H
+#define EDGE_GATEWAY_H
+
+#include "err/err.h"
+#include "wire/wire.h"
+
+struct gateway;
+
+struct gateway_opts {
+    const char *sched, *tokenize; /* urls */
+    const char *listen; /* where workers send tokens; NULL: a socket of its own beside sched's (ipc), or a free
+                           port of the loopback (tcp) */
+    uint64_t deadline_ns, slo_ttft_ns, slo_tpot_ns; /* of every request; 0: none */
+    /* What happens, in frames as decode writes them: hello once, then out, end and err, with the seq of the request and
+     * the index of the choice. Borrowed. The callback may call gateway_ask and gateway_cancel. */
+    void (*frame)(void *arg, const struct wire_frame *f);
+    /* The scheduler has taken it, or has it wait: may be NULL. */
+    void (*taken)(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns);
+    void *arg;
+};
+
+int gateway_open(struct err *e, struct gateway **out, const struct gateway_opts *o);
+void gateway_close(struct gateway *g); /* what runs is cancelled */
+
+/* seq: of the caller's choice, not of one that runs. */
+int gateway_ask(struct err *e, struct gateway *g, uint64_t seq, const char *line, size_t n);
+void gateway_cancel(struct gateway *g, uint64_t seq); /* end frames with reason cancelled follow */
+uint64_t gateway_running(const struct gateway *g);    /* answers that have not ended */
+
+int gateway_fd(const struct gateway *g);
+uint64_t gateway_next_ms(const struct gateway *g); /* when to call gateway_step though nothing has come, from now */
+/* Does what there is to do, waiting at most timeout_ms for the first thing (0: not at all). */
+int gateway_step(struct err *e, struct gateway *g, int timeout_ms);
+
+#endif
