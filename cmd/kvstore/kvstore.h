@@ -8,11 +8,17 @@
 
 #define PROG "kvstore"
 
+struct late { /* a lease that is answered when its blocks are read from the file tier */
+    struct late *next;
+    uint64_t tag, seq, gen;
+};
+
 struct peer { /* of a connection */
     struct link_conn *conn;
     struct peer *prev, *next; /* watchers */
     bool open, watches, lagging;
     uint32_t client; /* KV_NONE: it only asks and watches */
+    struct late *late;
     char name[WIRE_NAME_BYTES_MAX + 1];
 };
 
@@ -45,6 +51,8 @@ uint64_t kvstore_pid_start(int64_t pid); /* 0: there is none */
 
 /* serve.c: what a client asks for, once it is open. */
 void kvstore_serve(struct kvstore *k, struct peer *p, const struct wire_frame *f);
+/* What a sequence is now: the answer to the lease that waited for it, or unasked. */
+void kvstore_seq_news(struct peer *p, const struct kv_seq_info *q);
 void kvstore_refuse(struct peer *p, uint64_t tag, enum kv_why why, const struct err *e);
 
 #endif

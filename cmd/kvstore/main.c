@@ -19,7 +19,7 @@
 
 struct flags {
     const char *listen, *model, *type, *disk, *fingerprint, *arith;
-    uint64_t bytes, disk_bytes, layers, heads, head_dim, lease_ms, handed_ms, drain_s, ready_fd;
+    uint64_t bytes, disk_bytes, layers, heads, head_dim, lease_ms, handed_ms, disk_ms, drain_s, ready_fd;
     bool has_ready, verify, verbose;
 };
 
@@ -140,10 +140,12 @@ static int until_ms(uint64_t ns, uint64_t now)
     return ms > 1000 ? 1000 : (int)ms;
 }
 
-/* One turn: what is due, what came, and, where nothing did, a block to the file tier. */
+/* One turn: what the file tier has done, what is due, a block to the file tier, and what came. */
 static int turn(struct err *e, struct kvstore *k, bool *did, bool absent)
 {
     uint64_t now = proc_now_ns();
+    if (k->store)
+        kv_store_tier(k->store);
     int wait = k->store ? until_ms(kv_store_tick(k->store, now), now) : 20;
     if (k->store && kv_store_flush(k->store))
         wait = 0;
@@ -153,6 +155,18 @@ static int turn(struct err *e, struct kvstore *k, bool *did, bool absent)
         wait = DRAIN_MS_STEP;
     kvstore_tell_watchers(k);
     return link_server_step(e, k->server, did, wait);
+}
+
+/* At the end: as long as the disk goes on taking them, blocks that it has not yet. */
+static void write_rest(struct kvstore *k)
+{
+    bool more = k->o.tier != NULL;
+    while (more) {
+        while (kv_store_flush(k->store))
+            ;
+        more = kv_tier_wait(k->o.tier, (int)(k->o.tier_ns / 1000000));
+        kv_store_tier(k->store);
+    }
 }
 
 static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool stale)
@@ -183,8 +197,8 @@ static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool s
         }
         rc = rc ? rc : turn(e, k, &did, absent);
     }
-    while (!rc && k->store && kv_store_flush(k->store))
-        ;
+    if (!rc && k->store)
+        write_rest(k);
     return rc;
 }
 
@@ -195,12 +209,15 @@ static int run(struct err *e, const struct flags *f)
     int rc = kind_of(e, &k.kind, f);
     k.o = (struct kv_store_opts){.lease_ns = f->lease_ms * 1000000,
                                  .handed_ns = f->handed_ms * 1000000,
+                                 .tier_ns = f->disk_ms * 1000000,
                                  .verify = f->verify,
                                  .tell = kvstore_news,
                                  .tell_arg = &k};
     if (!rc && f->disk)
         rc = kv_tier_open(e, &k.o.tier, f->disk, f->disk_bytes, &k.kind);
     rc = rc ? rc : link_server_new(e, &k.server, &stale, f->listen, &kvstore_ops, &k);
+    if (!rc && k.o.tier)
+        rc = link_server_wake_on(e, k.server, kv_tier_fd(k.o.tier));
     if (!rc) {
         adopt_kept(&k);
         rc = serve(e, &k, f, stale);
@@ -229,7 +246,8 @@ static void many_descriptors(void)
 int main(int argc, char **argv)
 {
     struct err e = {0};
-    struct flags f = {.type = "auto", .bytes = 0, .lease_ms = 10000, .handed_ms = 30000, .drain_s = 30};
+    struct flags f = {
+        .type = "auto", .bytes = 0, .lease_ms = 10000, .handed_ms = 30000, .disk_ms = 2000, .drain_s = 30};
     const struct cli_opt opts[] = {
         {0, "listen", CLI_STR, &f.listen, "URL", "socket to serve, unix:PATH", .lo = 0},
         {'m', "model", CLI_STR, &f.model, "MODEL", "GGUF file whose KV it holds; the default model where absent",
@@ -244,6 +262,8 @@ int main(int argc, char **argv)
         {0, "arithmetic", CLI_STR, &f.arith, "ID", "arithmetic that made the KV (this release's)", .lo = 0},
         {0, "disk", CLI_STR, &f.disk, "FILE", "keep blocks in this file too", .lo = 0},
         {0, "disk-size", CLI_SIZE, &f.disk_bytes, "B", "size of that file at most (16G)", .lo = 0},
+        {0, "disk-ms", CLI_U64, &f.disk_ms, "N", "a block that the disk does not give in so long is missing (2000)",
+         .lo = 10, .hi = 3600000},
         {0, "lease-ms", CLI_U64, &f.lease_ms, "N", "a client that is silent for so long loses all (10000)", .lo = 50,
          .hi = 3600000},
         {0, "handed-ms", CLI_U64, &f.handed_ms, "N", "how long a sequence waits to be taken (30000)", .lo = 50,

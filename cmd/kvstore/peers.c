@@ -90,15 +90,7 @@ void kvstore_news(void *arg, const struct kv_news *n)
         err_set(&e, ERR_NO, "the lease has ended: all that was held is gone");
         kvstore_refuse(p, 0, KV_WHY_EXPIRED, &e);
     } else if (p && n->kind == KV_NEWS_SEQ) {
-        struct wire_frame f = {.kind = WIRE_KV_SEQ,
-                               .kv_seq = {.seq = n->seq.seq,
-                                          .gen = n->seq.gen,
-                                          .n_block = n->seq.n_block,
-                                          .has_tail = n->seq.tail != KV_NONE,
-                                          .tail = n->seq.tail,
-                                          .n_tail = n->seq.n_tail,
-                                          .pending = n->seq.pending}};
-        link_send(p->conn, &f, -1);
+        kvstore_seq_news(p, &n->seq);
     }
 }
 
@@ -330,6 +322,10 @@ static void on_closed(void *arg, struct link_conn *c)
         k->of_client[p->client] = NULL;
         if (k->server) /* at the end the arena stays as it is, for the next one */
             kv_store_gone(k->store, p->client, proc_now_ns());
+    }
+    for (struct late *l; (l = p->late);) {
+        p->late = l->next;
+        free(l);
     }
     free(p);
 }

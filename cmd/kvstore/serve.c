@@ -29,6 +29,32 @@ static void answer_seq(struct peer *p, uint64_t tag, const struct kv_seq_info *q
     link_send(p->conn, &f, -1);
 }
 
+/* A client that did not ask to wait is owed one answer, when nothing is to be waited for. */
+void kvstore_seq_news(struct peer *p, const struct kv_seq_info *q)
+{
+    struct late **at = &p->late, *l;
+    while (*at && ((*at)->seq != q->seq || (*at)->gen != q->gen))
+        at = &(*at)->next;
+    l = *at;
+    if (l && q->pending)
+        return;
+    answer_seq(p, l ? l->tag : 0, q);
+    if (l) {
+        *at = l->next;
+        free(l);
+    }
+}
+
+static int answer_later(struct err *e, struct peer *p, uint64_t tag, const struct kv_seq_info *q)
+{
+    struct late *l = malloc(sizeof *l);
+    if (!l)
+        return err_nomem(e, "an answer", sizeof *l);
+    *l = (struct late){p->late, tag, q->seq, q->gen};
+    p->late = l;
+    return 0;
+}
+
 static void answer_slots(struct peer *p, uint64_t tag, const uint32_t *slot, uint64_t n)
 {
     struct wire_frame f = {.kind = WIRE_KV_SLOTS, .kv_slots = {.tag = tag, .slot = slot, .n_slot = (uint32_t)n}};
@@ -44,6 +70,8 @@ static int lease(struct err *e, struct kvstore *k, struct peer *p, const struct 
         return err_set(e, ERR_NO, "the store is ending");
     int rc =
         kv_store_lease(e, k->store, p->client, &q, r->ids, r->n_id, r->digests.p, r->digests.n / KV_DIGEST, r->wait);
+    if (!rc && q.pending && !r->wait)
+        return answer_later(e, p, r->tag, &q);
     if (!rc)
         answer_seq(p, r->tag, &q);
     return rc;

@@ -87,6 +87,7 @@ int kv_store_new(struct err *e, struct kv_store **out, struct kv_arena *a, const
         return err_nomem(e, "a store", sizeof *s);
     s->a = a;
     s->o = *o;
+    s->now_ns = now_ns;
     s->n_slot = h->n_slot;
     s->n_seq = h->n_seq;
     s->n_page = h->n_page;
@@ -195,6 +196,7 @@ void kv_store_identity(const struct kv_store *s, uint32_t client, uint64_t *id, 
 int kv_store_renew(struct err *e, struct kv_store *s, uint32_t client, uint64_t now_ns)
 {
     int rc = store_client(e, s, client);
+    s->now_ns = now_ns;
     if (!rc)
         s->client[client].end_ns = now_ns + s->o.lease_ns;
     return rc;
@@ -235,7 +237,8 @@ static void silence(struct kv_store *s, uint32_t client)
 
 uint64_t kv_store_tick(struct kv_store *s, uint64_t now_ns)
 {
-    uint64_t next = UINT64_MAX;
+    s->now_ns = now_ns;
+    uint64_t next = tier_tick(s);
     for (uint32_t i = 0; i < s->n_client; i++) {
         struct client_side *c = &s->client[i];
         if (c->state != CLIENT_HERE && c->state != CLIENT_ABSENT)

@@ -1,6 +1,6 @@
 /*
  * The store: what kvstore does, without its sockets. The only allocator and index of the blocks of an arena. The clock
- * is an argument; one thread; nothing blocks but reads and writes of the file tier.
+ * is an argument; one thread; nothing blocks: the file tier has a thread of its own.
  *
  * A client holds credit (slots it may write) and sequences. A sequence holds the blocks of its table, each of which may
  * be held by many; nothing that is held is evicted. A sequence is known by its number and generation, which changes
@@ -34,7 +34,7 @@ enum kv_why { /* beside the error's code; the numbers are those of enum wire_kv_
 struct kv_seq_info {
     uint64_t seq, gen, n_block;
     uint32_t tail, n_tail; /* slot, or KV_NONE; tokens in it */
-    bool pending;          /* another computes the next block; news come when that is decided */
+    bool pending;          /* another computes the next block, or it is being read; news come when that is decided */
 };
 
 enum kv_news_kind {
@@ -55,8 +55,9 @@ struct kv_news {
 
 struct kv_store_opts {
     uint64_t lease_ns, handed_ns;
-    bool verify;                                      /* compare each published block with its checksum */
-    struct kv_tier *tier;                             /* borrowed; NULL: none */
+    uint64_t tier_ns;     /* a block that the file tier does not give in so long counts as missing */
+    bool verify;          /* compare each published block with its checksum */
+    struct kv_tier *tier; /* borrowed; NULL: none */
     void (*tell)(void *arg, const struct kv_news *n); /* must not call the store; may be NULL */
     void *tell_arg;
 };
@@ -105,8 +106,8 @@ int kv_store_credit(struct err *e, struct kv_store *s, uint32_t client, uint32_t
 int kv_store_uncredit(struct err *e, struct kv_store *s, uint32_t client, const uint32_t *slot, uint64_t n);
 
 /* A new sequence over the longest prefix there is of ids; digests: one for each of the n_block first blocks of them.
- * With wait, blocks that another client is computing are waited for: info->pending. What is not there and computed by
- * nobody is from here on computed by this one. */
+ * With wait, blocks that another client is computing are waited for: info->pending. Blocks of the file tier are waited
+ * for in any case. What is not there and computed by nobody is from here on computed by this one. */
 int kv_store_lease(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, const uint32_t *ids,
                    uint64_t n_id, const uint8_t *digests, uint64_t n_block, bool wait);
 
@@ -139,8 +140,11 @@ void kv_store_stat(const struct kv_store *s, struct kv_store_stat *out);
 /* All blocks there are, for a watcher that begins. */
 void kv_store_each(const struct kv_store *s, void (*fn)(void *arg, const uint8_t *digest), void *arg);
 bool kv_store_busy(const struct kv_store *s); /* a client holds something, or a handed sequence waits */
-/* Writes one block that the file tier has not yet: to be called while there is nothing else to do. False: none left. */
+/* Gives the file tier one block that it has not yet: to be called while there is nothing else to do. False: there is
+ * none, or no room for more before some are written. */
 bool kv_store_flush(struct kv_store *s);
+/* Takes in what the file tier has done: to be called when its descriptor is readable. */
+void kv_store_tier(struct kv_store *s);
 /* Everything that must hold, from scratch: ERR_NO naming what does not. For tests; walks all. */
 int kv_store_check(struct err *e, const struct kv_store *s);
 

@@ -210,6 +210,14 @@ void slot_evictable(struct kv_store *s, uint32_t i)
     heap_up(s, d->heap_at);
 }
 
+void slot_released(struct kv_store *s, uint32_t i, uint64_t tick)
+{
+    struct kv_slot *p = slot_of(s, i);
+    p->tick = tick;
+    s->slot[i].prio = s->aged + (p->n_use < USES_MAX ? p->n_use : USES_MAX);
+    slot_evictable(s, i);
+}
+
 /* ---- holding ---- */
 
 void slot_hold(struct kv_store *s, uint32_t i)
@@ -233,97 +241,7 @@ void slot_unhold(struct kv_store *s, uint32_t i, uint64_t tick)
         slot_free(s, i);
         return;
     }
-    p->tick = tick;
-    s->slot[i].prio = s->aged + (p->n_use < USES_MAX ? p->n_use : USES_MAX);
-    slot_evictable(s, i);
-}
-
-/* ---- the file tier ---- */
-
-void slot_dirty(struct kv_store *s, uint32_t i)
-{
-    struct slot_side *d = &s->slot[i];
-    if (!s->o.tier || d->dirty || d->on_disk)
-        return;
-    d->dirty = true;
-    d->dirty_prev = s->last_dirty;
-    d->dirty_next = KV_NONE;
-    if (s->last_dirty != KV_NONE)
-        s->slot[s->last_dirty].dirty_next = i;
-    else
-        s->first_dirty = i;
-    s->last_dirty = i;
-}
-
-static void undirty(struct kv_store *s, uint32_t i)
-{
-    struct slot_side *d = &s->slot[i];
-    if (!d->dirty)
-        return;
-    d->dirty = false;
-    *(d->dirty_prev != KV_NONE ? &s->slot[d->dirty_prev].dirty_next : &s->first_dirty) = d->dirty_next;
-    *(d->dirty_next != KV_NONE ? &s->slot[d->dirty_next].dirty_prev : &s->last_dirty) = d->dirty_prev;
-}
-
-static void dropped_from_disk(struct kv_store *s, const uint8_t *digest)
-{
-    uint32_t i = slot_find(s, digest);
-    if (i != KV_NONE)
-        s->slot[i].on_disk = false;
-    else
-        store_tell(s, &(struct kv_news){.kind = KV_NEWS_EVICTED, .digest = digest});
-}
-
-/* A disk that is full, or fails, costs what is kept beyond memory, never what is in it. */
-static void to_disk(struct kv_store *s, uint32_t i)
-{
-    struct kv_slot *p = slot_of(s, i);
-    struct kv_tier_block b = {.sum = p->sum};
-    struct err e = {0};
-    uint8_t dropped[KV_DIGEST];
-    bool has_dropped;
-    undirty(s, i);
-    memcpy(b.digest, p->digest, KV_DIGEST);
-    memcpy(b.parent, p->parent, KV_DIGEST);
-    memcpy(b.ids, p->ids, sizeof b.ids);
-    if (kv_tier_put(&e, s->o.tier, dropped, &has_dropped, &b, kv_arena_bytes(s->a, i)))
-        store_tell(s, &(struct kv_news){.kind = KV_NEWS_TIER, .text = e.text});
-    else
-        s->slot[i].on_disk = true;
-    if (has_dropped)
-        dropped_from_disk(s, dropped);
-}
-
-bool kv_store_flush(struct kv_store *s)
-{
-    if (s->first_dirty == KV_NONE)
-        return false;
-    to_disk(s, s->first_dirty);
-    return s->first_dirty != KV_NONE;
-}
-
-/* The caller has seen that it is not in memory. */
-uint32_t slot_from_disk(struct kv_store *s, const uint8_t *digest, const uint32_t *ids, uint32_t parent_slot)
-{
-    static const uint8_t zero[KV_DIGEST];
-    struct kv_tier_block b;
-    struct err e = {0};
-    if (!s->o.tier || !kv_tier_find(s->o.tier, &b, digest) || memcmp(b.ids, ids, sizeof b.ids) ||
-        memcmp(b.parent, parent_slot != KV_NONE ? slot_of(s, parent_slot)->digest : zero, KV_DIGEST))
-        return KV_NONE;
-    uint32_t i = slot_get(s);
-    if (i == KV_NONE)
-        return KV_NONE;
-    if (kv_tier_get(&e, s->o.tier, kv_arena_bytes(s->a, i), digest)) {
-        slot_free(s, i);
-        store_tell(s, &(struct kv_news){.kind = KV_NEWS_TIER, .text = e.text});
-        if (!kv_tier_has(s->o.tier, digest))
-            dropped_from_disk(s, digest);
-        return KV_NONE;
-    }
-    slot_name(s, i, digest, b.parent, parent_slot, b.ids, b.sum);
-    s->slot[i].on_disk = true;
-    return i;
+    slot_released(s, i, tick);
 }
 
 /* ---- getting one ---- */
@@ -334,8 +252,8 @@ static void evict(struct kv_store *s, uint32_t i)
     uint8_t digest[KV_DIGEST];
     heap_remove(s, i);
     if (s->o.tier && !s->slot[i].on_disk)
-        to_disk(s, i);
-    undirty(s, i);
+        slot_to_tier(s, i);
+    slot_undirty(s, i);
     s->aged = s->slot[i].prio > s->aged ? s->slot[i].prio : s->aged;
     slot_unindex(s, i);
     memcpy(digest, p->digest, KV_DIGEST);

@@ -1,7 +1,8 @@
 /*
  * Who computes what. A sequence claims the blocks of its prompt that are nowhere; another that wants one of them waits,
  * and its look-up goes on when the block is published, or when the one who computes it has failed: then the first that
- * waits computes. So a hundred cold requests with one prompt compute it once.
+ * waits computes. So a hundred cold requests with one prompt compute it once. A block that is read from the file tier
+ * is a claim of nobody's, and waited for in the same way.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -25,21 +26,51 @@ struct claim *claim_find(const struct kv_store *s, const uint8_t *digest)
     return c;
 }
 
-bool claim_make(struct kv_store *s, uint32_t seq, const uint8_t *digest)
+static struct claim *make(struct kv_store *s, uint32_t seq, const uint8_t *digest)
 {
-    struct claim *c = calloc(1, sizeof *c), **b = bucket(s, digest), **first = &s->seq[seq].claims;
+    struct claim *c = calloc(1, sizeof *c), **b = bucket(s, digest);
     if (!c)
-        return false;
+        return NULL;
     memcpy(c->digest, digest, KV_DIGEST);
     c->seq = seq;
     c->first_wait = c->last_wait = KV_NONE;
     c->hash_next = *b;
     *b = c;
+    return c;
+}
+
+bool claim_make(struct kv_store *s, uint32_t seq, const uint8_t *digest)
+{
+    struct claim *c = make(s, seq, digest), **first = &s->seq[seq].claims;
+    if (!c)
+        return false;
     c->next = *first;
     if (*first)
         (*first)->prev = c;
     *first = c;
     return true;
+}
+
+struct claim *claim_read(struct kv_store *s, const uint8_t *digest, uint64_t end_ns)
+{
+    struct claim *c = make(s, KV_NONE, digest);
+    if (!c)
+        return NULL;
+    c->end_ns = end_ns;
+    c->prev = s->last_read;
+    *(c->prev ? &c->prev->next : &s->first_read) = c;
+    s->last_read = c;
+    return c;
+}
+
+static void claim_unlink(struct kv_store *s, struct claim *c)
+{
+    struct claim **first = c->seq == KV_NONE ? &s->first_read : &s->seq[c->seq].claims;
+    *(c->prev ? &c->prev->next : first) = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    else if (c->seq == KV_NONE)
+        s->last_read = c->prev;
 }
 
 void claim_wait(struct kv_store *s, struct claim *c, uint32_t seq)
@@ -74,12 +105,7 @@ void claim_end(struct kv_store *s, struct claim *c, uint32_t *first, uint32_t *l
     while (*b != c)
         b = &(*b)->hash_next;
     *b = c->hash_next;
-    if (c->prev)
-        c->prev->next = c->next;
-    else
-        s->seq[c->seq].claims = c->next;
-    if (c->next)
-        c->next->prev = c->prev;
+    claim_unlink(s, c);
     while (c->first_wait != KV_NONE) {
         uint32_t i = c->first_wait;
         claim_unwait(s, i);
@@ -96,18 +122,23 @@ void claims_end(struct kv_store *s, uint32_t seq, uint32_t *first, uint32_t *las
         claim_end(s, s->seq[seq].claims, first, last);
 }
 
+/* The blocks of the file tier come one by one, and are told of when it has no more. */
 void claims_wake(struct kv_store *s, uint32_t first)
 {
     while (first != KV_NONE) {
         uint32_t i = first;
-        first = s->seq[i].wait_next;
-        s->seq[i].wait_prev = s->seq[i].wait_next = KV_NONE;
+        struct seq_side *q = &s->seq[i];
+        first = q->wait_next;
+        q->wait_prev = q->wait_next = KV_NONE;
         uint64_t had = seq_of(s, i)->n_block;
         seq_grow(s, i);
         struct kv_news n = {.kind = KV_NEWS_SEQ, .client = seq_of(s, i)->owner - 1};
         seq_info(s, &n.seq, i);
-        if (n.seq.n_block != had || !n.seq.pending)
-            store_tell(s, &n);
+        q->untold = q->untold || n.seq.n_block != had || !n.seq.pending;
+        if (!q->untold || (q->waits_for && q->waits_for->seq == KV_NONE))
+            continue;
+        q->untold = false;
+        store_tell(s, &n);
     }
 }
 
@@ -120,34 +151,30 @@ static void forget_plan(struct seq_side *q)
     q->n_want = 0;
 }
 
-/* The block after those the sequence has, from memory or the file tier; KV_NONE: it is nowhere. */
-static uint32_t next_block(struct kv_store *s, uint32_t i, uint64_t n)
+/* The block after those the sequence has, if it is in memory. *there: one of its name is. */
+static uint32_t next_block(struct kv_store *s, uint32_t i, uint64_t n, bool *there)
 {
     const struct seq_side *q = &s->seq[i];
-    const uint8_t *digest = q->digests + n * KV_DIGEST;
-    const uint32_t *ids = q->ids + n * KERN_KV_BLOCK;
-    uint32_t slot = slot_find(s, digest), parent = n ? seq_block(s, i, n - 1) : KV_NONE;
-    if (slot == KV_NONE)
-        return slot_from_disk(s, digest, ids, parent);
-    return slot_is(s, slot, ids, parent) ? slot : KV_NONE;
+    uint32_t slot = slot_find(s, q->digests + n * KV_DIGEST), parent = n ? seq_block(s, i, n - 1) : KV_NONE;
+    *there = slot != KV_NONE;
+    return *there && slot_is(s, slot, q->ids + n * KERN_KV_BLOCK, parent) ? slot : KV_NONE;
 }
 
 void seq_grow(struct kv_store *s, uint32_t i)
 {
     struct seq_side *q = &s->seq[i];
     uint64_t n = seq_of(s, i)->n_block;
+    bool there = false;
     for (; n < q->n_want; n++) {
-        uint32_t slot = next_block(s, i, n);
-        if (slot == KV_NONE)
+        uint32_t slot = next_block(s, i, n, &there);
+        if (slot == KV_NONE || !seq_append(s, i, slot))
             break;
-        if (!seq_append(s, i, slot)) {
-            slot_evictable(s, slot); /* it may have come from the file tier just now */
-            break;
-        }
         s->hit_blocks++;
     }
-    struct claim *c = n < q->n_want && q->wait ? claim_find(s, q->digests + n * KV_DIGEST) : NULL;
-    if (c && c->seq != i) {
+    struct claim *c = n < q->n_want ? claim_find(s, q->digests + n * KV_DIGEST) : NULL;
+    if (!c && n < q->n_want && !there)
+        c = tier_claim(s, i, n);
+    if (c && c->seq != i && (c->seq == KV_NONE ? !q->no_tier : q->wait)) {
         claim_wait(s, c, i);
         return;
     }

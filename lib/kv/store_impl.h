@@ -8,11 +8,12 @@
 #include "kv/store.h"
 #include "kv/tier.h"
 
-struct claim { /* a block that a sequence's owner computes */
+struct claim { /* a block that a sequence's owner computes, or that comes from the file tier */
     uint8_t digest[KV_DIGEST];
     struct claim *hash_next;
-    struct claim *prev, *next; /* of the same sequence */
-    uint32_t seq;
+    struct claim *prev, *next;      /* of the same sequence; of all that come from the file tier, oldest first */
+    uint32_t seq;                   /* KV_NONE: from the file tier */
+    uint64_t end_ns;                /* then: when it counts as missing */
     uint32_t first_wait, last_wait; /* sequences that wait for it */
 };
 
@@ -37,6 +38,8 @@ struct seq_side {
     uint8_t *digests;
     uint64_t n_want;
     bool wait;
+    bool no_tier; /* what it asked the file tier for did not come: it asks no more */
+    bool untold;  /* it has grown by blocks of the file tier, and its owner was not told yet */
     struct claim *waits_for;
     uint32_t wait_prev, wait_next;
 };
@@ -77,6 +80,10 @@ struct kv_store {
     uint64_t n_waiting;
 
     struct claim **claim_bucket; /* [n_bucket] */
+    struct claim *first_read, *last_read;
+    bool tier_late;   /* it is not asked until it has answered */
+    bool tier_behind; /* blocks left memory that it had no time for: said once */
+    uint64_t now_ns;  /* the newest clock there was */
     struct client_side *client;
     uint64_t n_here;
     uint64_t n_id; /* of ids dealt out */
@@ -112,10 +119,19 @@ void slot_unhold(struct kv_store *s, uint32_t i, uint64_t tick);
 void slot_evictable(struct kv_store *s, uint32_t i); /* into the heap, where it may be */
 uint64_t slots_available(const struct kv_store *s);
 uint32_t slot_get(struct kv_store *s); /* a free one, evicting for it; KV_NONE */
-uint32_t slot_from_disk(struct kv_store *s, const uint8_t *digest, const uint32_t *ids, uint32_t parent_slot);
 void slot_link_writer(struct kv_store *s, uint32_t i, uint32_t client);
 void slot_unlink_writer(struct kv_store *s, uint32_t i);
+void slot_released(struct kv_store *s, uint32_t i, uint64_t tick); /* nobody holds it: it may be evicted */
+
+/* ---- store_tier.c: the file tier below the slots ---- */
+
 void slot_dirty(struct kv_store *s, uint32_t i);
+void slot_undirty(struct kv_store *s, uint32_t i);
+void slot_to_tier(struct kv_store *s, uint32_t i); /* where it has room */
+/* Asks the file tier for block n of what a sequence wants. NULL: it is not there, or not to be waited for. */
+struct claim *tier_claim(struct kv_store *s, uint32_t i, uint64_t n);
+/* Those that wait for longer than they should wait no more. Returns when the next one is due. */
+uint64_t tier_tick(struct kv_store *s);
 
 /* ---- store_seq.c ---- */
 
@@ -139,6 +155,7 @@ struct claim *claim_find(const struct kv_store *s, const uint8_t *digest);
 bool claim_make(struct kv_store *s, uint32_t seq, const uint8_t *digest); /* false: no memory */
 void claim_wait(struct kv_store *s, struct claim *c, uint32_t seq);
 void claim_unwait(struct kv_store *s, uint32_t seq);
+struct claim *claim_read(struct kv_store *s, const uint8_t *digest, uint64_t end_ns); /* NULL: no memory */
 /* Ends a claim; those that waited are added to the list that begins at *first, *last (by wait_next). */
 void claim_end(struct kv_store *s, struct claim *c, uint32_t *first, uint32_t *last);
 void claims_end(struct kv_store *s, uint32_t seq, uint32_t *first, uint32_t *last);

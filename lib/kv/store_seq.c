@@ -238,6 +238,7 @@ int kv_store_lease(struct err *e, struct kv_store *s, uint32_t client, struct kv
     if (rc)
         return rc;
     s->seq[i].wait = wait;
+    s->seq[i].no_tier = s->seq[i].untold = false;
     rc = n_block ? plan(e, s, i, ids, digests, n_block) : 0;
     if (rc) {
         s->why = KV_WHY_NOT_NOW;

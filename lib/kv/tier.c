@@ -8,14 +8,16 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
+
+#include "kv/tier_impl.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #define MAGIC "PPTIER1"
-#define PAGE 4096
+#define PAGE TIER_PAGE
+#define CLOSE_MS 1000
 
 struct file_head { /* the first page of the file */
     char magic[8];
@@ -39,6 +41,7 @@ struct record {
     uint32_t hash_next;
     uint32_t prev, next; /* by age, used last at the end; or of the free ones (next) */
     bool used;
+    struct disk_job *put; /* not written yet: its bytes are here */
 };
 
 struct kv_tier {
@@ -53,6 +56,10 @@ struct kv_tier {
     uint64_t stamp;
     bool full; /* the disk has no more: from here on the oldest make room */
     uint64_t hits, bad;
+    struct disk *disk;
+    uint64_t n_put, n_put_max; /* blocks that wait to be written */
+    struct disk_job *shown;    /* what kv_tier_next has given out last */
+    struct err said;
 };
 
 /* ---- index ---- */
@@ -110,6 +117,7 @@ static void drop(struct kv_tier *t, uint32_t i)
     *b = t->rec[i].hash_next;
     unlink_age(t, i);
     t->n_used--;
+    t->rec[i].put = NULL;
     make_free(t, i);
 }
 
@@ -260,7 +268,9 @@ int kv_tier_open(struct err *e, struct kv_tier **out, const char *path, uint64_t
         memset(t->bucket, 0xff, t->n_bucket * sizeof *t->bucket);
         rc = open_file(e, t, k);
     }
+    t->n_put_max = KV_TIER_QUEUE_BYTES / t->data_bytes < 2 ? 2 : KV_TIER_QUEUE_BYTES / t->data_bytes;
     rc = rc ? rc : load_index(e, t);
+    rc = rc ? rc : disk_open(e, &t->disk, t->fd, t->data_bytes);
     if (rc) {
         kv_tier_free(t);
         return rc;
@@ -273,8 +283,10 @@ void kv_tier_free(struct kv_tier *t)
 {
     if (!t)
         return;
-    if (t->fd >= 0)
+    bool ended = !t->disk || disk_close(t->disk, CLOSE_MS);
+    if (t->fd >= 0 && ended) /* else the thread uses it still */
         close(t->fd);
+    disk_job_free(t->shown);
     free(t->path);
     free(t->rec);
     free(t->bucket);
@@ -297,78 +309,66 @@ bool kv_tier_find(const struct kv_tier *t, struct kv_tier_block *out, const uint
     return true;
 }
 
-static bool read_all(const struct kv_tier *t, uint8_t *dst, uint32_t i)
+static struct disk_job *job_of(const struct kv_tier *t, enum disk_what what, uint32_t i)
 {
-    for (uint64_t at = 0; at < t->data_bytes;) {
-        ssize_t n = pread(t->fd, dst + at, t->data_bytes - at, offset_of(t, i) + PAGE + (off_t)at);
-        if (n <= 0 && errno == EINTR && n < 0)
-            continue;
-        if (n <= 0)
-            return false;
-        at += (uint64_t)n;
-    }
-    return true;
+    struct disk_job *j = calloc(1, sizeof *j);
+    if (!j)
+        return NULL;
+    j->what = what;
+    j->rec = i;
+    j->stamp = t->rec[i].stamp;
+    j->at = offset_of(t, i);
+    j->b = t->rec[i].b;
+    return j;
 }
 
-static void forget(struct kv_tier *t, uint32_t i)
-{
-    static const struct record_head none;
-    drop(t, i);
-    (void)!pwrite(t->fd, &none, sizeof none, offset_of(t, i)); /* else its checksum tells again */
-}
-
-int kv_tier_get(struct err *e, struct kv_tier *t, uint8_t *dst, const uint8_t *digest)
+/* One that is not written yet is read from what waits to be. */
+int kv_tier_get(struct err *e, struct kv_tier *t, const uint8_t *digest)
 {
     uint32_t i = find(t, digest);
     if (i == KV_NONE)
         return err_set(e, ERR_NO, "%s: the block is not there", t->path);
-    if (!read_all(t, dst, i) || XXH3_64bits(dst, t->data_bytes) != t->rec[i].b.sum) {
-        t->bad++;
-        forget(t, i);
-        return err_set(e, ERR_NO, "%s: the block in record %u is torn or damaged: dropped", t->path, i);
-    }
+    struct disk_job *j = job_of(t, DISK_READ, i);
+    if (!j)
+        return err_nomem(e, "a read", sizeof *j);
     unlink_age(t, i);
     append(t, i);
-    t->hits++;
+    if (!t->rec[i].put) {
+        disk_ask(t->disk, j);
+        return 0;
+    }
+    j->bytes = malloc(t->data_bytes);
+    j->whole = j->bytes != NULL;
+    if (j->whole)
+        memcpy(j->bytes, t->rec[i].put->bytes, t->data_bytes);
+    disk_answer(t->disk, j);
     return 0;
 }
 
-/* Head and bytes in one call. */
-static bool write_record(const struct kv_tier *t, uint32_t i, const struct record_head *h, const uint8_t *bytes)
+bool kv_tier_room(const struct kv_tier *t)
 {
-    uint8_t page[PAGE] = {0};
-    memcpy(page, h, sizeof *h);
-    struct iovec iov[2] = {{page, PAGE}, {(void *)(uintptr_t)bytes, t->data_bytes}};
-    off_t at = offset_of(t, i);
-    for (int k = 0; k < 2;) {
-        ssize_t n = pwritev(t->fd, iov + k, 2 - k, at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        at += n;
-        for (size_t left = (size_t)n; k < 2 && left;) {
-            size_t step = left < iov[k].iov_len ? left : iov[k].iov_len;
-            iov[k].iov_base = (uint8_t *)iov[k].iov_base + step;
-            iov[k].iov_len -= step;
-            left -= step;
-            k += iov[k].iov_len == 0;
-        }
-    }
-    return true;
+    return t->n_put < t->n_put_max;
 }
 
-static int no_room(struct err *e, struct kv_tier *t)
+static struct disk_job *put_job(struct kv_tier *t, const struct kv_tier_block *b, const uint8_t *bytes)
 {
-    int saved = errno;
-    if (saved != ENOSPC && saved != EDQUOT && saved != EFBIG)
-        return err_sys(e, "%s: a block is not kept", t->path);
-    t->full = true;
-    return err_set(e, ERR_SYS,
-                   "%s: the disk is full with %" PRIu64
-                   " blocks (%s): a block is not kept; from here on the oldest make "
-                   "room",
-                   t->path, t->n_used, strerror(saved));
+    struct disk_job *j = job_of(t, DISK_WRITE, t->first_free);
+    struct record_head h;
+    if (!j)
+        return NULL;
+    j->bytes = malloc(t->data_bytes);
+    if (!j->bytes) {
+        free(j);
+        return NULL;
+    }
+    memcpy(j->bytes, bytes, t->data_bytes);
+    memset(&h, 0, sizeof h);
+    memcpy(h.magic, MAGIC, sizeof MAGIC);
+    h.stamp = j->stamp = ++t->stamp;
+    h.b = j->b = *b;
+    h.sum = XXH3_64bits(&h, offsetof(struct record_head, sum));
+    memcpy(j->head, &h, sizeof h);
+    return j;
 }
 
 int kv_tier_put(struct err *e, struct kv_tier *t, uint8_t *dropped, bool *has_dropped, const struct kv_tier_block *b,
@@ -377,29 +377,98 @@ int kv_tier_put(struct err *e, struct kv_tier *t, uint8_t *dropped, bool *has_dr
     *has_dropped = false;
     if (kv_tier_has(t, b->digest))
         return 0;
+    if (!kv_tier_room(t))
+        return err_set(e, ERR_NO, "%s: %" PRIu64 " blocks wait to be written already", t->path, t->n_put);
     if (t->n_used && (t->full || t->first_free == KV_NONE)) {
         memcpy(dropped, t->rec[t->first].b.digest, KV_DIGEST);
         *has_dropped = true;
         drop(t, t->first); /* its place is on top of the free ones */
     }
     uint32_t i = t->first_free;
-    struct record_head h;
-    memset(&h, 0, sizeof h);
-    memcpy(h.magic, MAGIC, sizeof MAGIC);
-    h.stamp = ++t->stamp;
-    h.b = *b;
-    h.sum = XXH3_64bits(&h, offsetof(struct record_head, sum));
-    if (!write_record(t, i, &h, bytes)) {
-        int rc = no_room(e, t);
-        static const struct record_head none;
-        (void)!pwrite(t->fd, &none, sizeof none, offset_of(t, i));
-        return rc;
-    }
+    struct disk_job *j = put_job(t, b, bytes);
+    if (!j)
+        return err_nomem(e, "a block to be written", t->data_bytes);
     t->first_free = t->rec[i].next;
     t->rec[i].b = *b;
-    t->rec[i].stamp = h.stamp;
+    t->rec[i].stamp = j->stamp;
+    t->rec[i].put = j;
+    t->n_put++;
     add(t, i);
+    disk_ask(t->disk, j);
     return 0;
+}
+
+/* ---- what the disk has done ---- */
+
+static bool still(const struct kv_tier *t, const struct disk_job *j)
+{
+    return t->rec[j->rec].used && t->rec[j->rec].stamp == j->stamp;
+}
+
+static void is_read(struct kv_tier *t, const struct disk_job *j, struct kv_tier_done *out)
+{
+    out->what = j->whole ? KV_TIER_READ : KV_TIER_MISSING;
+    out->bytes = j->bytes;
+    t->hits += j->whole;
+    if (j->whole || !j->bytes || !still(t, j)) /* its place was given to another meanwhile */
+        return;
+    err_set(&t->said, ERR_NO, "%s: the block in record %u is torn or damaged: dropped", t->path, j->rec);
+    out->text = t->said.text;
+    t->bad++;
+    drop(t, j->rec);
+    struct disk_job *erase = job_of(t, DISK_ERASE, j->rec);
+    if (erase)
+        disk_ask(t->disk, erase);
+}
+
+static bool is_written(struct kv_tier *t, const struct disk_job *j, struct kv_tier_done *out)
+{
+    t->n_put--;
+    if (!still(t, j))
+        return false;
+    t->rec[j->rec].put = NULL;
+    if (j->whole)
+        return false;
+    drop(t, j->rec);
+    out->what = KV_TIER_LOST;
+    bool full = j->error == ENOSPC || j->error == EDQUOT || j->error == EFBIG;
+    if (full && !t->full)
+        err_set(&t->said, ERR_SYS,
+                "%s: the disk is full with %" PRIu64
+                " blocks (%s): a block is not kept; from here on the oldest make room",
+                t->path, t->n_used - t->n_put, strerror(j->error));
+    else if (!full)
+        err_set(&t->said, ERR_SYS, "%s: a block is not kept: %s", t->path, strerror(j->error));
+    out->text = full && t->full ? NULL : t->said.text;
+    t->full = t->full || full;
+    return true;
+}
+
+bool kv_tier_next(struct kv_tier *t, struct kv_tier_done *out)
+{
+    for (bool tell = false; !tell;) {
+        disk_job_free(t->shown);
+        struct disk_job *j = t->shown = disk_done(t->disk);
+        if (!j)
+            return false;
+        *out = (struct kv_tier_done){.b = j->b};
+        tell = j->what == DISK_READ;
+        if (j->what == DISK_READ)
+            is_read(t, j, out);
+        else if (j->what == DISK_WRITE)
+            tell = is_written(t, j, out);
+    }
+    return true;
+}
+
+int kv_tier_fd(const struct kv_tier *t)
+{
+    return disk_fd(t->disk);
+}
+
+bool kv_tier_wait(struct kv_tier *t, int timeout_ms)
+{
+    return disk_wait(t->disk, timeout_ms);
 }
 
 void kv_tier_each(const struct kv_tier *t, void (*fn)(void *arg, const uint8_t *digest), void *arg)

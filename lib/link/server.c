@@ -45,6 +45,7 @@ struct link_server {
     int n_conn;
     struct wire_arena *arena;
     struct link_conn *doomed; /* to be freed at the end of a step (by next) */
+    char waker;               /* its address stands for a descriptor of the caller's among the events */
 };
 
 /* ---- connections ---- */
@@ -364,6 +365,12 @@ void link_server_free(struct link_server *s)
     free(s);
 }
 
+int link_server_wake_on(struct err *e, struct link_server *s, int fd)
+{
+    struct epoll_event ev = {.events = EPOLLIN, .data.ptr = &s->waker};
+    return epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &ev) ? err_sys(e, "epoll") : 0;
+}
+
 int link_server_step(struct err *e, struct link_server *s, bool *did, int timeout_ms)
 {
     struct epoll_event ev[EVENTS];
@@ -373,6 +380,8 @@ int link_server_step(struct err *e, struct link_server *s, bool *did, int timeou
         return err_sys(e, "epoll");
     for (int i = 0; i < n; i++) {
         struct link_conn *c = ev[i].data.ptr;
+        if (ev[i].data.ptr == &s->waker)
+            continue;
         if (!c) {
             welcome(s);
             continue;

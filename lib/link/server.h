@@ -39,6 +39,8 @@ void link_server_free(struct link_server *s); /* closes all, removes the socket 
  * wait. */
 int link_server_step(struct err *e, struct link_server *s, bool *did, int timeout_ms);
 void link_server_stop_accepting(struct link_server *s);
+/* A descriptor of the caller's that ends a wait while it is readable. */
+int link_server_wake_on(struct err *e, struct link_server *s, int fd);
 
 /* Queues a frame, and a copy of a descriptor beside it (-1: none). A failure closes the connection. */
 void link_send(struct link_conn *c, const struct wire_frame *f, int fd);

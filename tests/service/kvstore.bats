@@ -302,14 +302,15 @@ P
     [ ! -e kv.sock ]
     start --disk kv.disk --disk-size 10M
     client b
-    [[ $(tell b lease 1 6) == *"blocks 6 tail 0" ]]
+    [[ $(tell b nowait 1 6) == *"blocks 6 tail 0" ]] # answered when they are read
     [ "$(tell b check)" = ok ]
     kill -9 $b_pid "$store_pid"
     # The fourth record: its bytes begin a page behind its head.
     printf X | dd of=kv.disk bs=1 seek=$((4096 + 3 * (4096 + 12288) + 4096 + 300)) conv=notrunc status=none
     start --disk kv.disk --disk-size 10M
     client c
-    [[ $(tell c lease 1 6) == *"blocks 3 tail 0" ]]
+    [[ $(tell c lease 1 6) == *"blocks 0 tail 0 pending" ]]
+    [[ $(tell c news 5000) == *"blocks 3 tail 0" ]]
     [ "$(tell c check)" = ok ]
     grep -q "record 3 is torn or damaged: dropped" store.err
     [[ $(tell c stat) == *"disk 5 bad 1 sound" ]]
@@ -337,6 +338,71 @@ P
     [ "$(tell a check)" = ok ]
     [ "$(tell a release)" = ok ]
     [[ $(tell a lease 1 8) == *"blocks 8 tail 0" ]]
+}
+
+@test "a disk that stands still delays those that need it, so long as is said, and nobody else" {
+    # A disk that stands still while the file `still` is there.
+    cat > still.c << 'C'
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+static void wait_for_it(void) { while (!access("still", F_OK)) usleep(1000); }
+ssize_t pread(int fd, void *p, size_t n, off_t at) { wait_for_it(); return syscall(SYS_pread64, fd, p, n, at); }
+ssize_t pwritev(int fd, const struct iovec *v, int n, off_t at)
+{ wait_for_it(); return syscall(SYS_pwritev, fd, v, n, at, 0); }
+C
+    ${CC:-cc} -shared -fPIC -o still.so still.c
+    start --disk kv.disk --disk-size 10M
+    client a
+    tell a lease 1 6
+    tell a credit 6
+    tell a publish 6
+    [ "$(tell a release)" = ok ]
+    kill -9 $a_pid
+    kill -TERM "$store_pid"
+    wait "$store_pid"
+    export LD_PRELOAD="$PWD/still.so" ASAN_OPTIONS="verify_asan_link_order=0:$ASAN_OPTIONS"
+    start --disk kv.disk --disk-size 10M --disk-ms 1500
+    unset LD_PRELOAD
+    client b
+    client c
+    client d
+    [[ $(tell c nowait 7 3) == *"blocks 2 tail 0" ]] # all prompts begin with the same two
+    touch still
+    begin=$(date +%s%N)
+    [[ $(tell b lease 1 6) == *"blocks 2 tail 0 pending" ]]
+    echo nowait 1 6 >&"$d_in" # answered when it is decided
+    tell c credit 5
+    [ "$(tell c publish 1)" = "published 1" ]
+    [ "$(tell c check)" = ok ]
+    [ "$(tell c release)" = ok ]
+    [[ $(tell c lease 8 4) == *"blocks 2 tail 0" ]]
+    [ "$(tell c publish 2)" = "published 2" ]
+    [ "$(tell c release)" = ok ]
+    [ $(($(date +%s%N) - begin)) -lt 1000000000 ]
+    [[ $(tell b news 5000) == *"blocks 2 tail 0" ]]
+    [[ $(answer d) == *"blocks 2 tail 0" ]]
+    [ $(($(date +%s%N) - begin)) -gt 1400000000 ]
+    grep -q "gave a block not within 1500 ms" store.err
+    [ "$(tell b release)" = ok ]
+    [[ $(tell b nowait 1 6) == *"blocks 2 tail 0" ]] # at once: nothing is asked of it now
+    [ "$(tell b release)" = ok ]
+    rm still
+    for _ in 1 2 3 4 5 6 7 8 9 10; do grep -q "answers again" store.err && break || sleep 0.1; done
+    [[ $(tell b nowait 1 6) == *"blocks 6 tail 0" ]]
+    [ "$(tell b check)" = ok ]
+    # One that ends while the disk stands still does not wait for it for ever.
+    tell b release
+    tell d release
+    touch still
+    tell c lease 9 3
+    tell c publish 1
+    tell c release
+    kill -TERM "$store_pid"
+    for _ in $(seq 50); do kill -0 "$store_pid" 2>/dev/null && sleep 0.1 || break; done
+    run kill -0 "$store_pid"
+    [ "$status" -ne 0 ]
 }
 
 @test "clients of another model, arithmetic or shape are refused in words" {

@@ -1,0 +1,169 @@
+/*
+ * The file tier below the slots: what is written to it and when, and what is asked of it. Its thread reads and writes;
+ * here a sequence waits for a block as for one that another computes, and nobody else waits. A block that does not come
+ * in time counts as missing, and until the disk has answered again nothing is asked of it.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kv/store_impl.h"
+
+static const uint8_t zero[KV_DIGEST]; /* the parent of a first block */
+
+/* ---- out ---- */
+
+void slot_dirty(struct kv_store *s, uint32_t i)
+{
+    struct slot_side *d = &s->slot[i];
+    if (!s->o.tier || d->dirty || d->on_disk)
+        return;
+    d->dirty = true;
+    d->dirty_prev = s->last_dirty;
+    d->dirty_next = KV_NONE;
+    if (s->last_dirty != KV_NONE)
+        s->slot[s->last_dirty].dirty_next = i;
+    else
+        s->first_dirty = i;
+    s->last_dirty = i;
+}
+
+void slot_undirty(struct kv_store *s, uint32_t i)
+{
+    struct slot_side *d = &s->slot[i];
+    if (!d->dirty)
+        return;
+    d->dirty = false;
+    *(d->dirty_prev != KV_NONE ? &s->slot[d->dirty_prev].dirty_next : &s->first_dirty) = d->dirty_next;
+    *(d->dirty_next != KV_NONE ? &s->slot[d->dirty_next].dirty_prev : &s->last_dirty) = d->dirty_prev;
+}
+
+static void say(struct kv_store *s, const char *text)
+{
+    store_tell(s, &(struct kv_news){.kind = KV_NEWS_TIER, .text = text});
+}
+
+static void dropped_from_tier(struct kv_store *s, const uint8_t *digest)
+{
+    uint32_t i = slot_find(s, digest);
+    if (i != KV_NONE)
+        s->slot[i].on_disk = false;
+    else
+        store_tell(s, &(struct kv_news){.kind = KV_NEWS_EVICTED, .digest = digest});
+}
+
+/* A disk that is full, slow or broken costs what is kept beyond memory, never what is in it. */
+void slot_to_tier(struct kv_store *s, uint32_t i)
+{
+    struct kv_slot *p = slot_of(s, i);
+    struct kv_tier_block b = {.sum = p->sum};
+    struct err e = {0};
+    uint8_t dropped[KV_DIGEST];
+    bool has_dropped;
+    slot_undirty(s, i);
+    memcpy(b.digest, p->digest, KV_DIGEST);
+    memcpy(b.parent, p->parent, KV_DIGEST);
+    memcpy(b.ids, p->ids, sizeof b.ids);
+    s->slot[i].on_disk = !kv_tier_put(&e, s->o.tier, dropped, &has_dropped, &b, kv_arena_bytes(s->a, i));
+    if (!s->slot[i].on_disk && !s->tier_behind) {
+        s->tier_behind = true;
+        say(s, "blocks leave memory faster than the disk takes them: some are not kept");
+    }
+    if (has_dropped)
+        dropped_from_tier(s, dropped);
+}
+
+bool kv_store_flush(struct kv_store *s)
+{
+    if (s->first_dirty == KV_NONE || !kv_tier_room(s->o.tier))
+        return false;
+    slot_to_tier(s, s->first_dirty);
+    return s->first_dirty != KV_NONE && kv_tier_room(s->o.tier);
+}
+
+/* ---- in ---- */
+
+struct claim *tier_claim(struct kv_store *s, uint32_t i, uint64_t n)
+{
+    const struct seq_side *q = &s->seq[i];
+    const uint8_t *digest = q->digests + n * KV_DIGEST;
+    struct kv_tier_block b;
+    struct err e = {0};
+    if (!s->o.tier || s->tier_late || q->no_tier || !slots_available(s) || !kv_tier_find(s->o.tier, &b, digest) ||
+        memcmp(b.ids, q->ids + n * KERN_KV_BLOCK, sizeof b.ids) ||
+        memcmp(b.parent, n ? slot_of(s, seq_block(s, i, n - 1))->digest : zero, KV_DIGEST))
+        return NULL;
+    struct claim *c = claim_read(s, digest, s->o.tier_ns ? s->now_ns + s->o.tier_ns : UINT64_MAX);
+    if (c && kv_tier_get(&e, s->o.tier, digest)) {
+        uint32_t first = KV_NONE, last = KV_NONE;
+        claim_end(s, c, &first, &last);
+        return NULL;
+    }
+    return c;
+}
+
+/* Those that waited for it look again; without_tier: in memory only. */
+static void claim_over(struct kv_store *s, struct claim *c, bool without_tier)
+{
+    uint32_t first = KV_NONE, last = KV_NONE;
+    claim_end(s, c, &first, &last);
+    for (uint32_t i = first; i != KV_NONE && without_tier; i = s->seq[i].wait_next)
+        s->seq[i].no_tier = true;
+    claims_wake(s, first);
+}
+
+/* Into a slot. Nobody needs it any more where those that waited have ended, and it is there where another published it.
+ */
+static bool take_in(struct kv_store *s, const struct kv_tier_done *d)
+{
+    uint32_t i = slot_get(s), parent = memcmp(d->b.parent, zero, KV_DIGEST) ? slot_find(s, d->b.parent) : KV_NONE;
+    if (i == KV_NONE)
+        return false;
+    memcpy(kv_arena_bytes(s->a, i), d->bytes,
+           kv_arena_layout(s->a)->layer_bytes * (size_t)kv_arena_layout(s->a)->n_layer);
+    slot_name(s, i, d->b.digest, d->b.parent, parent, d->b.ids, d->b.sum);
+    s->slot[i].on_disk = kv_tier_has(s->o.tier, d->b.digest);
+    slot_released(s, i, ++kv_arena_head_mut(s->a)->tick); /* those that waited hold it next, if they have room */
+    return true;
+}
+
+static void is_read(struct kv_store *s, const struct kv_tier_done *d)
+{
+    struct claim *c = claim_find(s, d->b.digest);
+    if (s->tier_late) {
+        s->tier_late = false;
+        say(s, "the disk answers again");
+    }
+    if (!c || c->seq != KV_NONE)
+        return;
+    bool wanted = c->first_wait != KV_NONE && slot_find(s, d->b.digest) == KV_NONE;
+    claim_over(s, c, d->what != KV_TIER_READ || (wanted && !take_in(s, d)));
+}
+
+void kv_store_tier(struct kv_store *s)
+{
+    struct kv_tier_done d;
+    while (s->o.tier && kv_tier_next(s->o.tier, &d)) {
+        if (d.text)
+            say(s, d.text);
+        if (d.what == KV_TIER_LOST || (d.what == KV_TIER_MISSING && d.text))
+            dropped_from_tier(s, d.b.digest);
+        if (d.what != KV_TIER_LOST)
+            is_read(s, &d);
+    }
+}
+
+uint64_t tier_tick(struct kv_store *s)
+{
+    while (s->first_read && s->first_read->end_ns <= s->now_ns) {
+        char text[128];
+        snprintf(text, sizeof text,
+                 "the disk gave a block not within %" PRIu64 " ms: until it does its blocks count as missing",
+                 s->o.tier_ns / 1000000);
+        if (!s->tier_late)
+            say(s, text);
+        s->tier_late = true;
+        claim_over(s, s->first_read, true);
+    }
+    return s->first_read ? s->first_read->end_ns : UINT64_MAX;
+}
