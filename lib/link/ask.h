@@ -49,13 +49,15 @@ enum link_what {
     LINK_ANSWER,       /* to what was asked */
     LINK_FAILED,       /* what was asked will not be answered */
     LINK_UP,           /* a connection is there */
-    LINK_DOWN,         /* it is gone: its peer died, or closed it. Its questions are dropped: they need no answer */
+    /* It is gone: its peer died, or closed it. Its questions are dropped: from the taking of this on they are no more,
+     * and must not be answered. */
+    LINK_DOWN,
 };
 
 struct link_event {
     enum link_what what;
     void *arg;               /* of the socket; for LINK_ANSWER and LINK_FAILED of the question */
-    uint32_t peer;           /* the connection, never 0; a number is not used again soon */
+    uint32_t peer;           /* the connection, 0 for LINK_FAILED; a number is not used again soon */
     struct link_question *q; /* LINK_QUESTION */
     const uint8_t *p;        /* LINK_QUESTION, LINK_ANSWER: the message, until the next take from this box */
     size_t n;
@@ -63,9 +65,11 @@ struct link_event {
 };
 
 int link_box_new(struct err *e, struct link_box **out);
-void link_box_free(struct link_box *b);                         /* after its sockets */
-int link_box_fd(const struct link_box *b);                      /* readable while something is in it */
-bool link_box_take(struct link_box *b, struct link_event *out); /* false: empty */
+void link_box_free(struct link_box *b);    /* after its sockets */
+int link_box_fd(const struct link_box *b); /* readable while something is in it */
+/* False: it is empty, and the descriptor is not readable any more, whoever woke it: what a wake was for is looked at
+ * after this, or after link_box_wait. */
+bool link_box_take(struct link_box *b, struct link_event *out);
 /* Waits for something to take, or for link_box_wake, at most timeout_ms (-1: for ever). */
 void link_box_wait(struct link_box *b, int timeout_ms);
 void link_box_wake(struct link_box *b); /* from any thread, and from signal handlers */
@@ -77,6 +81,8 @@ struct link_listener;
  * 0600. */
 int link_listen(struct err *e, struct link_listener **out, struct link_box *b, const char *url, void *arg);
 void link_listener_free(struct link_listener *l);
+/* As peers dial it: for tcp://HOST:0 with the port that was free. */
+const char *link_listener_url(const struct link_listener *l);
 /* Sends m (NULL: an empty message) and empties it; q is gone whatever happens. Any thread. */
 void link_answer(struct link_question *q, struct link_msg *m);
 

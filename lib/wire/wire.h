@@ -337,6 +337,9 @@ int wire_decode(struct err *e, struct wire_frame *f, struct wire_arena *a, const
 /* Encodes a map (for blk up to and with the bin header). *out: malloc'd. A field outside its limits is ERR_PROTO here
  * too, so nothing leaves a program that the next one would refuse. Fields at their default are not written. */
 int wire_encode(struct err *e, uint8_t **out, size_t *n, const struct wire_frame *f);
+/* The same, with its length before it as on a pipe, behind the *n bytes at *p (malloc'd, *cap long; NULL, 0 and 0 to
+ * begin with). On failure nothing is behind them. */
+int wire_encode_add(struct err *e, uint8_t **p, size_t *n, size_t *cap, const struct wire_frame *f);
 
 /* A deep copy of a request that outlives its frame. wire_req_free(NULL) is safe. */
 int wire_req_copy(struct err *e, struct wire_req **out, const struct wire_req *r);

@@ -1,0 +1,212 @@
+/*
+ * The side that asks: a REQ socket, and a context for each question that is open. Contexts are used again and never
+ * cancelled. With resending off a question is sent once; one that was sent over a connection that breaks fails with
+ * ECONNRESET, one that was not waits for the next connection.
+ */
+#include <nng/nng.h>
+
+#include <nng/protocol/reqrep0/req.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "link/ask_impl.h"
+
+struct asked {
+    struct asked *next; /* of all, and of the free ones */
+    struct asked *next_free;
+    struct link_dialer *d;
+    nng_ctx ctx;
+    nng_aio *aio;
+    bool sent;
+    struct box_item item;
+};
+
+struct link_dialer {
+    struct link_box *box;
+    nng_socket socket;
+    char *url;
+    struct peers peers;
+    struct asked *all, *free;
+    uint32_t n_asked;
+};
+
+static void asked_taken(struct box_item *i)
+{
+    struct asked *a = (struct asked *)((char *)i - offsetof(struct asked, item));
+    pthread_mutex_lock(&a->d->box->lock);
+    a->next_free = a->d->free;
+    a->d->free = a;
+    pthread_mutex_unlock(&a->d->box->lock);
+}
+
+/* On a thread of nng. */
+static void asked_done(void *arg)
+{
+    struct asked *a = arg;
+    int rc = nng_aio_result(a->aio);
+    nng_msg *m = nng_aio_get_msg(a->aio);
+    if (!rc && !a->sent) {
+        a->sent = true;
+        nng_aio_set_msg(a->aio, NULL);
+        nng_ctx_recv(a->ctx, a->aio);
+        return;
+    }
+    nng_aio_set_msg(a->aio, NULL);
+    if (rc && !a->sent && m)
+        nng_msg_free(m);
+    a->item.what = rc ? LINK_FAILED : LINK_ANSWER;
+    a->item.failure = rc;
+    a->item.msg = rc ? NULL : m;
+    a->item.peer = rc ? 0 : (uint32_t)nng_pipe_id(nng_msg_get_pipe(m));
+    pthread_mutex_lock(&a->d->box->lock);
+    box_put(a->d->box, &a->item);
+    pthread_mutex_unlock(&a->d->box->lock);
+}
+
+static int dial_start(struct err *e, struct link_dialer *d)
+{
+    nng_dialer dialer;
+    int rc = nng_socket_set_ms(d->socket, NNG_OPT_REQ_RESENDTIME, NNG_DURATION_INFINITE);
+    if (rc)
+        return err_set(e, ERR_SYS, "%s: %s", d->url, nng_strerror(rc));
+    rc = ask_options(e, d->socket, d->url);
+    rc = rc ? rc : peers_watch(e, &d->peers, d->socket);
+    if (rc)
+        return rc;
+    rc = nng_dial(d->socket, d->url, &dialer, NNG_FLAG_NONBLOCK);
+    if (rc)
+        return err_set(e, rc == NNG_ENOMEM ? ERR_SYS : ERR_USAGE, "%s: %s", d->url, nng_strerror(rc));
+    return 0;
+}
+
+int link_dial(struct err *e, struct link_dialer **out, struct link_box *b, const char *url, void *arg)
+{
+    int rc = ask_url(e, url);
+    if (rc)
+        return rc;
+    struct link_dialer *d = calloc(1, sizeof *d);
+    if (d)
+        d->url = strdup(url);
+    if (!d || !d->url) {
+        free(d);
+        return err_nomem(e, "a connection", sizeof *d);
+    }
+    d->box = b;
+    d->peers = (struct peers){.box = b, .socket = d, .arg = arg, .url = d->url};
+    rc = nng_req0_open(&d->socket);
+    if (rc) {
+        free(d->url);
+        free(d);
+        return err_set(e, ERR_SYS, "%s: %s", url, nng_strerror(rc));
+    }
+    rc = dial_start(e, d);
+    if (rc) {
+        link_dialer_free(d);
+        return rc;
+    }
+    *out = d;
+    return 0;
+}
+
+void link_dialer_free(struct link_dialer *d)
+{
+    if (!d)
+        return;
+    nng_close(d->socket);
+    for (struct asked *a = d->all; a; a = a->next)
+        nng_aio_stop(a->aio);
+    box_forget(d->box, d);
+    peers_free(&d->peers);
+    struct asked *next;
+    for (struct asked *a = d->all; a; a = next) {
+        next = a->next;
+        nng_aio_free(a->aio);
+        free(a);
+    }
+    free(d->url);
+    free(d);
+}
+
+bool link_dialer_up(const struct link_dialer *d)
+{
+    pthread_mutex_lock(&d->box->lock);
+    bool up = d->peers.n_up > 0;
+    pthread_mutex_unlock(&d->box->lock);
+    return up;
+}
+
+static int new_asked(struct err *e, struct asked **out, struct link_dialer *d)
+{
+    struct asked *a = calloc(1, sizeof *a);
+    if (!a)
+        return err_nomem(e, "a question", sizeof *a);
+    a->d = d;
+    a->item = (struct box_item){.url = d->url, .socket = d, .taken = asked_taken};
+    int rc = nng_aio_alloc(&a->aio, asked_done, a);
+    if (rc) {
+        free(a);
+        return err_set(e, ERR_SYS, "%s: %s", d->url, nng_strerror(rc));
+    }
+    rc = nng_ctx_open(&a->ctx, d->socket);
+    if (!rc && (rc = nng_ctx_set_ms(a->ctx, NNG_OPT_REQ_RESENDTIME, NNG_DURATION_INFINITE)))
+        nng_ctx_close(a->ctx);
+    if (rc) {
+        nng_aio_free(a->aio);
+        free(a);
+        return err_set(e, ERR_SYS, "%s: %s", d->url, nng_strerror(rc));
+    }
+    *out = a;
+    return 0;
+}
+
+/* A free context, or a new one. */
+static int get_asked(struct err *e, struct asked **out, struct link_dialer *d)
+{
+    pthread_mutex_lock(&d->box->lock);
+    struct asked *a = d->free;
+    bool full = !a && d->n_asked >= LINK_ASKED_MAX;
+    if (a)
+        d->free = a->next_free;
+    else if (!full)
+        d->n_asked++;
+    pthread_mutex_unlock(&d->box->lock);
+    *out = a;
+    if (full)
+        return err_set(e, ERR_NO, "%s: %d questions are open", d->url, LINK_ASKED_MAX);
+    if (a)
+        return 0;
+    int rc = new_asked(e, out, d);
+    pthread_mutex_lock(&d->box->lock);
+    if (rc) {
+        d->n_asked--;
+    } else {
+        (*out)->next = d->all;
+        d->all = *out;
+    }
+    pthread_mutex_unlock(&d->box->lock);
+    return rc;
+}
+
+int link_ask(struct err *e, struct link_dialer *d, struct link_msg *m, void *arg)
+{
+    struct asked *a;
+    nng_msg *msg;
+    size_t n = m ? m->n : 0;
+    int rc = nng_msg_alloc(&msg, n);
+    if (rc)
+        return err_nomem(e, "a message", n);
+    if (n)
+        memcpy(nng_msg_body(msg), m->p, n);
+    rc = get_asked(e, &a, d);
+    if (rc) {
+        nng_msg_free(msg);
+        return rc;
+    }
+    if (m)
+        link_msg_clear(m);
+    a->sent = false;
+    a->item.arg = arg;
+    nng_aio_set_msg(a->aio, msg);
+    nng_ctx_send(a->ctx, a->aio);
+    return 0;
+}
