@@ -41,7 +41,8 @@ enum worker_link_state { WORKER_JOINING, WORKER_JOINED, WORKER_REFUSED };
 /* REFUSED: *why says in words (another model runs here); it tries again every second. */
 enum worker_link_state worker_link_state(struct worker_link *w, struct err *why);
 
-/* What it can take now; goes out with a work poll at once where something changed. */
+/* What it can take now, every order that was taken before counted in; goes out with a work poll at once where seqs,
+ * tokens or blocks changed. What is told and not taken yet is subtracted here. Before the first call: none. */
 struct worker_room {
     uint32_t seqs, tokens;
     uint64_t blocks;
@@ -55,7 +56,8 @@ enum worker_told_what {
     TOLD_ORDER = 1,
     TOLD_CANCEL,  /* order: it is to be ended; the report `cancelled` is due */
     TOLD_PREEMPT, /* order: its slots are to be given back; the report `preempted` is due */
-    TOLD_DRAIN,   /* no new orders will come; it may end when it is idle, if it was asked to */
+    TOLD_DRAIN,   /* no new orders will come; it may end when it is idle, if it was asked to. Comes after its own wish
+                     too, once the scheduler has heard of it */
     TOLD_RESUME,
     TOLD_ROLE, /* role */
 };

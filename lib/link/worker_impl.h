@@ -60,7 +60,7 @@ struct report {
     bool closes;
     struct wire_report f; /* strings and lists are in `data`, or constant */
     char gw[WIRE_NAME_BYTES_MAX + 1];
-    uint8_t data[];
+    _Alignas(uint32_t) uint8_t data[]; /* ids first */
 };
 
 struct piece { /* a frame for a gateway, encoded */
