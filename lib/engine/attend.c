@@ -38,8 +38,8 @@ int attend_plan(struct err *e, struct engine *g)
      * little memory), contexts long and units many: then a unit is all heads of a partition, which lie side by side in
      * a block and so read faster.
      */
-    s->heads = s->part_rows <= SHORT_TOKENS * g->group && deep > 2 && split >= 8 * g->n_thread;
-    s->split = s->heads || (deep > 1 && whole * g->m->c.n_kv_head < 4 * g->n_thread && split > whole);
+    s->heads = s->part_rows <= SHORT_TOKENS * g->group && deep > 2 && split >= 8 * g->width;
+    s->split = s->heads || (deep > 1 && whole * g->m->c.n_kv_head < 4 * g->width && split > whole);
     s->whole &= !s->split;
     s->n_unit = 0;
     for (int64_t c = 0; c < s->n_chunk; c++) {
@@ -192,7 +192,7 @@ static void walk(struct engine *g, struct seat *t, int64_t layer, const struct u
 static void attend_whole(struct engine *g, int tid, int64_t layer, int phase)
 {
     int64_t n_unit = g->s.n_unit * g->m->c.n_kv_head;
-    for (int64_t u; (u = team_take(g->team, phase, n_unit, 1)) >= 0;) {
+    for (int64_t u; (u = team_take(g->team, tid, phase, n_unit, 1)) >= 0;) {
         struct unit un = unit_of(g, n_unit - 1 - u), after; /* the longest first: a fairer end */
         if (g->s.whole)
             rotate_store(g, layer, un.c, 0, un.n, un.head, g->qkv + g->s.row0[un.c] * g->ldq);
@@ -234,13 +234,13 @@ static void attend_split(struct engine *g, int tid, int64_t layer, int phase)
     struct seat *t = &g->seat[tid];
     int64_t hd = g->m->c.head_dim, rows = g->s.part_rows, n_unit = g->s.n_unit * g->m->c.n_kv_head;
     int64_t n = g->s.heads ? g->s.n_unit : n_unit;
-    for (int64_t u; (u = team_take(g->team, phase, n, 1)) >= 0;) {
+    for (int64_t u; (u = team_take(g->team, tid, phase, n, 1)) >= 0;) {
         for (int64_t h = u; h < n_unit; h += n)
             part(g, t, layer, h, h + n < n_unit ? h + n : team_peek(g->team, phase, n));
         team_done(g->team, phase, n, 1);
     }
     team_sync(g->team, tid, phase, n);
-    for (int64_t u; (u = team_take(g->team, phase + 1, n_unit, 1)) >= 0;) {
+    for (int64_t u; (u = team_take(g->team, tid, phase + 1, n_unit, 1)) >= 0;) {
         struct unit un = unit_of(g, u);
         if (!un.p0) { /* the first partition's unit joins them all */
             start(t, un.n * g->group, hd);

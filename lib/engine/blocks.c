@@ -15,7 +15,7 @@ void blocks_plan(struct engine *g)
     struct step *s = &g->s;
     s->block = 0;
     for (int64_t rows = BLOCK_ROWS; rows >= BLOCK_ROWS_LEAST && !s->block; rows /= 2)
-        if (s->n_row >= rows * UNITS * g->n_thread)
+        if (s->n_row >= rows * UNITS * g->width)
             s->block = rows;
     s->n_block = s->block ? (s->n_row + s->block - 1) / s->block : 0;
     s->told = 0;
@@ -150,7 +150,7 @@ void blocks_run(struct engine *g, int tid, int *phase)
     struct step *s = &g->s;
     int64_t n_layer = g->m->c.n_layer, n = s->n_block, n_unit = n * (n_layer + 1);
     /* one run of units, layer by layer: nobody waits at the end of a layer */
-    for (int64_t u; (u = team_take(g->team, 0, n_unit, 1)) >= 0;) {
+    for (int64_t u; (u = team_take(g->team, tid, 0, n_unit, 1)) >= 0;) {
         int64_t p = u / n, b = u % n;
         wait_for(g, tid, b, (int32_t)p);
         part_time(g, tid, PART_WAIT);
@@ -164,8 +164,10 @@ void blocks_run(struct engine *g, int tid, int *phase)
             keys(g, tid, p, b);
         team_raise(g->team, tid, &g->block[b].done, (int32_t)p + 1);
         team_done(g->team, 0, n_unit, 1);
-        if (!tid)
+        if (!tid) {
             tell(g);
+            team_invite(g->team); /* a unit is long enough to look again */
+        }
     }
     team_sync(g->team, tid, 0, n_unit);
     if (!tid)

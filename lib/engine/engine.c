@@ -126,7 +126,6 @@ int engine_open(struct err *e, struct engine **out, const struct model *m, struc
     g->pool = pool;
     g->kv = o->kv;
     g->row_max = pad(o->row_max, KERN_TILE);
-    g->n_thread = o->threads;
     g->group = c->n_head / c->n_kv_head;
     g->off_k = pad((int64_t)c->n_head * c->head_dim, 16);
     g->off_v = g->off_k + pad((int64_t)c->n_kv_head * c->head_dim, 16);
@@ -135,12 +134,14 @@ int engine_open(struct err *e, struct engine **out, const struct model *m, struc
     g->attn_rows = g->attn_tokens * g->group;
     g->q_bytes = kern_q_bytes(g->kv, c->head_dim);
     g->scale = 1.0f / __builtin_sqrtf((float)c->head_dim);
+    struct team_opts to = {.threads = o->threads, .cores = o->cores, .delay_seed = o->delay_seed};
     int rc = kern_select(e, &g->k, o->isa);
+    if (!rc)
+        rc = team_new(e, &g->team, &to);
+    g->width = g->n_thread = rc ? 0 : team_size(g->team);
     g->seat = rc ? NULL : calloc((size_t)g->n_thread, sizeof *g->seat);
     if (!rc && !g->seat)
         rc = err_nomem(e, "an engine", (size_t)g->n_thread * sizeof *g->seat);
-    if (!rc)
-        rc = team_new(e, &g->team, g->n_thread, o->delay_seed);
     if (!rc) {
         struct bump b = {0};
         place(g, &b);
@@ -183,6 +184,11 @@ int64_t engine_row_max(const struct engine *g)
     return g->row_max;
 }
 
+int engine_threads(const struct engine *g)
+{
+    return g->n_thread;
+}
+
 const char *engine_isa(const struct engine *g)
 {
     return g->k->name;
@@ -201,7 +207,7 @@ void engine_layout(struct kv_layout *out, const struct model *m, enum kern_kv kv
 static void each_run(void *arg, int tid)
 {
     struct engine *g = arg;
-    for (int64_t i; (i = team_take(g->team, 0, g->each_n, 1)) >= 0;) {
+    for (int64_t i; (i = team_take(g->team, tid, 0, g->each_n, 1)) >= 0;) {
         g->each_fn(g->each_arg, i, tid);
         team_done(g->team, 0, g->each_n, 1);
     }
@@ -213,6 +219,7 @@ void engine_each(struct engine *g, void (*fn)(void *arg, int64_t i, int tid), vo
     g->each_fn = fn;
     g->each_arg = arg;
     g->each_n = n;
+    team_look(g->team);
     team_run(g->team, each_run, g);
 }
 

@@ -15,10 +15,12 @@
 #include "model/model.h"
 
 struct engine;
+struct cores;
 
 struct engine_opts {
-    const char *isa; /* "c", "avx2", "avx512"; NULL: the best there is */
-    int threads;     /* >= 1 */
+    const char *isa;     /* "c", "avx2", "avx512"; NULL: the best there is */
+    int threads;         /* >= 1; where cores is NULL */
+    struct cores *cores; /* a thread for each of its own cores and for each it may borrow (proc/cores.h); borrowed */
     enum kern_kv kv;
     int64_t row_max;     /* rows of a step */
     uint64_t delay_seed; /* tests: random waits at phase ends; 0: none */
@@ -28,6 +30,7 @@ int engine_open(struct err *e, struct engine **out, const struct model *m, struc
                 const struct engine_opts *o);
 void engine_free(struct engine *g);
 int64_t engine_row_max(const struct engine *g);
+int engine_threads(const struct engine *g); /* all compute threads, those on borrowed cores too */
 const char *engine_isa(const struct engine *g);
 void engine_layout(struct kv_layout *out, const struct model *m, enum kern_kv kv);
 
@@ -56,7 +59,7 @@ int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chun
 int64_t engine_logits_ld(const struct engine *g);
 void engine_logits(struct engine *g, float *out, int64_t first, int64_t n);
 
-/* Runs fn(arg, i, tid) for i in 0 … n-1 on the compute threads, tid below `threads`. */
+/* Runs fn(arg, i, tid) for i in 0 … n-1 on the compute threads, tid below engine_threads. */
 void engine_each(struct engine *g, void (*fn)(void *arg, int64_t i, int tid), void *arg, int64_t n);
 
 const struct kern_ops *engine_ops(const struct engine *g);

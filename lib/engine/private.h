@@ -59,6 +59,7 @@ struct engine {
     enum kern_kv kv;
     int64_t row_max;
     int n_thread, group; /* group: query heads a kv head */
+    int width;           /* threads that the present run can have */
     int64_t ldq;         /* row of qkv: q, k, v, each padded to 16 */
     int64_t off_k, off_v;
     int attn_tokens, attn_rows; /* tokens and rows of an attention unit */

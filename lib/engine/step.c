@@ -30,7 +30,7 @@ static int64_t run_of(const struct engine *g, int64_t n_panel)
 {
     if (g->s.n_row > ROWS_STREAMED)
         return 1;
-    int64_t n = (n_panel + g->n_thread - 1) / g->n_thread;
+    int64_t n = (n_panel + g->width - 1) / g->width;
     return n > RUN_MAX ? RUN_MAX : n;
 }
 
@@ -83,7 +83,7 @@ void embed_rows(struct engine *g, int64_t r0, int64_t r1)
 static void embed(struct engine *g, int tid, int phase)
 {
     int64_t n = g->s.n_row;
-    for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;) {
+    for (int64_t r0; (r0 = team_take(g->team, tid, phase, n, KERN_TILE)) >= 0;) {
         embed_rows(g, r0, min64(r0 + KERN_TILE, n));
         team_done(g->team, phase, n, min64(KERN_TILE, n - r0));
     }
@@ -107,14 +107,14 @@ static const struct kern_act *normed(struct engine *g, int tid, const float *w, 
     struct seat *t = &g->seat[tid];
     int64_t n = g->s.n_row, k = g->m->c.hidden;
     if (n <= ROWS_ALONE) {
-        if (team_spent(g->team, next, n_unit))
+        if (team_spent(g->team, tid, next, n_unit))
             return &t->act;
         t->act.n_row = n;
         t->act.k = k;
         norm_tile(g, t, &t->act, 0, w, 0, n);
         return &t->act;
     }
-    for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;) {
+    for (int64_t r0; (r0 = team_take(g->team, tid, phase, n, KERN_TILE)) >= 0;) {
         int64_t rows = min64(KERN_TILE, n - r0);
         norm_tile(g, t, &g->act, r0, w, r0, rows);
         team_done(g->team, phase, n, rows);
@@ -143,7 +143,7 @@ static void qkv(struct engine *g, int tid, const struct model_layer *l, const st
     for (int i = 0; i < 3; i++)
         n += n_panel[i] = panels(w[i]);
     int64_t run = run_of(g, n);
-    for (int64_t u; (u = team_take(g->team, phase, n, run)) >= 0;) {
+    for (int64_t u; (u = team_take(g->team, tid, phase, n, run)) >= 0;) {
         int i = 0;
         int64_t from = u, end = min64(u + run, n), base = 0;
         for (; u < end; u = base) { /* a run may reach into the next matrix */
@@ -189,7 +189,7 @@ static void rotate_all(struct engine *g, int tid, int64_t layer, int phase)
     for (int64_t c = 0; c < s->n_chunk; c++)
         n_unit += (s->chunk[c].pos + s->chunk[c].n - 1) / KERN_KV_BLOCK - s->chunk[c].pos / KERN_KV_BLOCK + 1;
     n_unit *= n_head;
-    for (int64_t u; (u = team_take(g->team, phase, n_unit, 1)) >= 0;) {
+    for (int64_t u; (u = team_take(g->team, tid, phase, n_unit, 1)) >= 0;) {
         int64_t b = u / n_head;
         for (;; ci++) { /* units come in rising order, so the search goes on from the last */
             int64_t pos = s->chunk[ci].pos, n = (pos + s->chunk[ci].n - 1) / KERN_KV_BLOCK - pos / KERN_KV_BLOCK + 1;
@@ -213,14 +213,14 @@ static const struct kern_act *out_act(struct engine *g, int tid, int phase, int 
     struct seat *t = &g->seat[tid];
     int64_t n = g->s.n_row, k = (int64_t)g->m->c.n_head * g->m->c.head_dim;
     if (n <= ROWS_ALONE) {
-        if (team_spent(g->team, next, n_unit))
+        if (team_spent(g->team, tid, next, n_unit))
             return &t->act;
         t->act.n_row = n;
         t->act.k = k;
         g->k->act(&t->act, 0, n, 0, k, g->o, (size_t)k);
         return &t->act;
     }
-    for (int64_t r0; (r0 = team_take(g->team, phase, n, KERN_TILE)) >= 0;) {
+    for (int64_t r0; (r0 = team_take(g->team, tid, phase, n, KERN_TILE)) >= 0;) {
         g->k->act(&g->act_o, r0, min64(KERN_TILE, n - r0), 0, k, g->o + r0 * k, (size_t)k);
         team_done(g->team, phase, n, min64(KERN_TILE, n - r0));
     }
@@ -241,7 +241,7 @@ void add_panels(struct engine *g, struct seat *t, const struct kern_mat *w, cons
 static void residual(struct engine *g, int tid, const struct kern_mat *w, const struct kern_act *a, int phase)
 {
     int64_t n_panel = panels(w), run = run_of(g, n_panel);
-    for (int64_t u; (u = team_take(g->team, phase, n_panel, run)) >= 0;) {
+    for (int64_t u; (u = team_take(g->team, tid, phase, n_panel, run)) >= 0;) {
         add_panels(g, &g->seat[tid], w, a, 2 * u, min64(2 * (u + run), groups(w)), 0, g->s.n_row);
         team_done(g->team, phase, n_panel, min64(run, n_panel - u));
     }
@@ -267,14 +267,14 @@ void gate_up_panels(struct engine *g, struct seat *t, const struct model_layer *
 static void gate_up(struct engine *g, int tid, const struct model_layer *l, const struct kern_act *a, int phase)
 {
     int64_t ffn = g->m->c.ffn, n_row = g->s.n_row, n_panel = panels(&l->gate), run = run_of(g, n_panel);
-    for (int64_t u; (u = team_take(g->team, phase, n_panel, run)) >= 0;) {
+    for (int64_t u; (u = team_take(g->team, tid, phase, n_panel, run)) >= 0;) {
         gate_up_panels(g, &g->seat[tid], l, a, &g->act_h, g->h, 2 * u, min64(2 * (u + run), groups(&l->gate)), n_row);
         team_done(g->team, phase, n_panel, min64(run, n_panel - u));
     }
     team_sync(g->team, tid, phase, n_panel);
     if (ffn % 32 == 0)
         return;
-    for (int64_t r0; (r0 = team_take(g->team, phase + 1, n_row, KERN_TILE)) >= 0;) {
+    for (int64_t r0; (r0 = team_take(g->team, tid, phase + 1, n_row, KERN_TILE)) >= 0;) {
         g->k->act(&g->act_h, r0, min64(KERN_TILE, n_row - r0), 0, ffn, g->h + r0 * ffn, (size_t)ffn);
         team_done(g->team, phase + 1, n_row, min64(KERN_TILE, n_row - r0));
     }
@@ -286,7 +286,7 @@ static void finish(struct engine *g, int tid, int phase)
 {
     struct step *s = &g->s;
     int64_t k = g->m->c.hidden, base = 0, c = 0;
-    for (int64_t w0; (w0 = team_take(g->team, phase, s->n_want, KERN_TILE)) >= 0;) {
+    for (int64_t w0; (w0 = team_take(g->team, tid, phase, s->n_want, KERN_TILE)) >= 0;) {
         int64_t w1 = min64(w0 + KERN_TILE, s->n_want);
         for (int64_t w = w0; w < w1; w++) {
             for (;; c++) {
@@ -362,6 +362,7 @@ int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chun
     s->n_chunk = n_chunk;
     s->layer_done = layer_done;
     s->layer_arg = arg;
+    g->width = team_look(g->team);
     plan_rows(g);
     blocks_plan(g);
     int rc = attend_plan(e, g);
@@ -381,9 +382,9 @@ static void logits_run(void *arg, int tid)
 {
     struct engine *g = arg;
     const struct kern_mat *w = &g->m->output;
-    int64_t ld = engine_logits_ld(g), n_panel = panels(w), run = (n_panel + g->n_thread - 1) / g->n_thread;
+    int64_t ld = engine_logits_ld(g), n_panel = panels(w), run = (n_panel + g->width - 1) / g->width;
     part_time(g, tid, PART_N);
-    for (int64_t u; (u = team_take(g->team, 0, n_panel, run)) >= 0;) {
+    for (int64_t u; (u = team_take(g->team, tid, 0, n_panel, run)) >= 0;) {
         g->k->linear(g->logits + 32 * u, (size_t)ld, w, 2 * u, min64(2 * (u + run), groups(w)), &g->act_w,
                      g->logits_first, g->logits_first + g->logits_n, g->seat[tid].linear);
         team_done(g->team, 0, n_panel, min64(run, n_panel - u));
@@ -397,6 +398,7 @@ void engine_logits(struct engine *g, float *out, int64_t first, int64_t n)
     g->logits = out;
     g->logits_first = first;
     g->logits_n = n;
+    g->width = team_look(g->team);
     team_run(g->team, logits_run, g);
     part_time(g, 0, PART_WAIT);
 }

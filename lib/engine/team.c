@@ -18,10 +18,27 @@ struct phase {
     _Atomic int64_t done;
 };
 
+/* One thread. Those with a core of their own wait for `job` of the team, a borrower for its own. */
+struct member {
+    _Alignas(LINE) _Atomic uint32_t job; /* borrower: bumped for each run it is asked to join */
+    _Atomic uint32_t asleep;
+    struct team *t;
+    pthread_t thread;
+    int tid;
+    bool asked; /* thread 0: to join the present run */
+    bool gone;  /* the thread: its core was asked for in this run */
+    struct cores_hold hold;
+};
+
 struct team {
-    int n;
+    int n, n_own; /* threads; those that never leave, which come first */
+    int n_thread; /* threads that were started: 1 … n_thread */
+    struct cores *cores;
+    const int *own; /* [n_own] where there are cores */
     uint64_t delay_seed;
-    pthread_t *thread; /* [n - 1] */
+    struct member *member; /* [n] */
+    pthread_t caller;      /* thread 0, once it is tied to its core */
+    bool has_caller;
     void (*fn)(void *, int);
     void *arg;
     atomic_bool stop;
@@ -32,11 +49,6 @@ struct team {
     _Alignas(LINE) _Atomic uint32_t sleepers;
     _Alignas(LINE) uint64_t waited; /* thread 0 */
     struct phase phase[TEAM_PHASES];
-};
-
-struct worker {
-    struct team *t;
-    int tid;
 };
 
 static void futex_wait(_Atomic uint32_t *p, uint32_t v)
@@ -82,12 +94,25 @@ static void delay(struct team *t, int tid)
     nanosleep(&ts, NULL);
 }
 
-static void *worker_main(void *p)
+/* Enters before the look at `open`, as the caller closes before it looks at `inside`. */
+static void enter(struct member *m)
 {
-    struct worker w = *(struct worker *)p;
-    struct team *t = w.t;
-    free(p);
+    struct team *t = m->t;
+    atomic_fetch_add(&t->inside, 1);
+    m->gone = false;
+    if (atomic_load(&t->open))
+        t->fn(t->arg, m->tid);
+    atomic_fetch_sub(&t->inside, 1);
+    bump(t, &t->event);
+}
+
+static void *own_main(void *p)
+{
+    struct member *m = p;
+    struct team *t = m->t;
     kern_thread_init();
+    if (t->cores)
+        cores_pin(t->own[m->tid]);
     for (uint32_t seen = 0;;) {
         for (int i = 0; i < SPIN && atomic_load_explicit(&t->job, memory_order_acquire) == seen; i++)
             __builtin_ia32_pause();
@@ -96,42 +121,91 @@ static void *worker_main(void *p)
         seen = atomic_load(&t->job);
         if (t->stop)
             return NULL;
-        atomic_fetch_add(&t->inside,
-                         1); /* before the look at `open`, as the caller closes before it looks at `inside` */
-        if (atomic_load(&t->open))
-            t->fn(t->arg, w.tid);
-        atomic_fetch_sub(&t->inside, 1);
-        bump(t, &t->event);
+        enter(m);
     }
 }
 
-int team_new(struct err *e, struct team **out, int n, uint64_t delay_seed)
+static bool kept(const struct member *m)
+{
+    return cores_kept(m->t->cores, &m->hold);
+}
+
+/* Holds its core while it waits for the next run, which comes soon, but gives it back before it sleeps. */
+static void *borrower_main(void *p)
+{
+    struct member *m = p;
+    struct team *t = m->t;
+    kern_thread_init();
+    for (uint32_t seen = 0;;) {
+        for (int i = 0; i < SPIN && m->hold.word && kept(m) && atomic_load(&m->job) == seen; i++)
+            __builtin_ia32_pause();
+        if (atomic_load(&m->job) == seen || (m->hold.word && !kept(m)))
+            cores_give(t->cores, &m->hold);
+        while (atomic_load(&m->job) == seen) {
+            atomic_store(&m->asleep, 1);
+            if (atomic_load(&m->job) == seen)
+                futex_wait(&m->job, seen);
+            atomic_store(&m->asleep, 0);
+        }
+        seen = atomic_load(&m->job);
+        if (t->stop) {
+            cores_give(t->cores, &m->hold);
+            return NULL;
+        }
+        if (atomic_load(&t->open) && cores_take(t->cores, &m->hold))
+            enter(m);
+    }
+}
+
+/* Wakes a borrower; nobody waits for it. */
+static void ask(struct member *m)
+{
+    m->asked = true;
+    atomic_fetch_add(&m->job, 1);
+    if (atomic_load(&m->asleep))
+        futex_wake_all(&m->job);
+}
+
+static int start_threads(struct err *e, struct team *t)
+{
+    for (int i = 1; i < t->n; i++) {
+        struct member *m = &t->member[i];
+        m->t = t;
+        m->tid = i;
+        if (pthread_create(&m->thread, NULL, i < t->n_own ? own_main : borrower_main, m))
+            return err_sys(e, "cannot start compute thread %d of %d", i + 1, t->n);
+        t->n_thread = i;
+    }
+    return 0;
+}
+
+int team_new(struct err *e, struct team **out, const struct team_opts *o)
 {
     size_t bytes = (sizeof(struct team) + LINE - 1) / LINE * LINE;
     struct team *t = aligned_alloc(LINE, bytes);
     if (!t)
         return err_nomem(e, "compute threads", bytes);
     memset(t, 0, bytes);
-    t->n = 1;
-    t->delay_seed = delay_seed;
-    t->thread = calloc((size_t)n, sizeof *t->thread);
-    if (!t->thread) {
+    const int *other = NULL;
+    t->cores = o->cores;
+    t->delay_seed = o->delay_seed;
+    t->n_own = o->cores ? cores_own(o->cores, &t->own) : o->threads;
+    t->n = t->n_own + (o->cores ? cores_other(o->cores, &other) : 0);
+    bytes = (size_t)t->n * sizeof *t->member;
+    t->member = aligned_alloc(LINE, bytes);
+    if (!t->member) {
         free(t);
-        return err_nomem(e, "compute threads", (size_t)n * sizeof *t->thread);
+        return err_nomem(e, "compute threads", bytes);
     }
-    for (int i = 1; i < n; i++) {
-        struct worker *w = malloc(sizeof *w);
-        if (w)
-            *w = (struct worker){t, i};
-        if (!w || pthread_create(&t->thread[i - 1], NULL, worker_main, w)) {
-            free(w);
-            team_free(t);
-            return err_sys(e, "cannot start compute thread %d of %d", i + 1, n);
-        }
-        t->n = i + 1;
-    }
-    *out = t;
-    return 0;
+    memset(t->member, 0, bytes);
+    for (int i = t->n_own; i < t->n; i++)
+        t->member[i].hold.cpu = other[i - t->n_own];
+    int rc = start_threads(e, t);
+    if (rc)
+        team_free(t);
+    else
+        *out = t;
+    return rc;
 }
 
 void team_free(struct team *t)
@@ -140,15 +214,44 @@ void team_free(struct team *t)
         return;
     t->stop = true;
     bump(t, &t->job);
-    for (int i = 1; i < t->n; i++)
-        pthread_join(t->thread[i - 1], NULL);
-    free(t->thread);
+    for (int i = t->n_own; i <= t->n_thread; i++)
+        ask(&t->member[i]);
+    for (int i = 1; i <= t->n_thread; i++)
+        pthread_join(t->member[i].thread, NULL);
+    free(t->member);
     free(t);
 }
 
 int team_size(const struct team *t)
 {
     return t->n;
+}
+
+int team_look(struct team *t)
+{
+    int n = t->n_own;
+    uint64_t now = t->n > t->n_own ? now_ns() : 0;
+    for (int i = t->n_own; i < t->n; i++)
+        n += t->member[i].asked = cores_free(t->cores, t->member[i].hold.cpu, now);
+    return n;
+}
+
+void team_invite(struct team *t)
+{
+    uint64_t now = t->n > t->n_own ? now_ns() : 0;
+    for (int i = t->n_own; i < t->n; i++)
+        if (!t->member[i].asked && cores_free(t->cores, t->member[i].hold.cpu, now))
+            ask(&t->member[i]);
+}
+
+/* The thread that calls is tied to the first core; it may be another one the next time. */
+static void tie_caller(struct team *t)
+{
+    if (t->has_caller && pthread_equal(t->caller, pthread_self()))
+        return;
+    t->has_caller = true;
+    t->caller = pthread_self();
+    cores_pin(t->own[0]);
 }
 
 void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
@@ -159,12 +262,22 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
     }
     t->fn = fn;
     t->arg = arg;
+    if (t->cores) {
+        tie_caller(t);
+        cores_work(t->cores);
+    }
     if (t->n == 1) {
         fn(arg, 0);
+        if (t->cores)
+            cores_rest(t->cores);
         return;
     }
     atomic_store(&t->open, 1);
-    bump(t, &t->job);
+    if (t->n_own > 1)
+        bump(t, &t->job);
+    for (int i = t->n_own; i < t->n; i++)
+        if (t->member[i].asked)
+            ask(&t->member[i]);
     fn(arg, 0);
     atomic_store(&t->open, 0); /* who has not come yet is not waited for */
     uint64_t begin = now_ns();
@@ -176,10 +289,25 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
             sleep_on(t, &t->event, v);
     }
     t->waited += now_ns() - begin;
+    if (t->cores)
+        cores_rest(t->cores);
 }
 
-int64_t team_take(struct team *t, int phase, int64_t n_unit, int64_t step)
+/* The owner of this thread's core has asked for it: the thread does no more in this run. */
+static bool gone(struct team *t, int tid)
 {
+    if (tid < t->n_own)
+        return false;
+    struct member *m = &t->member[tid];
+    if (!m->gone && !kept(m))
+        m->gone = true;
+    return m->gone;
+}
+
+int64_t team_take(struct team *t, int tid, int phase, int64_t n_unit, int64_t step)
+{
+    if (gone(t, tid))
+        return -1;
     _Atomic int64_t *next = &t->phase[phase].next;
     int64_t at = atomic_load_explicit(next, memory_order_relaxed);
     if (t->n == 1)
@@ -195,9 +323,9 @@ int64_t team_peek(struct team *t, int phase, int64_t n_unit)
     return at < n_unit ? at : -1;
 }
 
-bool team_spent(struct team *t, int phase, int64_t n_unit)
+bool team_spent(struct team *t, int tid, int phase, int64_t n_unit)
 {
-    return atomic_load_explicit(&t->phase[phase].next, memory_order_relaxed) >= n_unit;
+    return gone(t, tid) || atomic_load_explicit(&t->phase[phase].next, memory_order_relaxed) >= n_unit;
 }
 
 void team_done(struct team *t, int phase, int64_t n_unit, int64_t n)
@@ -208,7 +336,7 @@ void team_done(struct team *t, int phase, int64_t n_unit, int64_t n)
 
 void team_sync(struct team *t, int tid, int phase, int64_t n_unit)
 {
-    if (t->n == 1)
+    if (t->n == 1 || gone(t, tid))
         return;
     if (t->delay_seed)
         delay(t, tid);
@@ -216,7 +344,7 @@ void team_sync(struct team *t, int tid, int phase, int64_t n_unit)
     if (atomic_load_explicit(done, memory_order_acquire) >= n_unit)
         return;
     uint64_t begin = tid ? 0 : now_ns();
-    for (int i = 0; atomic_load_explicit(done, memory_order_acquire) < n_unit; i++) {
+    for (int i = 0; atomic_load_explicit(done, memory_order_acquire) < n_unit && !gone(t, tid); i++) {
         uint32_t v = atomic_load(&t->event);
         if (i < SPIN)
             __builtin_ia32_pause();

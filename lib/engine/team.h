@@ -7,16 +7,29 @@
 #include <stdint.h>
 
 #include "err/err.h"
+#include "proc/cores.h"
 
 struct team;
 
-/* n threads in all; the caller of team_run is one of them. delay_seed != 0: waits a random moment at each end of a
- * phase. */
-int team_new(struct err *e, struct team **out, int n, uint64_t delay_seed);
-void team_free(struct team *t);
-int team_size(const struct team *t);
+struct team_opts {
+    int threads;         /* where cores is NULL: they run where the system puts them */
+    struct cores *cores; /* a thread for each of its own cores, and one for each that it may borrow; borrowed */
+    uint64_t delay_seed; /* != 0: waits a random moment at each end of a phase */
+};
 
-/* Runs fn(arg, tid) on every thread, tid 0 on the caller's; returns when all are done. Not reentrant. */
+/* The caller of team_run is one of the threads. */
+int team_new(struct err *e, struct team **out, const struct team_opts *o);
+void team_free(struct team *t);
+int team_size(const struct team *t); /* all threads, each with a tid below this */
+
+/*
+ * Threads that the next run can have: those of own cores, and those whose cores are to be borrowed now. Kept until the
+ * next look; to be called outside of runs, by the thread that calls team_run.
+ */
+int team_look(struct team *t);
+
+/* Runs fn(arg, tid) on the threads of the last look, tid 0 on the caller's; returns when all are done. Not reentrant.
+ */
 void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg);
 
 /*
@@ -25,19 +38,25 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg);
  * has set aside holds nobody up unless it sits on a unit, and passes the phases it missed without a wait. So what a
  * thread prepares for itself before a phase is only used if it gets a unit there, and then nobody has gone past that
  * phase.
+ *
+ * A thread on a borrowed core whose owner asks for it ends the unit it has and gets no other in this run; phases are
+ * over for it at once, so that it comes to the end of fn without work or waits. Thread 0 and all others with cores of
+ * their own always stay.
  */
 #define TEAM_PHASES 4096
 
 /* The first of up to `step` units, or -1 when none is left. */
-int64_t team_take(struct team *t, int phase, int64_t n_unit, int64_t step);
+int64_t team_take(struct team *t, int tid, int phase, int64_t n_unit, int64_t step);
 /* The unit that would be taken now, or -1: a guess at what a thread takes after the one it holds. */
 int64_t team_peek(struct team *t, int phase, int64_t n_unit);
-/* No unit is left to take: what would be prepared for the phase is not needed. */
-bool team_spent(struct team *t, int phase, int64_t n_unit);
+/* No unit is left for this thread to take: what would be prepared for the phase is not needed. */
+bool team_spent(struct team *t, int tid, int phase, int64_t n_unit);
 /* `n` units are done (the last take may have given fewer than `step`: count to n_unit). */
 void team_done(struct team *t, int phase, int64_t n_unit, int64_t n);
 /* Waits until the phase is over: spins briefly, then sleeps. */
 void team_sync(struct team *t, int tid, int phase, int64_t n_unit);
+/* Lets threads come in whose cores have become free since the look; thread 0 alone calls it. */
+void team_invite(struct team *t);
 
 /* Time that thread 0 has waited for others so far, ns. */
 uint64_t team_waited(const struct team *t);

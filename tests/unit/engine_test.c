@@ -5,8 +5,13 @@
 #include "unit/model_build.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <time.h>
 
 #include "engine/engine.h"
+#include "proc/cores.h"
 
 #define N 300 /* tokens: two partitions */
 
@@ -130,7 +135,56 @@ struct how {
     int64_t chunk, stale; /* stale: fills the pool with 0xff first */
     uint64_t delay;
     bool mate; /* another sequence beside, at another depth */
+    int lent;  /* threads on cores that come and go, beside one of its own; instead of `threads` */
 };
+
+/* ---- cores that their owner lends, and takes back at any moment ---- */
+
+static const int mine[] = {0}, lent[] = {1, 2, 3};
+
+static cpu_set_t all;
+
+struct lender {
+    struct cores *owner, *guest;
+    atomic_bool stop;
+    pthread_t thread;
+};
+
+static void *lend(void *arg)
+{
+    struct lender *l = arg;
+    for (uint32_t x = 7; !l->stop;) {
+        x = x * 1664525u + 1013904223u;
+        struct timespec busy = {0, (long)(x >> 15)}, rest = {0, (long)(x * 5 >> 13)};
+        cores_work(l->owner);
+        nanosleep(&busy, NULL);
+        cores_rest(l->owner);
+        nanosleep(&rest, NULL);
+    }
+    return NULL;
+}
+
+static void lender_start(struct lender *l, int n)
+{
+    struct err e = {0};
+    char file[96];
+    snprintf(file, sizeof file, "%s.cores", path);
+    struct cores_opts o = {.cpu = lent, .n = n, .path = file},
+                      g = {.cpu = mine, .n = 1, .borrow = lent, .n_borrow = n, .path = file, .rest_ns = 1};
+    if (cores_open(&e, &l->owner, &o) || cores_open(&e, &l->guest, &g))
+        fail_msg("%s", e.text);
+    l->stop = false;
+    assert_int_equal(pthread_create(&l->thread, NULL, lend, l), 0);
+}
+
+static void lender_end(struct lender *l)
+{
+    l->stop = true;
+    pthread_join(l->thread, NULL);
+    cores_close(l->guest);
+    cores_close(l->owner);
+    sched_setaffinity(0, sizeof all, &all); /* what follows is not to be tied to a core */
+}
 
 static struct model *model_of(const struct shape *s)
 {
@@ -151,9 +205,17 @@ static void run(float *out, const struct model *m, const struct how *h, int64_t 
     struct kv_layout l;
     struct kv_pool *pool = NULL;
     struct engine *g = NULL;
+    struct lender lender = {0};
     engine_layout(&l, m, h->kv);
     assert_int_equal(kv_pool_new(&e, &pool, &l, 32 * l.slot_bytes), 0);
-    struct engine_opts o = {.isa = h->isa, .threads = h->threads, .kv = h->kv, .row_max = 512, .delay_seed = h->delay};
+    if (h->lent)
+        lender_start(&lender, h->lent);
+    struct engine_opts o = {.isa = h->isa,
+                            .threads = h->threads,
+                            .cores = lender.guest,
+                            .kv = h->kv,
+                            .row_max = 512,
+                            .delay_seed = h->delay};
     if (engine_open(&e, &g, m, pool, &o))
         fail_msg("%s", e.text);
     struct kv_table kv = {0}, mate = {0};
@@ -179,6 +241,8 @@ static void run(float *out, const struct model *m, const struct how *h, int64_t 
     kv_table_release(&kv, pool);
     kv_table_release(&mate, pool);
     engine_free(g);
+    if (h->lent)
+        lender_end(&lender);
     kv_pool_free(pool);
 }
 
@@ -264,6 +328,10 @@ static void same_bits(void **state)
                 {.kv = types[t], .threads = 2, .chunk = 64, .delay = 99},
                 {.kv = types[t], .threads = 3, .chunk = 250, .stale = 1, .delay = 7, .mate = true},
                 {.kv = types[t], .threads = 2, .chunk = 150, .delay = 5, .mate = true},
+                {.kv = types[t], .lent = 1, .chunk = 3, .stale = 1},
+                {.kv = types[t], .lent = 1, .chunk = 300, .stale = 1},
+                {.kv = types[t], .lent = 3, .chunk = 60, .stale = 1, .mate = true},
+                {.kv = types[t], .lent = 2, .chunk = 270, .delay = 3, .mate = true},
             };
             for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
                 for (size_t a = 0; a < sizeof isas / sizeof *isas; a++) {
@@ -385,6 +453,7 @@ static int set_up(void **state)
         return -1;
     setenv("XDG_CACHE_HOME", dir, 1);
     snprintf(path, sizeof path, "%s/m.gguf", dir);
+    sched_getaffinity(0, sizeof all, &all);
     for (int i = 0; i < N; i++)
         ids[i] = (uint32_t)(i * 11 + i / 7) % 33;
     return 0;
