@@ -29,9 +29,15 @@ static const struct {
 
 static const struct {
     const char *name, *about;
+    int (*run)(int argc, char **argv);
 } commands[] = {
-    {"chat", "a conversation in the terminal"},
-    {"env", "prints the line that puts the programs on the PATH: eval \"$(phasepipe env)\""},
+    {"chat", "a conversation in the terminal", chat},
+    {"up", "starts the services, and starts again what dies", up},
+    {"down", "drains the services and ends them", down},
+    {"ps", "lists the services", ps},
+    {"top", "shows live what they do", top},
+    {"ctl", "asks the services, drains workers, sets knobs, swaps the policy", ctl},
+    {"env", "prints the line that puts the programs on the PATH: eval \"$(phasepipe env)\"", NULL},
 };
 
 int programs_dir(struct err *e, char *out, size_t n)
@@ -117,8 +123,9 @@ int main(int argc, char **argv)
     struct err e = {0};
     const char *name = argc > 1 ? argv[1] : NULL;
     int r = 0;
-    if (name && !strcmp(name, "chat"))
-        return chat(argc - 1, argv + 1);
+    for (size_t i = 0; name && i < sizeof commands / sizeof *commands; i++)
+        if (commands[i].run && !strcmp(name, commands[i].name))
+            return commands[i].run(argc - 1, argv + 1);
     if (!name)
         r = err_set(&e, ERR_USAGE, "which program or command?");
     else if (!strcmp(name, "--help"))

@@ -24,7 +24,12 @@ int pipeline_start(struct err *e, struct pipeline *p, const char *model, const c
  * ERR_NO naming the first program that failed. */
 int pipeline_end(struct err *e, struct pipeline *p, int now);
 
-/* chat.c */
+/* The commands: of up.c, ps.c, top.c, ctl.c and chat.c. The exit status. */
 int chat(int argc, char **argv);
+int up(int argc, char **argv);
+int ps(int argc, char **argv);
+int down(int argc, char **argv);
+int top(int argc, char **argv);
+int ctl(int argc, char **argv);
 
 #endif

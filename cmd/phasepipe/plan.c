@@ -1,0 +1,200 @@
+/* What is to run, with which words, and on which cores. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cmd/phasepipe/phasepipe.h"
+#include "cmd/phasepipe/service.h"
+#include "proc/proc.h"
+
+/* Turns of leaving: workers finish what they run while there is still a scheduler and a store to finish it with. */
+enum { LEAVES_WORKER, LEAVES_TOKENIZE, LEAVES_SCHED, LEAVES_STORE };
+
+static int words(struct err *e, struct command *c, const char *const *w)
+{
+    int rc = 0;
+    for (; *w && !rc; w++)
+        rc = command_add(e, c, *w);
+    return rc;
+}
+
+/* Both or nothing: an option that was not given is the program's own default. */
+static int option(struct err *e, struct command *c, const char *name, const char *value)
+{
+    return value ? words(e, c, (const char *const[]){name, value, NULL}) : 0;
+}
+
+static int begin(struct err *e, struct command *c, const char *program)
+{
+    char dir[PATH_MAX];
+    int n;
+    if (strchr(program, '/')) {
+        n = snprintf(c->path, sizeof c->path, "%s", program);
+    } else {
+        if (programs_dir(e, dir, sizeof dir))
+            return e->code;
+        n = snprintf(c->path, sizeof c->path, "%s/%s", dir, program);
+    }
+    if (n < 0 || (size_t)n >= sizeof c->path)
+        return err_set(e, ERR_USAGE, "the name of program %.80s is too long", program);
+    if (access(c->path, X_OK))
+        return err_sys(e, "%s", c->path);
+    return command_add(e, c, command_program(c));
+}
+
+int plan_sched(struct err *e, struct command *out, const struct plan *p, const char *run, const char *policy)
+{
+    char program[PATH_MAX], listen[RUN_BYTES_MAX + 32], kv[RUN_BYTES_MAX + 32];
+    size_t n = strcspn(policy, " ");
+    (void)p;
+    if (n == 0 || n >= sizeof program)
+        return err_set(e, ERR_USAGE, "'%.60s' names no policy", policy);
+    memcpy(program, policy, n);
+    program[n] = 0;
+    snprintf(listen, sizeof listen, "ipc://%s/sched.sock", run);
+    snprintf(kv, sizeof kv, "unix:%s/kv.sock", run);
+    int rc = begin(e, out, program);
+    if (rc == ERR_SYS && errno == ENOENT)
+        rc = err_set(e, ERR_USAGE, "no policy is called '%.60s'", program);
+    if (!rc && policy[n])
+        rc = command_add(e, out, policy + n + 1);
+    return rc ? rc : words(e, out, (const char *const[]){"--listen", listen, "--kv", kv, NULL});
+}
+
+static int plan_kvstore(struct err *e, struct command *c, const struct plan *p, const char *run)
+{
+    char url[RUN_BYTES_MAX + 32];
+    snprintf(url, sizeof url, "unix:%s/kv.sock", run);
+    int rc = begin(e, c, "kvstore");
+    rc = rc ? rc : option(e, c, "--listen", url);
+    rc = rc ? rc : option(e, c, "--model", p->model);
+    rc = rc ? rc : option(e, c, "--kv-cache-dtype", p->kv_type);
+    rc = rc ? rc : option(e, c, "--kv-cache-memory-bytes", p->kv_bytes);
+    rc = rc ? rc : option(e, c, "--disk", p->disk);
+    return rc ? rc : option(e, c, "--disk-size", p->disk_size);
+}
+
+static int plan_tokenize(struct err *e, struct command *c, const struct plan *p, const char *run)
+{
+    char url[RUN_BYTES_MAX + 32];
+    snprintf(url, sizeof url, "ipc://%s/tokenize.sock", run);
+    int rc = begin(e, c, "tokenize");
+    rc = rc ? rc : option(e, c, "--listen", url);
+    return rc ? rc : option(e, c, "--model", p->model);
+}
+
+static int plan_worker(struct err *e, struct service *v, const struct plan *p, const char *run, const char *cpus)
+{
+    char sched[RUN_BYTES_MAX + 32], kv[RUN_BYTES_MAX + 32];
+    struct command *c = &v->command;
+    snprintf(sched, sizeof sched, "ipc://%s/sched.sock", run);
+    snprintf(kv, sizeof kv, "unix:%s/kv.sock", run);
+    int rc = begin(e, c, v->role);
+    rc = rc ? rc : words(e, c, (const char *const[]){"--sched", sched, "--kv", kv, "--name", v->name, NULL});
+    rc = rc ? rc : option(e, c, "--model", p->model);
+    rc = rc ? rc : option(e, c, "--kv-cache-dtype", p->kv_type);
+    rc = rc ? rc : option(e, c, "--max-num-batched-tokens", p->batched);
+    rc = rc ? rc : option(e, c, "--max-num-seqs", p->seqs);
+    rc = rc ? rc : option(e, c, "--engine", p->engine);
+    rc = rc ? rc : option(e, c, "--cpus", cpus);
+    return rc ? rc : option(e, c, "--cores", cpus ? p->cores : NULL);
+}
+
+/* ---- cores ---- */
+
+struct cpus {
+    int cpu[CPU_SETSIZE];
+    size_t n;
+};
+
+/* As proc_cpus counts them; where a quota leaves but one, tying threads to cores only takes freedom from the system. */
+static void cpus_of_process(struct cpus *out)
+{
+    cpu_set_t set;
+    out->n = 0;
+    if (proc_cpus("") < 2 || sched_getaffinity(0, sizeof set, &set))
+        return;
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        if (CPU_ISSET(i, &set))
+            out->cpu[out->n++] = i;
+}
+
+/* Prefill has the first ones, by its share of the workers; each pool has one at least. */
+static size_t cpus_of_prefill(const struct cpus *all, const struct plan *p)
+{
+    size_t n = (all->n * p->n_prefill + (p->n_prefill + p->n_decode) / 2) / (p->n_prefill + p->n_decode);
+    if (!p->n_prefill || !p->n_decode)
+        return p->n_prefill ? all->n : 0;
+    return n < 1 ? 1 : n > all->n - 1 ? all->n - 1 : n;
+}
+
+/* "0,1,2": the part of the i-th of n workers of a pool; more workers than cores share them in turn. NULL: no cores. */
+static const char *part(char *out, size_t n_out, const int *cpu, size_t n_cpu, size_t i, size_t n)
+{
+    size_t from = n_cpu >= n ? i * n_cpu / n : i % (n_cpu ? n_cpu : 1),
+           to = n_cpu >= n ? (i + 1) * n_cpu / n : from + 1;
+    size_t at = 0;
+    if (!n_cpu)
+        return NULL;
+    for (size_t k = from; k < to && at + 8 < n_out; k++)
+        at += (size_t)snprintf(out + at, n_out - at, "%s%d", k > from ? "," : "", cpu[k]);
+    return out;
+}
+
+/* ---- all ---- */
+
+static struct service *add(struct service *v, size_t *n, const char *name, const char *role, int leaves)
+{
+    struct service *s = &v[(*n)++];
+    *s = (struct service){.role = role, .leaves = leaves, .ready_fd = -1, .err_fd = -1};
+    snprintf(s->name, sizeof s->name, "%s", name);
+    return s;
+}
+
+static int plan_pool(struct err *e, struct service *v, size_t *n, const struct plan *p, const char *run,
+                     const char *role, uint64_t n_worker, const int *cpu, size_t n_cpu)
+{
+    char name[32], cpus[CPU_SETSIZE * 5];
+    int rc = 0;
+    for (uint64_t i = 0; i < n_worker && !rc; i++) {
+        snprintf(name, sizeof name, "%s-%u", role, (unsigned)i);
+        struct service *s = add(v, n, name, role, LEAVES_WORKER);
+        s->needs_store = true;
+        rc = plan_worker(e, s, p, run, part(cpus, sizeof cpus, cpu, n_cpu, i, n_worker));
+    }
+    return rc;
+}
+
+/* What is no worker runs beside prefill, so that decode has its cores for itself. */
+static void pin(struct service *s, const int *cpu, size_t n)
+{
+    CPU_ZERO(&s->cpus);
+    for (size_t i = 0; i < n; i++)
+        CPU_SET((size_t)cpu[i], &s->cpus);
+    s->pinned = n > 0;
+}
+
+int plan_services(struct err *e, struct service *v, size_t *n, const struct plan *p, const char *run)
+{
+    struct cpus all;
+    *n = 0;
+    if (p->n_prefill + p->n_decode == 0)
+        return err_set(e, ERR_USAGE, "no workers: one of --prefill and --decode must be over 0");
+    cpus_of_process(&all);
+    size_t n_pre = all.n ? cpus_of_prefill(&all, p) : 0;
+    struct service *s = add(v, n, "kvstore", "store", LEAVES_STORE);
+    s->crash_only = true; /* its arena is kept, and its clients come again */
+    int rc = plan_kvstore(e, &s->command, p, run);
+    pin(s, all.cpu, n_pre);
+    s = add(v, n, "sched", "scheduler", LEAVES_SCHED);
+    s->crash_only = true; /* workers and gateways tell the next one what runs */
+    rc = rc ? rc : plan_sched(e, &s->command, p, run, p->sched);
+    pin(s, all.cpu, n_pre);
+    s = add(v, n, "tokenize", "tokenizer", LEAVES_TOKENIZE);
+    rc = rc ? rc : plan_tokenize(e, &s->command, p, run);
+    pin(s, all.cpu, n_pre);
+    rc = rc ? rc : plan_pool(e, v, n, p, run, "prefill", p->n_prefill, all.cpu, n_pre);
+    return rc ? rc : plan_pool(e, v, n, p, run, "decode", p->n_decode, all.cpu + n_pre, all.n - n_pre);
+}

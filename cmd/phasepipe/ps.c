@@ -1,0 +1,177 @@
+/* phasepipe ps: what runs. phasepipe down: ends it. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "cli/cli.h"
+#include "cmd/phasepipe/phasepipe.h"
+#include "cmd/phasepipe/service.h"
+
+#define PS "phasepipe ps"
+#define DOWN "phasepipe down"
+#define LATE_MS 15000 /* of a supervisor behind the time it has: what is late is killed in turns */
+
+/* What the supervisor wrote, against what there is: it may have been killed, or a process may have died just now. */
+static const char *state_now(const json_t *v, bool supervised)
+{
+    const char *state = json_string_value(json_object_get(v, "state"));
+    pid_t pid = (pid_t)json_integer_value(json_object_get(v, "pid"));
+    if (!pid)
+        return supervised && state ? state : "exited";
+    char letter = process_letter(pid, (uint64_t)json_integer_value(json_object_get(v, "born")));
+    if (!letter)
+        return "exited";
+    if (letter == 'T' || letter == 't')
+        return "stopped";
+    return !supervised ? "orphaned" : state ? state : "unknown";
+}
+
+static int show_json(struct err *e, const json_t *list, bool supervised)
+{
+    json_t *out = json_array(), *v;
+    size_t i;
+    json_array_foreach(list, i, v)
+    {
+        const char *state = state_now(v, supervised);
+        json_t *o = json_pack("{s:O?,s:O?,s:O?,s:O?,s:s,s:O?}", "pid", json_object_get(v, "pid"), "name",
+                              json_object_get(v, "name"), "program", json_object_get(v, "program"), "role",
+                              json_object_get(v, "role"), "state", state, "restarts", json_object_get(v, "restarts"));
+        if (o && (!strcmp(state, "exited") || !json_integer_value(json_object_get(v, "pid"))))
+            json_object_set_new(o, "pid", json_null());
+        json_array_append_new(out, o);
+    }
+    int rc = json_dumpf(out, stdout, JSON_COMPACT) || putchar('\n') == EOF ? err_sys(e, "stdout") : 0;
+    json_decref(out);
+    return rc;
+}
+
+static void show_table(const json_t *list, bool supervised)
+{
+    json_t *v;
+    size_t i;
+    printf("%-12s %-14s %-10s %8s %-12s %8s\n", "NAME", "PROGRAM", "ROLE", "PID", "STATE", "RESTARTS");
+    json_array_foreach(list, i, v)
+    {
+        char pid[24];
+        const char *state = state_now(v, supervised), *name = json_string_value(json_object_get(v, "name")),
+                   *program = json_string_value(json_object_get(v, "program")),
+                   *role = json_string_value(json_object_get(v, "role"));
+        long long p = json_integer_value(json_object_get(v, "pid"));
+        snprintf(pid, sizeof pid, p && strcmp(state, "exited") != 0 ? "%lld" : "-", p);
+        printf("%-12s %-14s %-10s %8s %-12s %8lld\n", name ? name : "?", program ? program : "?", role ? role : "?",
+               pid, state, (long long)json_integer_value(json_object_get(v, "restarts")));
+    }
+}
+
+int ps(int argc, char **argv)
+{
+    struct err e = {0};
+    const char *flag = NULL;
+    bool json = false;
+    char run[RUN_BYTES_MAX + 1];
+    const struct cli_opt opts[] = {
+        {0, "run", CLI_STR, &flag, "DIR", "runtime directory ($XDG_RUNTIME_DIR/phasepipe)", .lo = 0},
+        {0, "json", CLI_FLAG, &json, NULL, "a list of {pid, name, program, role, state, restarts}", .lo = 0},
+    };
+    const struct cli_prog prog = {PS, "[--run DIR] [--json]", "Lists the services of a runtime directory.", opts, 2, 0};
+    json_t *o = NULL;
+    size_t n_arg;
+    int r = cli_parse(&e, &prog, argc, argv, &n_arg);
+    if (r == CLI_DONE)
+        return 0;
+    r = r ? r : run_name(&e, run, flag);
+    r = r ? r : state_read(&e, &o, run);
+    if (!r) {
+        bool supervised = run_holder(run) != 0;
+        if (json)
+            r = show_json(&e, json_object_get(o, "services"), supervised);
+        else
+            show_table(json_object_get(o, "services"), supervised);
+        json_decref(o);
+    }
+    r = r ? r : cli_close_stdout(&e);
+    return r ? cli_fail(PS, &e) : 0;
+}
+
+/* ---- down ---- */
+
+static bool wait_gone(pid_t pid, const char *run, int ms)
+{
+    for (int t = 0; t < ms && run_holder(run) == pid; t += 10)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    return run_holder(run) != pid;
+}
+
+/* A supervisor that hangs or is stopped is killed, and what it leaves behind after it. */
+static int end_by_force(struct err *e, pid_t pid, const char *run)
+{
+    size_t n;
+    cli_warn(DOWN, "the supervisor (pid %d) does not answer: it is killed", (int)pid);
+    if (kill(pid, SIGKILL) && errno != ESRCH)
+        return err_sys(e, "kill %d", (int)pid);
+    wait_gone(pid, run, LATE_MS);
+    int rc = state_end_stale(e, &n, run);
+    if (!rc)
+        run_clean(run, false);
+    return rc ? rc : err_set(e, ERR_NO, "it had to be killed");
+}
+
+static int end_stale(struct err *e, const char *run)
+{
+    size_t n = 0;
+    int rc = state_end_stale(e, &n, run);
+    if (!rc && n)
+        cli_warn(DOWN, "%zu processes of a supervisor that was killed have ended", n);
+    if (!rc && !n)
+        cli_warn(DOWN, "nothing runs in %s", run);
+    if (!rc && !access(run, F_OK)) {
+        int fd;
+        struct err none = {0};
+        if (!run_lock(&none, &fd, run)) { /* nobody comes up meanwhile */
+            run_clean(run, false);
+            close(fd);
+        }
+    }
+    return rc;
+}
+
+static int end(struct err *e, const char *run, uint64_t timeout_s)
+{
+    pid_t pid = run_holder(run);
+    if (!pid)
+        return end_stale(e, run);
+    int ms = (int)(timeout_s * 1000);
+    json_t *o = json_pack("{s:s,s:i}", "do", "down", "timeout_ms", ms);
+    kill(pid, SIGCONT);
+    int rc = control_ask(e, run, o, ms + LATE_MS);
+    json_decref(o);
+    if (rc == ERR_NO && run_holder(run) == pid && !wait_gone(pid, run, LATE_MS))
+        return end_by_force(e, pid, run);
+    return rc;
+}
+
+int down(int argc, char **argv)
+{
+    struct err e = {0};
+    const char *flag = NULL;
+    uint64_t timeout_s = DRAIN_MS / 1000;
+    char run[RUN_BYTES_MAX + 1];
+    const struct cli_opt opts[] = {
+        {0, "run", CLI_STR, &flag, "DIR", "runtime directory ($XDG_RUNTIME_DIR/phasepipe)", .lo = 0},
+        {0, "timeout", CLI_U64, &timeout_s, "S", "seconds to drain, then they are killed (30)", .lo = 0, .hi = 86400},
+    };
+    const struct cli_prog prog = {
+        DOWN, "[--run DIR] [--timeout S]", "Drains the services of a runtime directory and ends them.", opts, 2, 0};
+    size_t n_arg;
+    int r = cli_parse(&e, &prog, argc, argv, &n_arg);
+    if (r == CLI_DONE)
+        return 0;
+    r = r ? r : run_name(&e, run, flag);
+    r = r ? r : end(&e, run, timeout_s);
+    return r ? cli_fail(DOWN, &e) : 0;
+}
