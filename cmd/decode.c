@@ -7,6 +7,18 @@
 
 static char prog[] = "decode";
 
+static int filter(struct err *e, const struct phase_opts *o)
+{
+    int rc = cli_no_tty(e, STDOUT_FILENO, "frames");
+    return rc ? rc : phase_decode(e, o);
+}
+
+static int serve(struct err *e, const struct phase_opts *o)
+{
+    int rc = proc_signals(e);
+    return rc ? rc : phase_serve(e, o, "decode");
+}
+
 int main(int argc, char **argv)
 {
     struct err e = {0};
@@ -17,6 +29,7 @@ int main(int argc, char **argv)
                                   .seqs = 64,
                                   .fd_in = STDIN_FILENO,
                                   .fd_out = STDOUT_FILENO,
+                                  .drain_s = 30,
                                   .progress = cli_progress,
                                   .progress_arg = &bar,
                                   .say = cli_say,
@@ -26,7 +39,7 @@ int main(int argc, char **argv)
     opts[PHASE_FLAGS] = (struct cli_opt){
         0, "max-num-seqs", CLI_U64, &f.o.seqs, "N", "answers that grow at once (64)", .lo = 1, .hi = 4096};
     const struct cli_prog p = {prog,
-                               "[-m MODEL] [options] < kv-frames > out-frames",
+                               "[-m MODEL] [options] < kv-frames > out-frames, or --sched URL --kv URL",
                                "reads prompts with their KV, writes answers",
                                opts,
                                PHASE_FLAGS + 1,
@@ -44,9 +57,7 @@ int main(int argc, char **argv)
         rc = err_set(&e, ERR_USAGE, "--max-num-seqs %llu is over --max-num-batched-tokens %llu",
                      (unsigned long long)f.o.seqs, (unsigned long long)f.o.batched_tokens);
     if (!rc)
-        rc = cli_no_tty(&e, STDOUT_FILENO, "frames");
-    if (!rc)
-        rc = phase_decode(&e, &f.o);
+        rc = phase_flags_service(&f) ? serve(&e, &f.o) : filter(&e, &f.o);
     if (!rc)
         rc = cli_close_stdout(&e);
     return rc ? cli_fail(prog, &e) : 0;

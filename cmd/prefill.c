@@ -7,6 +7,18 @@
 
 static char prog[] = "prefill";
 
+static int filter(struct err *e, const struct phase_opts *o)
+{
+    int rc = cli_no_tty(e, STDOUT_FILENO, "frames");
+    return rc ? rc : phase_prefill(e, o);
+}
+
+static int serve(struct err *e, const struct phase_opts *o)
+{
+    int rc = proc_signals(e);
+    return rc ? rc : phase_serve(e, o, "prefill");
+}
+
 int main(int argc, char **argv)
 {
     struct err e = {0};
@@ -14,20 +26,23 @@ int main(int argc, char **argv)
     struct phase_flags f = {.o = {.prog = prog,
                                   .kv_type = "auto",
                                   .batched_tokens = 512,
-                                  .seqs = 1,
+                                  .seqs = 16,
                                   .fd_in = STDIN_FILENO,
                                   .fd_out = STDOUT_FILENO,
+                                  .drain_s = 30,
                                   .progress = cli_progress,
                                   .progress_arg = &bar,
                                   .say = cli_say,
                                   .say_arg = prog}};
-    struct cli_opt opts[PHASE_FLAGS];
+    struct cli_opt opts[PHASE_FLAGS + 1];
     phase_flags_table(opts, &f);
+    opts[PHASE_FLAGS] = (struct cli_opt){
+        0, "max-num-seqs", CLI_U64, &f.o.seqs, "N", "worker: orders at once (16)", .lo = 1, .hi = 4096};
     const struct cli_prog p = {prog,
-                               "[-m MODEL] [options] < tok-frames > kv-frames",
+                               "[-m MODEL] [options] < tok-frames > kv-frames, or --sched URL --kv URL",
                                "reads prompts, writes their KV and first tokens",
                                opts,
-                               PHASE_FLAGS,
+                               PHASE_FLAGS + 1,
                                0};
     size_t n_arg;
     int rc = cli_parse(&e, &p, argc, argv, &n_arg);
@@ -39,9 +54,7 @@ int main(int argc, char **argv)
     if (!rc)
         rc = phase_flags_done(&e, &f);
     if (!rc)
-        rc = cli_no_tty(&e, STDOUT_FILENO, "frames");
-    if (!rc)
-        rc = phase_prefill(&e, &f.o);
+        rc = phase_flags_service(&f) ? serve(&e, &f.o) : filter(&e, &f.o);
     if (!rc)
         rc = cli_close_stdout(&e);
     return rc ? cli_fail(prog, &e) : 0;

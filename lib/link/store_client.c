@@ -131,9 +131,30 @@ static void enqueue(struct queued **first, struct queued *q)
     *first = q;
 }
 
-/* What came unasked. */
+static void keep_credit(struct store_client *c, const struct wire_frame *f)
+{
+    const struct wire_kv_slots *s = &f->kv_slots;
+    c->asked = ASKED_DONE;
+    c->ask_why = f->kind == WIRE_KV_NO ? (enum kv_why)f->kv_no.why : 0;
+    if (f->kind == WIRE_KV_NO)
+        err_set(&c->ask_err, (int)f->kv_no.code, "%.*s", (int)(f->kv_no.text.n < 400 ? f->kv_no.text.n : 400),
+                f->kv_no.text.p);
+    else if (f->kind != WIRE_KV_SLOTS || s->n_slot != c->ask_n)
+        err_set(&c->ask_err, ERR_PROTO, "kvstore answers with other slots than were asked for");
+    else if (!(c->ask_slot = malloc((s->n_slot + 1) * sizeof *s->slot)))
+        err_nomem(&c->ask_err, "slots", s->n_slot * sizeof *s->slot);
+    else
+        memcpy(c->ask_slot, s->slot, s->n_slot * sizeof *s->slot);
+}
+
+/* What came unasked, or later than what was asked next. */
 void client_keep(struct store_client *c, const struct wire_frame *f)
 {
+    if (client_tag(f)) {
+        if (c->asked == ASKED_WAITS && client_tag(f) == c->ask_tag)
+            keep_credit(c, f);
+        return;
+    }
     if (f->kind == WIRE_KV_NO) {
         c->expired = c->expired || f->kv_no.why == WIRE_KV_EXPIRED;
         return;
@@ -177,8 +198,7 @@ static int answer(struct err *e, struct store_client *c, struct wire_frame *out,
         if (rc)
             return rc;
         if (client_tag(out) != tag) {
-            if (!client_tag(out))
-                client_keep(c, out);
+            client_keep(c, out);
             continue;
         }
         if (out->kind == WIRE_KV_NO)
@@ -187,6 +207,11 @@ static int answer(struct err *e, struct store_client *c, struct wire_frame *out,
             return 0;
         return err_set(e, ERR_PROTO, "kvstore answers with a %s frame", wire_kind_name(out->kind));
     }
+}
+
+int client_send(struct err *e, struct store_client *c, const struct wire_frame *f, int64_t end_ms)
+{
+    return send_all(e, c, f, -1, end_ms);
 }
 
 /* A call while the connection is being made anew waits for it. */
@@ -273,6 +298,7 @@ static int take_arena(struct err *e, struct store_client *c, const struct wire_k
 static int connect_once(struct err *e, struct store_client *c, bool *again, int64_t end_ms)
 {
     struct wire_frame f;
+    bool had = c->id != 0;
     *again = false;
     if (c->sock >= 0)
         close(c->sock);
@@ -297,12 +323,14 @@ static int connect_once(struct err *e, struct store_client *c, bool *again, int6
         return rc;
     }
     c->tag = 1;
+    c->asked = c->asked == ASKED_WAITS ? ASKED_LOST : c->asked;
     c->lease_ms = f.kv_arena.lease_ms;
-    if (c->id && !f.kv_arena.kept)
-        c->expired = true;
     c->id = f.kv_arena.client;
     c->key = f.kv_arena.key;
-    rc = c->has_kind ? take_arena(e, c, &f.kv_arena) : 0;
+    if (had && !f.kv_arena.kept) /* the arena stays mapped, as the caller may be at work in it, until _renew_all */
+        c->expired = true;
+    else
+        rc = c->has_kind ? take_arena(e, c, &f.kv_arena) : 0;
     c->broken = rc != 0;
     return rc;
 }
@@ -427,6 +455,7 @@ void store_client_close(struct store_client *c)
         close(c->fd_in);
     free_queue(&c->first_seq);
     free_queue(&c->first_event);
+    free(c->ask_slot);
     kv_arena_free(c->arena);
     wire_arena_free(c->mem);
     free(c->in);
@@ -440,6 +469,9 @@ int store_client_renew_all(struct err *e, struct store_client *c)
 {
     pthread_mutex_lock(&c->lock);
     c->id = c->key = 0;
+    c->asked = ASKED_NONE;
+    free(c->ask_slot);
+    c->ask_slot = NULL;
     free_queue(&c->first_seq);
     int rc = connect_until(e, c, client_now_ms() + c->timeout_ms);
     c->expired = rc != 0 && c->expired;
@@ -454,6 +486,16 @@ struct kv_arena *store_client_arena(const struct store_client *c)
 enum kv_why store_client_why(const struct store_client *c)
 {
     return c->why;
+}
+
+bool store_client_up(const struct store_client *c)
+{
+    return !c->broken || c->expired;
+}
+
+int store_client_fd(const struct store_client *c)
+{
+    return c->sock;
 }
 
 uint64_t store_client_lease_ms(const struct store_client *c)

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "phase/fake.h"
 #include "phase/stage.h"
 
 struct entry {
@@ -12,6 +13,7 @@ struct entry {
 struct row { /* one row of logits and what it is for */
     struct entry *e;
     int64_t position; /* of the token that the row predicts */
+    bool last;        /* of its chunk */
 };
 
 struct batch {
@@ -31,7 +33,7 @@ int batch_new(struct err *e, struct batch **out, struct stage *s)
         return err_nomem(e, "a batch", sizeof *b);
     b->s = s;
     pthread_mutex_init(&b->failed, NULL);
-    b->cap = engine_row_max(s->g);
+    b->cap = s->fake ? (int64_t)s->o->batched_tokens : engine_row_max(s->g);
     b->entry = calloc((size_t)b->cap, sizeof *b->entry);
     b->chunk = calloc((size_t)b->cap, sizeof *b->chunk);
     b->row = calloc((size_t)b->cap, sizeof *b->row);
@@ -94,7 +96,7 @@ static struct engine_chunk *add(struct batch *b, struct request *q, int64_t n, e
     b->n_row += n;
     int64_t wanted = want == ENGINE_ALL ? n : want == ENGINE_LAST;
     for (int64_t i = 0; i < wanted; i++)
-        b->row[b->n_want++] = (struct row){en, c->pos + n - wanted + i + 1};
+        b->row[b->n_want++] = (struct row){en, c->pos + n - wanted + i + 1, i == wanted - 1};
     return c;
 }
 
@@ -116,6 +118,19 @@ void batch_token(struct batch *b, struct request *q)
     struct engine_chunk *c = add(b, q, 1, ENGINE_LAST);
     c->ids = &q->last;
     b->entry[b->n - 1].sampled = true;
+}
+
+void batch_sequence(struct batch *b, struct request *q, int64_t most)
+{
+    int64_t left = q->n_all - q->n_kv, room = batch_room(b), n = left;
+    n = n < room ? n : room;
+    n = n < most ? n : most;
+    if (n <= 0)
+        return;
+    bool sample_now = n == left && q->max_new, score_now = q->want_prompt && q->n_kv + 1 < (int64_t)q->r->n_id;
+    struct engine_chunk *c = add(b, q, n, score_now ? ENGINE_ALL : sample_now ? ENGINE_LAST : ENGINE_NONE);
+    c->ids = q->all + q->n_kv;
+    b->entry[b->n - 1].sampled = sample_now;
 }
 
 /* Scores prompt token `at` from the row before it. */
@@ -146,7 +161,7 @@ static void one_row(void *arg, int64_t i, int tid)
     int rc = 0;
     if (r->position < q->r->n_id)
         rc = score(&e, b, q, x, r->position, tid);
-    else if (r->e->sampled)
+    else if (r->e->sampled && r->last)
         rc = choose(&e, b, q, x, r->position, tid);
     if (!rc)
         return;
@@ -157,10 +172,12 @@ static void one_row(void *arg, int64_t i, int tid)
 
 int batch_run(struct err *e, struct batch *b, engine_layer_fn *layer_done, void *arg)
 {
-    int rc = engine_step(e, b->s->g, b->chunk, b->n, layer_done, arg);
+    int rc = b->s->fake ? fake_step(e, b->s, b) : engine_step(e, b->s->g, b->chunk, b->n, layer_done, arg);
     if (rc)
         return rc;
-    for (b->row0 = 0; b->row0 < b->n_want; b->row0 += LOGITS_ROWS) {
+    if (b->s->fake && layer_done)
+        layer_done(arg, 0);
+    for (b->row0 = 0; !b->s->fake && b->row0 < b->n_want; b->row0 += LOGITS_ROWS) {
         int64_t n = b->n_want - b->row0 < LOGITS_ROWS ? b->n_want - b->row0 : LOGITS_ROWS;
         engine_logits(b->s->g, b->s->logits, b->row0, n);
         engine_each(b->s->g, one_row, b, n);

@@ -36,11 +36,6 @@ static int fail(struct err *e, struct decode *d, struct request *q)
     return rc;
 }
 
-static enum wire_reason reason_of(enum answer_end end)
-{
-    return end == ANSWER_LENGTH ? WIRE_LENGTH : WIRE_STOP;
-}
-
 static int finish(struct err *e, struct decode *d, struct request *q, enum answer_end end)
 {
     uint64_t now = proc_now_ns();
@@ -71,67 +66,26 @@ static int finish(struct err *e, struct decode *d, struct request *q, enum answe
     span[n].end_ns = now;
     span[n].tokens = n_answer;
     span[n++].bytes = q->bytes_in;
-    uint64_t load = q->load_ns > d->s.load_ns ? q->load_ns : d->s.load_ns;
-    struct wire_frame f = {.kind = WIRE_END};
-    f.end = (struct wire_end){.seq = q->r->seq,
-                              .index = q->r->index,
-                              .id = q->r->id,
-                              .reason = reason_of(end),
-                              .has_stop_id = end == ANSWER_STOP_ID,
-                              .stop_id = q->last,
-                              .prompt_tokens = q->r->n_id,
-                              .completion_tokens = (uint32_t)n_answer,
-                              .cached_tokens = q->cached,
-                              .load_ns = load,
-                              .born_ns = q->r->born_ns,
-                              .first_ns = q->first_ns,
-                              .last_ns = q->last_ns,
-                              .span = span,
-                              .n_span = n,
-                              .extra = q->r->extra};
-    if (end == ANSWER_STOP_TEXT)
-        f.end.stop_text = q->r->s.stop[answer_stop_index(q->answer)];
+    struct wire_frame f;
+    end_frame(&f, q, end);
+    f.end.load_ns = q->load_ns > d->s.load_ns ? q->load_ns : d->s.load_ns;
+    f.end.span = span;
+    f.end.n_span = n;
     int rc = wire_write(e, d->s.out, &f);
     free(span);
     let_go(d, q, true);
     return rc;
 }
 
-/* The prompt itself, where echo is asked for: its ids, text, and log-probabilities. */
+/* The prompt itself, where echo is asked for. */
 static int echo(struct err *e, struct decode *d, struct request *q)
 {
-    size_t n = 0, cap = 0;
-    char *text = NULL;
-    for (int pass = 0; pass < 2; pass++) {
-        n = 0;
-        for (uint32_t i = 0; i < q->r->n_id; i++) {
-            size_t k;
-            const uint8_t *p = text_piece(d->s.text, q->r->ids[i], &k);
-            if (pass && k)
-                memcpy(text + n, p, k);
-            n += k;
-        }
-        cap = n;
-        if (!pass && !(text = malloc(cap + 1)))
-            return err_nomem(e, "a prompt's text", cap);
-    }
-    char *fixed = NULL;
-    size_t n_fixed = 0;
-    int rc = text_utf8_repair(e, &fixed, &n_fixed, text, n);
-    struct wire_frame f = {.kind = WIRE_OUT};
-    f.out = (struct wire_out){.seq = q->r->seq,
-                              .index = q->r->index,
-                              .id = q->r->id,
-                              .ids = q->r->ids,
-                              .n_id = q->r->n_id,
-                              .text = {fixed, n_fixed},
-                              .lp = q->pos.lp,
-                              .n_lp = q->pos.n,
-                              .prompt = true};
+    struct wire_frame f;
+    char *text;
+    int rc = echo_frame(e, &f, &text, &d->s, q);
     if (!rc)
         rc = wire_write(e, d->s.out, &f);
     free(text);
-    free(fixed);
     return rc;
 }
 

@@ -1,4 +1,5 @@
 /* The flags that prefill and decode share. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,18 +22,72 @@ void phase_flags_table(struct cli_opt *table, struct phase_flags *f)
          .lo = 0},
         {0, "threads", CLI_U64, &f->threads, "N", "compute threads (by affinity and quota)", .lo = 1, .hi = 1024},
         {0, "profile", CLI_FLAG, &o->profile, NULL, "at the end, time of each part of the steps on stderr", .lo = 0},
+        {0, "engine", CLI_STR, &o->engine, "ENGINE",
+         "fake:A,B,C,D,E,F computes nothing and takes the time that these ns say", .lo = 0},
+        {0, "sched", CLI_STR, &o->sched, "URL", "be a worker of this scheduler", .lo = 0},
+        {0, "kv", CLI_STR, &o->kv, "URL", "keep KV in this kvstore, unix:PATH", .lo = 0},
+        {0, "run", CLI_STR, &f->run, "DIR", "directory of the services' sockets, for both", .lo = 0},
+        {0, "name", CLI_STR, &o->name, "NAME", "of this worker (PROGRAM-PID@HOST)", .lo = 0},
+        {0, "store-name", CLI_STR, &o->store, "NAME", "of its kvstore, as the scheduler knows it (the host's)",
+         .lo = 0},
+        {0, "cpus", CLI_STR, &o->cpus, "LIST", "processors to run on, like 0,2-3", .lo = 0},
+        {0, "drain-timeout", CLI_U64, &o->drain_s, "SECONDS", "after SIGTERM, for what runs (30)", .lo = 0,
+         .hi = 86400},
+        {0, "ready-fd", CLI_U64, &f->ready_fd, "N", "write a line there when ready", .lo = 3, .hi = 1 << 20,
+         .given = &f->has_ready},
         {'v', "verbose", CLI_FLAG, &o->verbose, NULL, "say at start what runs: instruction set, threads, KV budget",
          .lo = 0},
     };
     memcpy(table, opts, sizeof opts);
 }
 
+bool phase_flags_service(const struct phase_flags *f)
+{
+    return f->o.sched || f->o.kv || f->run;
+}
+
+/* A url below the services' directory, where none was given. */
+static int default_url(struct err *e, const char **out, char *buf, size_t n, const char *run, const char *scheme,
+                       const char *socket, const char *flag)
+{
+    if (*out)
+        return 0;
+    if (!run)
+        return err_set(e, ERR_USAGE, "%s is needed, or --run", flag);
+    int k = snprintf(buf, n, "%s%s/%s", scheme, run, socket);
+    if (k < 0 || (size_t)k >= n)
+        return err_set(e, ERR_USAGE, "--run %s: too long for sockets in it", run);
+    *out = buf;
+    return 0;
+}
+
+static int name_fits(struct err *e, const char *flag, const char *name)
+{
+    bool good = !name || (*name && strlen(name) <= 64);
+    for (const char *c = name; c && *c; c++)
+        good = good && *c > ' ' && *c <= '~';
+    return good ? 0 : err_set(e, ERR_USAGE, "%s is 1 to 64 printable ASCII characters without blanks", flag);
+}
+
+static int service_done(struct err *e, struct phase_flags *f)
+{
+    const char *run = f->run ? f->run : getenv("PHASEPIPE_RUN");
+    int rc = default_url(e, &f->o.sched, f->url[0], sizeof f->url[0], run, "ipc://", "sched.sock", "--sched URL");
+    rc = rc ? rc : default_url(e, &f->o.kv, f->url[1], sizeof f->url[1], run, "unix:", "kv.sock", "--kv URL");
+    rc = rc ? rc : name_fits(e, "--name", f->o.name);
+    return rc ? rc : name_fits(e, "--store-name", f->o.store);
+}
+
 int phase_flags_done(struct err *e, struct phase_flags *f)
 {
     f->o.threads = (int)f->threads;
     f->o.isa = getenv("PHASEPIPE_ISA");
+    f->o.ready_fd = f->has_ready ? (int)f->ready_fd : -1;
     const char *delay = getenv("PHASEPIPE_TEST_DELAY");
-    if (delay)
-        return cli_u64(e, "PHASEPIPE_TEST_DELAY", delay, &f->o.delay_seed, 0, UINT64_MAX);
-    return 0;
+    int rc = delay ? cli_u64(e, "PHASEPIPE_TEST_DELAY", delay, &f->o.delay_seed, 0, UINT64_MAX) : 0;
+    if (!rc && phase_flags_service(f))
+        rc = service_done(e, f);
+    if (!rc && !phase_flags_service(f) && (f->o.name || f->o.store || f->has_ready))
+        rc = err_set(e, ERR_USAGE, "--name, --store-name and --ready-fd are for workers: give --sched and --kv too");
+    return rc;
 }

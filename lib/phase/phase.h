@@ -28,6 +28,15 @@ struct phase_opts {
     void *say_arg;
     bool verbose; /* says at start how it runs */
     bool profile; /* says at the end how long each part of the steps took */
+
+    const char *engine; /* "fake:A,B,C,D,E,F": takes the time that a real one would; NULL: a real one */
+
+    /* services */
+    const char *sched, *kv;   /* urls */
+    const char *name, *store; /* of this worker, of its kvstore; NULL: by program, process and host */
+    const char *cpus;         /* processors to run on, "0,2-3"; NULL: as they are */
+    uint64_t drain_s;         /* after SIGTERM */
+    int ready_fd;             /* -1: none */
 };
 
 /* Each runs to the end of the input. After an error the caller exits: a thread may still wait for input. ERR_PROTO: the
@@ -36,16 +45,27 @@ int phase_prefill(struct err *e, const struct phase_opts *o);
 int phase_decode(struct err *e, const struct phase_opts *o);
 
 /*
+ * Either program as a worker of a scheduler: orders come, KV lies in a kvstore's arena, tokens go to gateways. The role
+ * ("prefill" or "decode") is what it likes; it does whatever it is told to. Runs until SIGTERM (proc_signals), then
+ * until its orders are done. ERR_PROTO: the store holds other KV.
+ */
+int phase_serve(struct err *e, const struct phase_opts *o, const char *role);
+
+/*
  * The flags that both programs have: fills `table` (PHASE_FLAGS of them) with options that write into f.
  * phase_flags_done checks what they gave, reads the environment, and completes f->o but for what is the program's own.
  */
-#define PHASE_FLAGS 8
+#define PHASE_FLAGS 17
 struct cli_opt;
 struct phase_flags {
     struct phase_opts o;
-    uint64_t threads;
+    uint64_t threads, ready_fd;
+    bool has_ready;
+    const char *run;  /* the services' directory */
+    char url[2][256]; /* what o points to where they were not given */
 };
 void phase_flags_table(struct cli_opt *table, struct phase_flags *f);
 int phase_flags_done(struct err *e, struct phase_flags *f);
+bool phase_flags_service(const struct phase_flags *f); /* it is to run as a service */
 
 #endif

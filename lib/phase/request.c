@@ -1,6 +1,5 @@
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "phase/stage.h"
 #include "proc/proc.h"
@@ -162,30 +161,8 @@ void request_free(struct request *q, struct stage *s)
     free(q->pos.top);
     free(q->span);
     free(q->arrived);
+    free(q->all);
+    free(q->truth);
     wire_req_free(q->r);
     free(q);
-}
-
-void error_frame(struct wire_frame *out, const struct request *q)
-{
-    *out = (struct wire_frame){.kind = WIRE_ERR};
-    out->error = (struct wire_error){.seq = q->r->seq,
-                                     .index = q->r->index,
-                                     .id = q->r->id,
-                                     .code = (uint32_t)q->err.code,
-                                     .text = {q->err.text, strlen(q->err.text)},
-                                     .extra = q->r->extra};
-}
-
-struct wire_span span_here(const char *stage)
-{
-    return (struct wire_span){
-        .stage = {stage, strlen(stage)}, .host = {proc_host(), strlen(proc_host())}, .pid = (uint32_t)getpid()};
-}
-
-void logprob_of(struct wire_logprob *out, struct wire_top top[SAMPLE_TOP_MAX], const struct sample_result *r)
-{
-    for (int32_t i = 0; i < r->n_top; i++)
-        top[i] = (struct wire_top){r->top[i].id, r->top[i].logprob};
-    *out = (struct wire_logprob){.id = r->id, .logprob = r->logprob, .top = top, .n_top = (uint32_t)r->n_top};
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "phase/fake.h"
 #include "proc/proc.h"
 
 int kv_type_parse(struct err *e, enum kern_kv *out, const char *name)
@@ -25,7 +26,8 @@ int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
     uint64_t t0 = proc_now_ns();
     s->n_thread = o->threads ? o->threads : proc_cpus("");
     struct model_opts mo = {.path = o->model, .progress = o->progress, .progress_arg = o->progress_arg};
-    int rc = model_open(e, &s->m, &mo);
+    s->arith = o->engine ? FAKE_ARITH : KV_ARITH;
+    int rc = o->engine ? fake_open(e, &s->fake, &s->m, o) : model_open(e, &s->m, &mo);
     if (!rc)
         rc = text_open(e, &s->text, s->m->gguf);
     if (!rc && text_n_token(s->text) > s->m->c.vocab) /* fewer are well: rows that pad the matrix */
@@ -66,6 +68,7 @@ void stage_close(struct stage *s)
     close_engine(s);
     wire_writer_free(s->out);
     text_free(s->text);
+    fake_free(s->fake);
     model_free(s->m);
 }
 
@@ -82,9 +85,10 @@ static void say_start(const struct stage *s)
     snprintf(
         line, sizeof line,
         "%s: %s, %d thread%s, weights %.1f MiB %s, %.1f MiB in huge pages; %s KV, %lld blocks of %d tokens, %.1f MiB",
-        s->m->path, engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s", mib(s->m->weight_bytes),
-        s->m->shared ? "shared" : s->m->not_shared.text, mib(model_huge_bytes(s->m)), kern_kv_name(s->kv),
-        (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK, mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
+        s->m->path, s->fake ? "no weights" : engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s",
+        mib(s->m->weight_bytes), s->m->shared ? "shared" : s->m->not_shared.text, mib(model_huge_bytes(s->m)),
+        kern_kv_name(s->kv), (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK,
+        mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
     s->o->say(s->o->say_arg, line);
 }
 
@@ -102,28 +106,18 @@ void stage_say_profile(const struct stage *s)
     }
 }
 
-int stage_engine(struct err *e, struct stage *s, enum kern_kv kv)
+/* Over s->pool. */
+static int open_engine(struct err *e, struct stage *s)
 {
-    if (s->g && s->kv == kv)
-        return 0;
-    uint64_t t0 = proc_now_ns(), memory = proc_memory(""), bytes = s->o->kv_bytes ? s->o->kv_bytes : memory / 4;
-    if (bytes > memory)
-        return err_set(e, ERR_USAGE, "KV budget of %llu bytes is over the %llu bytes of memory this process may use",
-                       (unsigned long long)bytes, (unsigned long long)memory);
-    close_engine(s);
-    s->kv = kv;
-    engine_layout(&s->layout, s->m, kv);
     struct engine_opts eo = {.isa = s->o->isa,
                              .threads = s->n_thread,
-                             .kv = kv,
+                             .kv = s->kv,
                              .row_max = (int64_t)s->o->batched_tokens,
                              .delay_seed = s->o->delay_seed};
-    int rc = kv_pool_new(e, &s->pool, &s->layout, bytes);
-    if (!rc)
-        rc = engine_open(e, &s->g, s->m, s->pool, &eo);
+    int rc = s->fake ? 0 : engine_open(e, &s->g, s->m, s->pool, &eo);
     if (!rc)
         rc = batch_new(e, &s->batch, s);
-    if (rc)
+    if (rc || s->fake)
         return rc;
     size_t n = LOGITS_ROWS * (size_t)engine_logits_ld(s->g) * sizeof(float);
     s->logits = aligned_alloc(64, n);
@@ -132,10 +126,36 @@ int stage_engine(struct err *e, struct stage *s, enum kern_kv kv)
         return err_nomem(e, "logits", n);
     for (int i = 0; i < s->n_thread && !rc; i++)
         rc = sampler_new(e, &s->sampler[i], engine_ops(s->g), s->m->c.vocab);
+    return rc;
+}
+
+int stage_engine_take(struct err *e, struct stage *s, enum kern_kv kv, struct kv_pool *pool)
+{
+    uint64_t t0 = proc_now_ns();
+    close_engine(s);
+    s->kv = kv;
+    s->pool = pool;
+    engine_layout(&s->layout, s->m, kv);
+    int rc = open_engine(e, s);
     s->load_ns += proc_now_ns() - t0;
     if (!rc)
         say_start(s);
     return rc;
+}
+
+int stage_engine(struct err *e, struct stage *s, enum kern_kv kv)
+{
+    if (s->pool && s->kv == kv)
+        return 0;
+    uint64_t memory = proc_memory(""), bytes = s->o->kv_bytes ? s->o->kv_bytes : memory / 4;
+    struct kv_pool *pool;
+    if (bytes > memory)
+        return err_set(e, ERR_USAGE, "KV budget of %llu bytes is over the %llu bytes of memory this process may use",
+                       (unsigned long long)bytes, (unsigned long long)memory);
+    close_engine(s);
+    engine_layout(&s->layout, s->m, kv);
+    int rc = kv_pool_new(e, &pool, &s->layout, bytes);
+    return rc ? rc : stage_engine_take(e, s, kv, pool);
 }
 
 static struct wire_str str_of(const char *s)
@@ -155,7 +175,7 @@ void stage_hello(const struct stage *s, struct wire_hello *h, bool with_kv)
     h->has_kv = true;
     h->model_fp = (struct wire_bytes){s->m->fingerprint, 32};
     h->kv_type = str_of(kern_kv_name(s->kv));
-    h->arith = str_of(KV_ARITH);
+    h->arith = str_of(s->arith);
     h->layout = str_of(KV_LAYOUT);
     h->n_layer = (uint32_t)s->m->c.n_layer;
     h->n_kv_head = (uint32_t)s->m->c.n_kv_head;
@@ -180,9 +200,9 @@ int stage_check_hello(struct err *e, const struct stage *s, const struct wire_he
         return 0;
     if (h->model_fp.n != 32 || memcmp(h->model_fp.p, s->m->fingerprint, 32))
         return err_set(e, ERR_PROTO, "KV of %.*s was made by another model than %s", from, h->from.p, s->m->path);
-    if (differs(h->arith, KV_ARITH))
+    if (differs(h->arith, s->arith))
         return err_set(e, ERR_PROTO, "KV of %.*s was made by arithmetic %.*s, here it is %s", from, h->from.p,
-                       (int)h->arith.n, h->arith.p, KV_ARITH);
+                       (int)h->arith.n, h->arith.p, s->arith);
     if (differs(h->layout, KV_LAYOUT))
         return err_set(e, ERR_PROTO, "KV of %.*s has layout %.*s, here it is %s", from, h->from.p, (int)h->layout.n,
                        h->layout.p, KV_LAYOUT);

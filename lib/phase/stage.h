@@ -12,8 +12,12 @@
 #define EMPTY_STREAM "stdin: empty, not even a hello: the stage before failed"
 #define LOGITS_ROWS 32 /* logits held at once; a multiple of 8 */
 
+struct fake;
+
 struct stage {
     const struct phase_opts *o;
+    struct fake *fake; /* in the engine's place; NULL: a real one */
+    const char *arith; /* what makes the KV */
     struct model *m;
     struct text *text;
     struct kv_pool *pool;
@@ -33,6 +37,8 @@ struct stage {
 int stage_open(struct err *e, struct stage *s, const struct phase_opts *o);
 /* (Re)makes pool and engine for a KV type; no request may hold blocks. */
 int stage_engine(struct err *e, struct stage *s, enum kern_kv kv);
+/* The same over a pool that is there already; it is taken, whatever happens. */
+int stage_engine_take(struct err *e, struct stage *s, enum kern_kv kv, struct kv_pool *pool);
 void stage_say_profile(const struct stage *s); /* where it was asked for */
 void stage_close(struct stage *s);
 
@@ -80,6 +86,15 @@ struct request {
     bool kv_seen;             /* the kv frame, or the error, is here */
     bool echoed, begun;       /* the prompt was sent on; the first token was */
     uint64_t prompt_end_ns;   /* where decode computed the prompt itself */
+
+    /* services */
+    uint32_t *all; /* [n_all] the prompt and behind it the answer so far */
+    int64_t n_all, cap_all;
+    struct task *task;
+
+    /* the fake engine */
+    uint64_t *truth; /* [n_truth] what the KV of each token must be */
+    int64_t n_truth, cap_truth, n_checked;
 };
 
 /* Takes over a copy of r and checks it against the model and the pool. A request that cannot run gets err set. */
@@ -97,6 +112,9 @@ int64_t batch_room(const struct batch *b); /* rows left */
 /* Adds up to `most` tokens of q's sequence that have no KV yet. */
 void batch_prompt(struct batch *b, struct request *q, int64_t most);
 void batch_token(struct batch *b, struct request *q);
+/* Adds up to `most` ids of q->all that have no KV yet: of a prompt, of an answer that is computed again, or the newest
+ * one. Where they reach the end, the step gives the next token. */
+void batch_sequence(struct batch *b, struct request *q, int64_t most);
 int64_t batch_n(const struct batch *b);
 struct request *batch_at(const struct batch *b, int64_t i);
 bool batch_sampled(const struct batch *b, int64_t i); /* the step gave this request a token: q->now */
@@ -109,6 +127,12 @@ const struct engine_chunk *batch_chunk(const struct batch *b, int64_t i);
 
 /* The err frame of a request that failed; borrows from q. */
 void error_frame(struct wire_frame *out, const struct request *q);
+enum wire_reason reason_of(enum answer_end end);
+/* The prompt itself, for echo: its ids, text, and log-probabilities. *text: malloc'd, in any case; the rest borrows
+ * from q. */
+int echo_frame(struct err *e, struct wire_frame *out, char **text, const struct stage *s, const struct request *q);
+/* The end of an answer without spans and load_ns; borrows from q. */
+void end_frame(struct wire_frame *out, const struct request *q, enum answer_end end);
 /* A span of this process, without times. */
 struct wire_span span_here(const char *stage);
 void logprob_of(struct wire_logprob *out, struct wire_top top[SAMPLE_TOP_MAX], const struct sample_result *r);

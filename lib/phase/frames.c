@@ -1,0 +1,99 @@
+/* Frames about a request that both a filter and a worker send. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "phase/stage.h"
+#include "proc/proc.h"
+
+void error_frame(struct wire_frame *out, const struct request *q)
+{
+    *out = (struct wire_frame){.kind = WIRE_ERR};
+    out->error = (struct wire_error){.seq = q->r->seq,
+                                     .index = q->r->index,
+                                     .id = q->r->id,
+                                     .code = (uint32_t)q->err.code,
+                                     .text = {q->err.text, strlen(q->err.text)},
+                                     .extra = q->r->extra};
+}
+
+struct wire_span span_here(const char *stage)
+{
+    return (struct wire_span){
+        .stage = {stage, strlen(stage)}, .host = {proc_host(), strlen(proc_host())}, .pid = (uint32_t)getpid()};
+}
+
+void logprob_of(struct wire_logprob *out, struct wire_top top[SAMPLE_TOP_MAX], const struct sample_result *r)
+{
+    for (int32_t i = 0; i < r->n_top; i++)
+        top[i] = (struct wire_top){r->top[i].id, r->top[i].logprob};
+    *out = (struct wire_logprob){.id = r->id, .logprob = r->logprob, .top = top, .n_top = (uint32_t)r->n_top};
+}
+
+enum wire_reason reason_of(enum answer_end end)
+{
+    return end == ANSWER_LENGTH ? WIRE_LENGTH : WIRE_STOP;
+}
+
+/* The pieces of the prompt's ids as one. */
+static int prompt_text(struct err *e, char **out, size_t *n_out, const struct text *t, const struct wire_req *r)
+{
+    size_t n = 0, k;
+    for (uint32_t i = 0; i < r->n_id; i++) {
+        (void)text_piece(t, r->ids[i], &k);
+        n += k;
+    }
+    char *text = malloc(n + 1);
+    if (!text)
+        return err_nomem(e, "a prompt's text", n);
+    size_t at = 0;
+    for (uint32_t i = 0; i < r->n_id; i++, at += k) {
+        const uint8_t *p = text_piece(t, r->ids[i], &k);
+        if (k)
+            memcpy(text + at, p, k);
+    }
+    int rc = text_utf8_repair(e, out, n_out, text, n);
+    free(text);
+    return rc;
+}
+
+int echo_frame(struct err *e, struct wire_frame *out, char **text, const struct stage *s, const struct request *q)
+{
+    size_t n = 0;
+    *text = NULL;
+    int rc = prompt_text(e, text, &n, s->text, q->r);
+    *out = (struct wire_frame){.kind = WIRE_OUT};
+    out->out = (struct wire_out){.seq = q->r->seq,
+                                 .index = q->r->index,
+                                 .id = q->r->id,
+                                 .ids = q->r->ids,
+                                 .n_id = q->r->n_id,
+                                 .text = {*text, n},
+                                 .lp = q->pos.lp,
+                                 .n_lp = q->pos.n,
+                                 .prompt = true};
+    return rc;
+}
+
+void end_frame(struct wire_frame *out, const struct request *q, enum answer_end end)
+{
+    size_t n = 0;
+    if (q->answer)
+        answer_ids(q->answer, &n);
+    *out = (struct wire_frame){.kind = WIRE_END};
+    out->end = (struct wire_end){.seq = q->r->seq,
+                                 .index = q->r->index,
+                                 .id = q->r->id,
+                                 .reason = reason_of(end),
+                                 .has_stop_id = end == ANSWER_STOP_ID,
+                                 .stop_id = q->last,
+                                 .prompt_tokens = q->r->n_id,
+                                 .completion_tokens = (uint32_t)n,
+                                 .cached_tokens = q->cached,
+                                 .born_ns = q->r->born_ns,
+                                 .first_ns = q->first_ns,
+                                 .last_ns = q->last_ns,
+                                 .extra = q->r->extra};
+    if (end == ANSWER_STOP_TEXT)
+        out->end.stop_text = q->r->s.stop[answer_stop_index(q->answer)];
+}

@@ -1,0 +1,269 @@
+/* A worker's life: it opens what it needs, does orders, and drains. */
+#include "phase/serve.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "link/notify.h"
+#include "phase/fake.h"
+#include "proc/proc.h"
+
+#define WAIT_IDLE_MS 200 /* looks at signals and at what is due */
+#define WAIT_SOON_MS 5   /* something waits for the store */
+#define ROOM_NS (500 * NS_MS)
+#define TOLD_NS (2000 * NS_MS) /* for the scheduler to hear of a drain */
+#define LAST_NS (5000 * NS_MS) /* after the drain's deadline, for gateways that do not confirm */
+
+void serve_say(const struct serve *v, const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+    if (!v->s.o->say)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    v->s.o->say(v->s.o->say_arg, text);
+}
+
+/* ---- opening ---- */
+
+/* "0,2-3" */
+static int run_on(struct err *e, const char *list)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const char *at = list; *at;) {
+        char *end;
+        unsigned long a = strtoul(at, &end, 10), b = a;
+        bool good = end != at;
+        if (good && *end == '-') {
+            at = end + 1;
+            b = strtoul(at, &end, 10);
+            good = end != at;
+        }
+        if (!good || a > b || b >= CPU_SETSIZE || (*end && *end != ',') || (*end && !end[1]) || *at == '-' ||
+            *at == '+')
+            return err_set(e, ERR_USAGE, "--cpus '%s' is no list of processors, like 0,2-3", list);
+        for (; a <= b; a++)
+            CPU_SET(a, &set);
+        at = *end ? end + 1 : end;
+    }
+    return sched_setaffinity(0, sizeof set, &set) ? err_sys(e, "--cpus %s", list) : 0;
+}
+
+static void name_it(struct serve *v)
+{
+    const struct phase_opts *o = v->s.o;
+    const uint8_t *fp = v->s.m->fingerprint, *vocab = text_fingerprint(v->s.text);
+    if (o->name)
+        snprintf(v->name, sizeof v->name, "%s", o->name);
+    else
+        snprintf(v->name, sizeof v->name, "%s-%d@%.32s", o->prog, (int)getpid(), proc_host());
+    snprintf(v->store_name, sizeof v->store_name, "%s", o->store ? o->store : proc_host());
+    snprintf(v->compat, sizeof v->compat, "model %02x%02x%02x%02x%02x%02x, vocabulary %02x%02x%02x%02x, %s, %s, %s",
+             fp[0], fp[1], fp[2], fp[3], fp[4], fp[5], vocab[0], vocab[1], vocab[2], vocab[3], kern_kv_name(v->s.kv),
+             v->s.arith, KV_LAYOUT);
+}
+
+static int join(struct err *e, struct serve *v)
+{
+    const struct phase_opts *o = v->s.o;
+    struct worker_link_opts w = {.sched = o->sched,
+                                 .name = v->name,
+                                 .role = v->role,
+                                 .store = v->store_name,
+                                 .compat = v->compat,
+                                 .seqs = (uint32_t)o->seqs,
+                                 .blocks = (uint64_t)kv_pool_slots(v->s.pool),
+                                 .max_len = (uint32_t)v->s.context,
+                                 .chunk = (uint32_t)o->batched_tokens};
+    name_it(v);
+    if (v->s.fake)
+        fake_cost(v->s.fake, w.pre, w.dec);
+    return worker_link_open(e, &v->link, &w);
+}
+
+static int say_ready(struct err *e, const struct serve *v)
+{
+    struct err n = {0};
+    int fd = v->s.o->ready_fd;
+    if (link_notify(&n, "READY=1", -1))
+        serve_say(v, "%s", n.text);
+    if (fd < 0)
+        return 0;
+    if (write(fd, "ready\n", 6) != 6)
+        return err_sys(e, "--ready-fd %d", fd);
+    close(fd);
+    return 0;
+}
+
+/* ---- what it is told ---- */
+
+static int told(struct err *e, struct serve *v, struct worker_told *t)
+{
+    struct task *o = t->what == TOLD_CANCEL || t->what == TOLD_PREEMPT ? task_find(v, t->order) : NULL;
+    int rc = 0;
+    if (t->what == TOLD_ORDER)
+        return task_take(e, v, t); /* t is the order's */
+    if (t->what == TOLD_DRAIN || t->what == TOLD_RESUME)
+        v->told_drain = t->what == TOLD_DRAIN;
+    if (o && t->what == TOLD_CANCEL)
+        rc = task_cancel(e, v, o);
+    else if (o)
+        rc = task_preempt(e, v, o);
+    worker_told_free(t);
+    return rc;
+}
+
+static int take_told(struct err *e, struct serve *v)
+{
+    struct worker_told *t;
+    int rc = 0;
+    while (!rc && (t = worker_link_take(v->link)))
+        rc = told(e, v, t);
+    return rc;
+}
+
+/* ---- what it has room for ---- */
+
+static uint64_t less(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+static void tell_room(struct serve *v)
+{
+    uint64_t prompts = 0, blocks = 0, now = proc_now_ns();
+    for (const struct task *o = v->orders; o; o = o->next) {
+        if (o->state == TASK_CLOSED || !o->q || o->q->begun)
+            continue;
+        uint64_t n_id = o->q->r->n_id;
+        prompts += less(n_id, (uint64_t)o->q->n_kv);
+        blocks += less((n_id + KERN_KV_BLOCK) / KERN_KV_BLOCK, (uint64_t)o->q->kv.n);
+    }
+    struct worker_room r = {.seqs = (uint32_t)less(v->s.o->seqs, (uint64_t)v->n_order),
+                            .tokens = (uint32_t)less(2 * v->s.o->batched_tokens, prompts),
+                            .blocks = less(hold_room(v) + (uint64_t)kv_pool_idle(v->s.pool), blocks),
+                            .step_ns = v->step_ns,
+                            .context = v->context,
+                            .batch = v->batch};
+    uint64_t near = v->room.blocks / 16 + 1;
+    bool same = r.seqs == v->room.seqs && r.tokens == v->room.tokens && r.blocks <= v->room.blocks + near &&
+                v->room.blocks <= r.blocks + near;
+    if (same && v->room_ns && now - v->room_ns < ROOM_NS)
+        return;
+    v->room = r;
+    v->room_ns = now;
+    worker_link_room(v->link, &r);
+}
+
+/* ---- draining ---- */
+
+/* Nothing is on its way from the scheduler any more, as far as can be known. */
+static bool nothing_comes(const struct serve *v, uint64_t now)
+{
+    struct err why;
+    return v->told_drain || worker_link_state(v->link, &why) != WORKER_JOINED || now >= v->term_ns + TOLD_NS;
+}
+
+/* *over: all is done, reported and confirmed. */
+static int drain(struct err *e, struct serve *v, bool *over)
+{
+    uint64_t now = proc_now_ns();
+    int rc = 0;
+    if (!proc_term_count())
+        return 0;
+    if (!v->drain_ns) {
+        struct err n;
+        v->term_ns = now;
+        v->drain_ns = now + v->s.o->drain_s * 1000 * NS_MS;
+        worker_link_drain(v->link, true);
+        link_notify(&n, "STOPPING=1", -1);
+    }
+    for (struct task *o = v->orders; o && !rc && now >= v->drain_ns; o = o->next)
+        if (o->state != TASK_CLOSED)
+            rc = task_preempt(e, v, o);
+    task_sweep(v);
+    if (now >= v->drain_ns + LAST_NS)
+        *over = true;
+    else
+        *over = !v->n_order && worker_link_idle(v->link) && nothing_comes(v, now);
+    return rc;
+}
+
+/* ---- the loop ---- */
+
+/* Until something is told, the store says something, or something is due. */
+static void wait_some(const struct serve *v)
+{
+    struct pollfd p[2] = {{worker_link_fd(v->link), POLLIN, 0}, {store_client_fd(v->store), POLLIN, 0}};
+    bool soon = false, pending = false;
+    for (const struct task *o = v->orders; o; o = o->next) {
+        soon |= o->state == TASK_NEW || o->state == TASK_RUN;
+        pending |= o->state == TASK_PENDING;
+    }
+    int ms = soon || v->drain_ns ? WAIT_SOON_MS : WAIT_IDLE_MS;
+    poll(p, 1 + (pending && !v->away), ms);
+}
+
+static int turn(struct err *e, struct serve *v, bool *over)
+{
+    bool did = false;
+    int rc = take_told(e, v);
+    rc = rc ? rc : hold_turn(e, v);
+    rc = rc ? rc : serve_step(e, v, &did);
+    task_sweep(v);
+    rc = rc ? rc : drain(e, v, over);
+    if (rc || *over)
+        return rc;
+    tell_room(v);
+    if (!did)
+        wait_some(v);
+    return 0;
+}
+
+static int run(struct err *e, struct serve *v)
+{
+    bool over = false;
+    int rc = 0;
+    tell_room(v);
+    rc = say_ready(e, v);
+    while (!rc && !over)
+        rc = turn(e, v, &over);
+    return rc;
+}
+
+int phase_serve(struct err *e, const struct phase_opts *o, const char *role)
+{
+    struct serve *v = calloc(1, sizeof *v);
+    if (!v)
+        return err_nomem(e, "a worker", sizeof *v);
+    v->role = role;
+    kern_thread_init();
+    int rc = o->cpus ? run_on(e, o->cpus) : 0;
+    rc = rc ? rc : stage_open(e, &v->s, o);
+    rc = rc ? rc : hold_open(e, v);
+    if (!rc && v->store) {
+        rc = join(e, v);
+        rc = rc ? rc : run(e, v);
+    }
+    if (!rc)
+        stage_say_profile(&v->s);
+    worker_link_close(v->link);
+    v->link = NULL;
+    while (v->orders) {
+        v->orders->state = TASK_CLOSED;
+        task_sweep(v);
+    }
+    stage_close(&v->s);
+    hold_close(v);
+    free(v);
+    return rc;
+}
