@@ -1,16 +1,12 @@
 /* The way back: ids or frames to text, for people and tests. The first byte decides: frames begin with 0xce, which no
  * line of decimal numbers does. */
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "cmd/tokenize/tokenize.h"
-#include "proc/proc.h"
+#include "edge/lines.h"
 
 struct bytes {
     char *p;
@@ -168,35 +164,10 @@ static int back_frames(struct err *e, const struct text *t, int fd, const char *
     return r;
 }
 
-/* Looks at the first byte and leaves it there: in a file by its offset, in a pipe by tee(2), in a socket by a peek.
- * What is none of these, a terminal, holds no frames. *first is 0 at the end. */
-static int peek(struct err *e, unsigned char *first, int fd, const char *name)
-{
-    *first = 0;
-    off_t at = lseek(fd, 0, SEEK_CUR);
-    if (at >= 0 && pread(fd, first, 1, at) >= 0)
-        return 0;
-    int p[2];
-    if (pipe2(p, O_CLOEXEC))
-        return err_sys(e, "pipe");
-    ssize_t n;
-    do
-        n = tee(fd, p[1], 1, 0);
-    while (n < 0 && errno == EINTR && !proc_term_count());
-    int why = errno;
-    if (n == 1)
-        n = read(p[0], first, 1);
-    close(p[0]);
-    close(p[1]);
-    if (n < 0 && why == EINVAL && recv(fd, first, 1, MSG_PEEK) < 0 && errno != ENOTSOCK)
-        return err_sys(e, "read %s", name);
-    return 0;
-}
-
 int back(struct err *e, const struct text *t, int64_t n_row, int fd, const char *name)
 {
     unsigned char first;
-    if (peek(e, &first, fd, name))
+    if (lines_peek(e, &first, fd, name))
         return e->code;
     if (first == 0xce)
         return back_frames(e, t, fd, name);

@@ -16,7 +16,7 @@ static struct wire_str str(const char *s)
 
 int emit_hello(struct err *e, struct tokenize *t)
 {
-    if (!t->out)
+    if (!t->put)
         return 0;
     struct wire_frame f = {.kind = WIRE_HELLO};
     f.hello = (struct wire_hello){
@@ -26,16 +26,16 @@ int emit_hello(struct err *e, struct tokenize *t)
         .vocab_fp = {text_fingerprint(t->text), 32},
         .vocab_n = text_n_token(t->text),
     };
-    return wire_write(e, t->out, &f);
+    return t->put(e, t->put_arg, &f);
 }
 
 int emit_bye(struct err *e, struct tokenize *t)
 {
-    if (!t->out)
+    if (!t->put)
         return 0;
     struct wire_frame f = {.kind = WIRE_BYE};
     f.bye = (struct wire_bye){.from = str(PROG), .n_ok = t->n_ok, .n_error = t->n_error};
-    return wire_write(e, t->out, &f);
+    return t->put(e, t->put_arg, &f);
 }
 
 /* The id of a request: its own, or "req-SEQ". */
@@ -53,7 +53,7 @@ int emit_error(struct err *e, struct tokenize *t, const struct ask *a, const cha
     snprintf(text, sizeof text, "%s%s", where, why->text);
     t->n_error++;
     t->seq++;
-    if (!t->out) {
+    if (!t->put) {
         cli_warn(PROG, "%s", text);
         putchar('\n'); /* so that line N stays the answer of line N */
         return 0;
@@ -61,7 +61,7 @@ int emit_error(struct err *e, struct tokenize *t, const struct ask *a, const cha
     struct wire_frame f = {.kind = WIRE_ERR};
     /* The number was taken above, so that whatever happens here, no two requests have the same one. */
     f.error = (struct wire_error){.seq = t->seq - 1, .id = id, .code = (uint32_t)why->code, .text = str(text)};
-    return wire_write(e, t->out, &f);
+    return t->put(e, t->put_arg, &f);
 }
 
 /* Each unknown name once: a file of a thousand lines says the same thing a thousand times. */
@@ -174,7 +174,7 @@ static int write_choices(struct err *e, struct tokenize *t, struct wire_req *r, 
         struct wire_frame f = {.kind = WIRE_TOK};
         r->index = i;
         f.req = *r;
-        if (wire_write(e, t->out, &f))
+        if (t->put(e, t->put_arg, &f))
             return e->code;
     }
     t->n_ok++;
@@ -247,11 +247,27 @@ int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, ui
             r = err_set(e, ERR_SYS, "%s", why.text);
         else
             r = emit_error(e, t, a, where, &why);
-    } else if (t->out) {
+    } else if (t->put) {
         r = write_request(e, t, a, &ids, born_ns, start_ns);
     } else {
         r = print_ids(e, t, &ids);
     }
     text_ids_free(&ids);
+    return r;
+}
+
+int emit_json(struct err *e, struct tokenize *t, const struct ask *base, const char *line, size_t n, const char *where)
+{
+    uint64_t born_ns = proc_now_ns();
+    struct ask a;
+    struct err why = {0};
+    int r = ask_read(&why, &a, base, line, n);
+    if (!r)
+        r = emit(e, t, &a, where, born_ns);
+    else if (r == ERR_SYS)
+        err_set(e, r, "%s%.400s", where, why.text);
+    else
+        r = emit_error(e, t, &a, where, &why);
+    ask_free(&a);
     return r;
 }

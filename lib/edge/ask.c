@@ -134,8 +134,9 @@ static int spell_long_numbers(struct err *e, char **out, size_t *n_out, const ch
     return 0;
 }
 
-static int parse(struct err *e, json_t **out, const char *line, size_t n)
+int ask_parse(struct err *e, json_t **out, const char *line, size_t n)
 {
+    *out = NULL;
     char *text = NULL;
     size_t n_text = 0;
     if (spell_long_numbers(e, &text, &n_text, line, n))
@@ -145,9 +146,11 @@ static int parse(struct err *e, json_t **out, const char *line, size_t n)
     free(text);
     if (!*out)
         return err_set(e, ERR_NO, "not JSON: %.160s (column %d)", je.text, je.column);
-    if (!json_is_object(*out))
-        return err_set(e, ERR_NO, "not a JSON object");
-    return 0;
+    if (json_is_object(*out))
+        return 0;
+    json_decref(*out);
+    *out = NULL;
+    return err_set(e, ERR_NO, "not a JSON object");
 }
 
 int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const char *line, size_t n)
@@ -160,7 +163,7 @@ int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const c
     out->bias = NULL;
     if (n > ASK_LINE_BYTES_MAX)
         return err_set(e, ERR_NO, "more than %u bytes, the limit of a line", ASK_LINE_BYTES_MAX);
-    if (parse(e, &out->json, line, n))
+    if (ask_parse(e, &out->json, line, n))
         return e->code;
     const json_t *o = out->json;
     struct ask_path at = {.n = 0};

@@ -66,6 +66,9 @@ struct ask {
 int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const char *line, size_t n);
 void ask_free(struct ask *a);
 
+/* Only the JSON of a line, an object (new reference). Seeds and ids beyond its integers have become texts. */
+int ask_parse(struct err *e, json_t **out, const char *line, size_t n);
+
 /* The default of everything: greedy, one choice, max_tokens 512. */
 void ask_default(struct ask *a);
 

@@ -1,12 +1,17 @@
 /* Lines of standard input or a file: each is given as soon as it is there, so that a program can hold a conversation.
  */
+#include "edge/lines.h"
+
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#include "cmd/tokenize/tokenize.h"
+#include "edge/ask.h"
 #include "proc/proc.h"
+#include "wire/wire.h"
 
 #define READ_BYTES 65536
 
@@ -101,5 +106,59 @@ int lines_all(struct err *e, struct lines *l, char **out, size_t *n)
     *out = l->buf;
     *n = l->n;
     l->buf = NULL;
+    return 0;
+}
+
+static bool blank(const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (s[i] != ' ' && s[i] != '\t' && s[i] != '\r')
+            return false;
+    return true;
+}
+
+int lines_next_json(struct err *e, struct lines *l, const char **line, size_t *n)
+{
+    do {
+        if (lines_next(e, l, line, n))
+            return e->code;
+        if (*line && l->number == 1 && !l->overlong && *n >= 3 && !memcmp(*line, "\xef\xbb\xbf", 3)) {
+            *line += 3;
+            *n -= 3;
+        }
+    } while (*line && !l->overlong && blank(*line, *n));
+    return 0;
+}
+
+size_t lines_without_return(const char *line, size_t n)
+{
+    return n && line[n - 1] == '\r' ? n - 1 : n;
+}
+
+size_t lines_message(const char *text, size_t n)
+{
+    return n && text[n - 1] == '\n' ? lines_without_return(text, n - 1) : n;
+}
+
+int lines_peek(struct err *e, unsigned char *first, int fd, const char *name)
+{
+    *first = 0;
+    off_t at = lseek(fd, 0, SEEK_CUR);
+    if (at >= 0 && pread(fd, first, 1, at) >= 0)
+        return 0;
+    int p[2];
+    if (pipe2(p, O_CLOEXEC))
+        return err_sys(e, "pipe");
+    ssize_t n;
+    do
+        n = tee(fd, p[1], 1, 0);
+    while (n < 0 && errno == EINTR && !proc_term_count());
+    int why = errno;
+    if (n == 1)
+        n = read(p[0], first, 1);
+    close(p[0]);
+    close(p[1]);
+    if (n < 0 && why == EINVAL && recv(fd, first, 1, MSG_PEEK) < 0 && errno != ENOTSOCK)
+        return err_sys(e, "read %s", name);
     return 0;
 }
