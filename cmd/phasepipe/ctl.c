@@ -1,5 +1,6 @@
 /* phasepipe ctl: asks the services and tells them. */
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,29 +34,39 @@ static int print_json(struct err *e, json_t *o)
 
 /* ---- kv ---- */
 
-#define KV_NUMBERS(X)                                                                                                  \
-    X(total)                                                                                                           \
-    X(free)                                                                                                            \
-    X(cached) X(leased) X(quarantined) X(credited) X(seqs) X(clients) X(waiting) X(hit_blocks) X(miss_blocks)          \
-        X(published) X(duplicate) X(evicted) X(disk_total) X(disk_used) X(disk_hits) X(disk_bad) X(slot_bytes)         \
-            X(huge_bytes)
+#define NUMBER(field) .name = #field, .at = offsetof(struct wire_kv_stat, field)
+
+static const struct {
+    const char *name;
+    size_t at;
+} kv_numbers[] = {
+    {NUMBER(total)},       {NUMBER(free)},      {NUMBER(cached)},    {NUMBER(leased)},     {NUMBER(quarantined)},
+    {NUMBER(credited)},    {NUMBER(seqs)},      {NUMBER(clients)},   {NUMBER(waiting)},    {NUMBER(hit_blocks)},
+    {NUMBER(miss_blocks)}, {NUMBER(published)}, {NUMBER(duplicate)}, {NUMBER(evicted)},    {NUMBER(disk_total)},
+    {NUMBER(disk_used)},   {NUMBER(disk_hits)}, {NUMBER(disk_bad)},  {NUMBER(slot_bytes)}, {NUMBER(huge_bytes)},
+};
+#define N_KV (sizeof kv_numbers / sizeof *kv_numbers)
+
+static uint64_t kv_number(const struct wire_kv_stat *k, size_t i)
+{
+    uint64_t v;
+    memcpy(&v, (const char *)k + kv_numbers[i].at, sizeof v);
+    return v;
+}
 
 static int ctl_kv(struct err *e, struct ctl *c)
 {
     struct wire_kv_stat k;
     if (ask_store(e, &k, c->run, c->kv))
         return e->code;
-    if (!c->json) {
-#define LINE(name) printf("%-12s %20" PRIu64 "\n", #name, k.name);
-        KV_NUMBERS(LINE)
-#undef LINE
-        return 0;
+    json_t *o = c->json ? json_object() : NULL;
+    for (size_t i = 0; i < N_KV; i++) {
+        if (o)
+            json_object_set_new(o, kv_numbers[i].name, json_integer((json_int_t)kv_number(&k, i)));
+        else
+            printf("%-12s %20" PRIu64 "\n", kv_numbers[i].name, kv_number(&k, i));
     }
-    json_t *o = json_object();
-#define SET(name) json_object_set_new(o, #name, json_integer((json_int_t)k.name));
-    KV_NUMBERS(SET)
-#undef SET
-    return print_json(e, o);
+    return c->json ? print_json(e, o) : 0;
 }
 
 /* ---- sched ---- */

@@ -124,9 +124,9 @@ static void cpus_of_process(struct cpus *out)
 /* Prefill has the first ones, by its share of the workers; each pool has one at least. */
 static size_t cpus_of_prefill(const struct cpus *all, const struct plan *p)
 {
-    size_t n = (all->n * p->n_prefill + (p->n_prefill + p->n_decode) / 2) / (p->n_prefill + p->n_decode);
     if (!p->n_prefill || !p->n_decode)
         return p->n_prefill ? all->n : 0;
+    size_t n = (all->n * p->n_prefill + (p->n_prefill + p->n_decode) / 2) / (p->n_prefill + p->n_decode);
     return n < 1 ? 1 : n > all->n - 1 ? all->n - 1 : n;
 }
 

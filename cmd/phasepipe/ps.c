@@ -163,7 +163,7 @@ int down(int argc, char **argv)
     char run[RUN_BYTES_MAX + 1];
     const struct cli_opt opts[] = {
         {0, "run", CLI_STR, &flag, "DIR", "runtime directory ($XDG_RUNTIME_DIR/phasepipe)", .lo = 0},
-        {0, "timeout", CLI_U64, &timeout_s, "S", "seconds to drain, then they are killed (30)", .lo = 0, .hi = 86400},
+        {0, "timeout", CLI_U64, &timeout_s, "S", "seconds to drain, then they are killed (40)", .lo = 0, .hi = 86400},
     };
     const struct cli_prog prog = {
         DOWN, "[--run DIR] [--timeout S]", "Drains the services of a runtime directory and ends them.", opts, 2, 0};

@@ -28,7 +28,7 @@
 #define BACKOFF_MS_MIN 100 /* doubles */
 #define BACKOFF_MS_MAX 5000
 #define STEADY_MS 30000 /* a life so long begins the back-off anew */
-#define DRAIN_MS 30000  /* SIGTERM to SIGKILL, unless told */
+#define DRAIN_MS 40000  /* SIGTERM to SIGKILL, unless told; workers give up by themselves after 30 s */
 #define LOG_BYTES_MAX (4u << 20)
 #define KEPT_MAX 4
 

@@ -37,7 +37,7 @@ static int parse(struct err *e, struct plan *p, int argc, char **argv)
         {0, "cores", CLI_CHOICE, &p->cores, "HOW", "lease (a pool lends its idle cores) or fixed (lease)",
          .choices = "lease|fixed"},
         {0, "engine", CLI_STR, &p->engine, "SPEC", "of the workers, fake:COEFFICIENTS for tests", .lo = 0},
-        {0, "drain-seconds", CLI_U64, &p->drain_s, "N", "what does not end within this is killed (30)", .lo = 0,
+        {0, "drain-seconds", CLI_U64, &p->drain_s, "N", "what does not end within this is killed (40)", .lo = 0,
          .hi = 86400},
     };
     const struct cli_prog prog = {UP,
@@ -169,7 +169,7 @@ static int supervise(struct err *e, struct super *s, const struct plan *p)
 int up(int argc, char **argv)
 {
     struct err e = {0};
-    struct plan p = {.sched = "sched", .n_prefill = 1, .n_decode = 1, .cores = "lease", .drain_s = DRAIN_MS / 1000};
+    struct plan p = {.sched = "sched", .n_prefill = 1, .n_decode = 1, .drain_s = DRAIN_MS / 1000};
     struct parting parting = {-1, -1};
     int words[2], status[2];
     int r = parse(&e, &p, argc, argv);
