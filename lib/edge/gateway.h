@@ -19,21 +19,33 @@ struct gateway_opts {
     const char *listen; /* where workers send tokens; NULL: a socket of its own beside sched's (ipc), or a free
                            port of the loopback (tcp) */
     uint64_t deadline_ns, slo_ttft_ns, slo_tpot_ns; /* of every request; 0: none */
-    /* What happens, in frames as decode writes them: hello once, then out, end and err, with the seq of the request and
-     * the index of the choice. Borrowed. The callback may call gateway_ask and gateway_cancel. */
+    /* What the scheduler cannot take now is submitted again when it says, until the deadline; without one for this
+     * long (0: not at all, UINT64_MAX: for ever). Then it is an err frame. */
+    uint64_t patience_ns;
+    /* What happens, in frames as decode writes them: hello (again where tokenize has another vocabulary than before),
+     * then out, end and err, with the seq of the request and the index of the choice. A request that is not known to
+     * the scheduler yet has one err or end frame, of index 0. Borrowed. The callback may call gateway_ask and
+     * gateway_cancel. */
     void (*frame)(void *arg, const struct wire_frame *f);
     /* The scheduler has taken it, or has it wait: may be NULL. */
     void (*taken)(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns);
+    /* What a person should know and no request is told: may be NULL. */
+    void (*say)(void *arg, const char *text);
     void *arg;
 };
 
 int gateway_open(struct err *e, struct gateway **out, const struct gateway_opts *o);
 void gateway_close(struct gateway *g); /* what runs is cancelled */
 
-/* seq: of the caller's choice, not of one that runs. */
+#define GATEWAY_LINE_BYTES_MAX WIRE_STR_BYTES_MAX
+
+/* seq: of the caller's choice, not of one that runs. A line over the limit is not looked at and answered by an err
+ * frame. */
 int gateway_ask(struct err *e, struct gateway *g, uint64_t seq, const char *line, size_t n);
-void gateway_cancel(struct gateway *g, uint64_t seq); /* end frames with reason cancelled follow */
+void gateway_cancel(struct gateway *g, uint64_t seq); /* end frames with reason cancelled follow, in the next step */
 uint64_t gateway_running(const struct gateway *g);    /* answers that have not ended */
+/* The url of a service that is not connected, and since when (CLOCK_MONOTONIC); NULL: both are. */
+const char *gateway_absent(const struct gateway *g, uint64_t *since_ns);
 
 int gateway_fd(const struct gateway *g);
 uint64_t gateway_next_ms(const struct gateway *g); /* when to call gateway_step though nothing has come, from now */
