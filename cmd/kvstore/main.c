@@ -20,7 +20,7 @@
 struct flags {
     const char *listen, *model, *type, *disk, *fingerprint, *arith;
     uint64_t bytes, disk_bytes, layers, heads, head_dim, lease_ms, handed_ms, disk_ms, drain_s, ready_fd;
-    bool has_ready, verify, verbose;
+    bool has_ready, no_verify, verbose;
 };
 
 static int kind_of_model(struct err *e, struct kv_kind *k, const char *path)
@@ -210,7 +210,7 @@ static int run(struct err *e, const struct flags *f)
     k.o = (struct kv_store_opts){.lease_ns = f->lease_ms * 1000000,
                                  .handed_ns = f->handed_ms * 1000000,
                                  .tier_ns = f->disk_ms * 1000000,
-                                 .verify = f->verify,
+                                 .verify = !f->no_verify,
                                  .tell = kvstore_news,
                                  .tell_arg = &k};
     if (!rc && f->disk)
@@ -270,7 +270,7 @@ int main(int argc, char **argv)
          .hi = 3600000},
         {0, "drain-seconds", CLI_U64, &f.drain_s, "N", "after SIGTERM, wait for clients at most so long (30)", .lo = 0,
          .hi = 86400},
-        {0, "verify", CLI_FLAG, &f.verify, NULL, "compare each block with its checksum when it is published", .lo = 0},
+        {0, "no-verify", CLI_FLAG, &f.no_verify, NULL, "believe the checksum of a block that is published", .lo = 0},
         {0, "ready-fd", CLI_U64, &f.ready_fd, "N", "write a line there when ready", .lo = 3, .hi = 1 << 20,
          .given = &f.has_ready},
         {'v', "verbose", CLI_FLAG, &f.verbose, NULL, "say what the arena got", .lo = 0},

@@ -77,7 +77,8 @@ static void add_digest(uint8_t **list, size_t *n, size_t *size, const uint8_t *d
 void kvstore_news(void *arg, const struct kv_news *n)
 {
     struct kvstore *k = arg;
-    struct peer *p = n->kind == KV_NEWS_SEQ || n->kind == KV_NEWS_EXPIRED ? k->of_client[n->client] : NULL;
+    bool of_client = n->kind == KV_NEWS_SEQ || n->kind == KV_NEWS_CREDIT || n->kind == KV_NEWS_EXPIRED;
+    struct peer *p = of_client ? k->of_client[n->client] : NULL;
     struct err e = {0};
     if (n->kind == KV_NEWS_TIER)
         cli_warn(PROG, "%s", n->text);
@@ -91,6 +92,8 @@ void kvstore_news(void *arg, const struct kv_news *n)
         kvstore_refuse(p, 0, KV_WHY_EXPIRED, &e);
     } else if (p && n->kind == KV_NEWS_SEQ) {
         kvstore_seq_news(p, &n->seq);
+    } else if (p && n->kind == KV_NEWS_CREDIT) {
+        kvstore_credit_news(p, n);
     }
 }
 

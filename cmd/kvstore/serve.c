@@ -77,9 +77,23 @@ static int lease(struct err *e, struct kvstore *k, struct peer *p, const struct 
     return rc;
 }
 
+/* Those a client waited for, or that its time is over. */
+void kvstore_credit_news(struct peer *p, const struct kv_news *n)
+{
+    struct err e = {0};
+    if (n->n) {
+        answer_slots(p, n->tag, n->slot, n->n);
+        return;
+    }
+    err_set(&e, ERR_NO, "the store was full for as long as was to be waited");
+    kvstore_refuse(p, n->tag, KV_WHY_NOT_NOW, &e);
+}
+
 static int credit(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_credit *r)
 {
     uint64_t got, most = kv_arena_head(k->arena)->n_slot;
+    if (r->wait_ms && !r->some && r->n && r->n <= WIRE_KV_BLOCKS_MAX)
+        return kv_store_credit_wait(e, k->store, p->client, r->n, r->tag, r->wait_ms * 1000000ull);
     most = most < WIRE_KV_BLOCKS_MAX ? most : WIRE_KV_BLOCKS_MAX;
     if (r->n > most && !r->some && r->n <= kv_arena_head(k->arena)->n_slot)
         return err_set(e, ERR_NO, "%llu slots at once, the limit is %u", (unsigned long long)r->n, WIRE_KV_BLOCKS_MAX);
@@ -179,9 +193,24 @@ static void stat(struct kvstore *k, struct peer *p, uint64_t tag)
     link_send(p->conn, &f, -1);
 }
 
+/* A sequence that waits to be taken: whoever knows of it may say that it is waited for. */
+static int keep(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_handle *r)
+{
+    struct wire_frame f = {.kind = WIRE_KV_RENEW, .kv_handle = {.tag = r->tag}};
+    int rc = p->client != KV_NONE ? kv_store_renew(e, k->store, p->client, proc_now_ns()) : 0;
+    if (!rc && r->gen)
+        rc = k->store ? kv_store_keep(e, k->store, r->seq, r->gen, proc_now_ns())
+                      : err_set(e, ERR_NO, "the store is starting");
+    if (!rc && r->tag)
+        link_send(p->conn, &f, -1);
+    return rc;
+}
+
 /* Any sign of life renews a lease; one that has ended is said. */
 static int client_call(struct err *e, struct kvstore *k, struct peer *p, const struct wire_frame *f)
 {
+    if (f->kind == WIRE_KV_RENEW)
+        return keep(e, k, p, &f->kv_handle);
     if (p->client == KV_NONE)
         return err_set(e, ERR_PROTO, "a %s frame of one that only watches", wire_kind_name(f->kind));
     int rc = kv_store_renew(e, k->store, p->client, proc_now_ns());
@@ -200,10 +229,6 @@ static int client_call(struct err *e, struct kvstore *k, struct peer *p, const s
         return handle(e, k, p, f->kind, &f->kv_handle);
     case WIRE_KV_FREE:
         return give_back(e, k, p, &f->kv_free);
-    case WIRE_KV_RENEW:
-        if (f->kv_tag.tag)
-            link_send(p->conn, f, -1);
-        return 0;
     }
     return err_set(e, ERR_PROTO, "a %s frame is nothing to ask a store", wire_kind_name(f->kind));
 }
@@ -219,7 +244,8 @@ void kvstore_serve(struct kvstore *k, struct peer *p, const struct wire_frame *f
     int rc = client_call(&e, k, p, f);
     if (!rc)
         return;
-    enum kv_why why = rc == ERR_NO && p->client != KV_NONE ? kv_store_why(k->store) : KV_WHY_REFUSED;
+    bool by_store = rc == ERR_NO && k->store && (p->client != KV_NONE || f->kind == WIRE_KV_RENEW);
+    enum kv_why why = by_store ? kv_store_why(k->store) : KV_WHY_REFUSED;
     if (k->draining && f->kind == WIRE_KV_LEASE)
         why = KV_WHY_DRAINING;
     kvstore_refuse(p, asks && f->kind != WIRE_KV_EVENT ? f->kv_tag.tag : 0, why, &e);

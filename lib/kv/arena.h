@@ -60,7 +60,7 @@ enum kv_seq_state { KV_SEQ_NONE = 0, KV_SEQ_OWNED = 1, KV_SEQ_HANDED = 2 };
 
 struct kv_seq {
     _Atomic uint64_t gen;  /* grows whenever its owner changes: a reader's handle is of one generation */
-    uint32_t state, owner; /* enum kv_seq_state; client + 1 */
+    uint32_t state, owner; /* enum kv_seq_state; client + 1, of one handed over: who gave it, 0: gone */
     _Atomic uint64_t n_block;
     uint32_t first_page, last_page;
     uint32_t tail, n_tail; /* slot of the half-filled block, its tokens; KV_NONE */

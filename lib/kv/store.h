@@ -9,7 +9,8 @@
  *
  * Every hold has an end. A client's holds end when its lease does, unless renewed: its sequences are dropped, slots it
  * might still write go into quarantine until it is gone. A client that is gone leaves nothing behind. A sequence that
- * was handed over and not taken ends after `handed_ns`.
+ * was handed over and not taken ends after `handed_ns`, whether the one who gave it lives or not, unless somebody who
+ * has the handle says that it is waited for still (kv_store_keep), or the giver that it is not (kv_store_release).
  *
  * Each slot is at any time one of: free, cached (whole, named, not held), leased (held by a sequence), quarantined,
  * credited. kv_store_check proves it.
@@ -39,6 +40,7 @@ struct kv_seq_info {
 
 enum kv_news_kind {
     KV_NEWS_SEQ,     /* a sequence that waited has grown, or is to be computed by its owner now */
+    KV_NEWS_CREDIT,  /* slots that a client waited for: n of them, or 0 where its time is over */
     KV_NEWS_EXPIRED, /* the client's lease has ended */
     KV_NEWS_STORED,  /* a block is there, in memory or in the file tier */
     KV_NEWS_EVICTED, /* it is in neither any more */
@@ -51,6 +53,8 @@ struct kv_news {
     struct kv_seq_info seq;
     const uint8_t *digest;
     const char *text;
+    const uint32_t *slot;
+    uint64_t n, tag;
 };
 
 struct kv_store_opts {
@@ -101,8 +105,14 @@ bool kv_store_absent(const struct kv_store *s, uint32_t *client, int64_t *pid, u
 
 /* ---- sequences and slots, of a client ---- */
 
+/* Slots to write: n or, with some, fewer. slot: room for n. Who waits is served first: while anybody does, others are
+ * told KV_WHY_NOT_NOW. */
 int kv_store_credit(struct err *e, struct kv_store *s, uint32_t client, uint32_t *slot, uint64_t *got, uint64_t n,
-                    bool some); /* slot: room for n */
+                    bool some);
+/* All of n as soon as they can be had, in the order of those who wait, or none within wait_ns: news come in either
+ * case, with this tag, perhaps before the call returns. Of one client one such wait at a time. */
+int kv_store_credit_wait(struct err *e, struct kv_store *s, uint32_t client, uint64_t n, uint64_t tag,
+                         uint64_t wait_ns);
 int kv_store_uncredit(struct err *e, struct kv_store *s, uint32_t client, const uint32_t *slot, uint64_t n);
 
 /* A new sequence over the longest prefix there is of ids; digests: one for each of the n_block first blocks of them.
@@ -124,7 +134,8 @@ struct kv_publish {
  * that one's, and the slot given is the client's credit again. */
 int kv_store_publish(struct err *e, struct kv_store *s, uint32_t client, uint32_t *out, const struct kv_publish *p);
 
-/* Gives the sequence away: whoever takes it by this number and generation first owns it. */
+/* Gives the sequence away: whoever takes it by this number and generation first owns it. As long as nobody has, the
+ * client may release it by them. */
 int kv_store_hand(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
                   uint64_t gen, uint64_t now_ns);
 int kv_store_take(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
@@ -133,6 +144,8 @@ int kv_store_take(struct err *e, struct kv_store *s, uint32_t client, struct kv_
 int kv_store_fork(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
                   uint64_t gen);
 int kv_store_release(struct err *e, struct kv_store *s, uint32_t client, uint64_t seq, uint64_t gen);
+/* A sequence that was handed over waits another handed_ns from now on. Whoever has the handle may say so. */
+int kv_store_keep(struct err *e, struct kv_store *s, uint64_t seq, uint64_t gen, uint64_t now_ns);
 
 /* ---- about it ---- */
 

@@ -154,10 +154,12 @@ static void adopt_seq(struct kv_store *s, uint32_t i, uint8_t *page_used, uint64
     }
     if (q->tail != KV_NONE)
         s->slot[q->tail].refs = 1; /* so that no other takes it for its own; taken back below */
-    if (q->state == KV_SEQ_OWNED)
+    if (q->state == KV_SEQ_OWNED) {
         seq_link(s, &s->client[q->owner - 1].first_seq, i);
-    else
-        seq_hand_link(s, i, now_ns);
+        return;
+    }
+    q->owner = is_client(s, q->owner) ? q->owner : 0;
+    seq_hand_link(s, i, now_ns);
 }
 
 int store_adopt(struct err *e, struct kv_store *s, uint64_t now_ns)
@@ -240,7 +242,8 @@ static int check_seq(struct err *e, const struct kv_store *s, uint32_t i, uint32
     if (q->tail != KV_NONE) {
         HOLDS(!tails[q->tail]++, "slot %u is two tails", q->tail);
         HOLDS(slot_of(s, q->tail)->state == KV_PRIVATE, "tail %u is of state %u", q->tail, slot_of(s, q->tail)->state);
-        HOLDS(slot_of(s, q->tail)->writer == q->owner, "tail %u has another writer", q->tail);
+        HOLDS(slot_of(s, q->tail)->writer == (q->state == KV_SEQ_OWNED ? q->owner : 0), "tail %u has another writer",
+              q->tail);
     }
     return 0;
 }

@@ -135,6 +135,12 @@ int store_client(struct err *e, struct kv_store *s, uint32_t client)
     return 0;
 }
 
+/* Its owner is then the one who gave it, as long as that one is here. */
+static bool is_handed(const struct kv_store *s, uint64_t seq, uint64_t gen)
+{
+    return seq < s->n_seq && seq_of(s, seq)->state == KV_SEQ_HANDED && seq_of(s, seq)->gen == gen;
+}
+
 static int own_seq(struct err *e, struct kv_store *s, uint32_t client, uint64_t seq, uint64_t gen)
 {
     int rc = store_client(e, s, client);
@@ -145,64 +151,6 @@ static int own_seq(struct err *e, struct kv_store *s, uint32_t client, uint64_t 
         return store_no(e, s, KV_WHY_STALE, ERR_NO, "sequence %" PRIu64 " (generation %" PRIu64 ") is not held here",
                         seq, gen);
     return 0;
-}
-
-/* ---- credit ---- */
-
-int kv_store_credit(struct err *e, struct kv_store *s, uint32_t client, uint32_t *slot, uint64_t *got, uint64_t n,
-                    bool some)
-{
-    int rc = store_client(e, s, client);
-    *got = 0;
-    if (rc)
-        return rc;
-    uint64_t there = slots_available(s);
-    if (n > s->n_slot && !some)
-        return store_no(e, s, KV_WHY_NEVER, ERR_NO, "%" PRIu64 " blocks never fit: the store has %" PRIu64, n,
-                        s->n_slot);
-    if ((n > there && !some) || (n && !there))
-        return store_no(e, s, KV_WHY_NOT_NOW, ERR_NO,
-                        "the store is full: %" PRIu64 " blocks wanted, %" PRIu64 " of %" PRIu64 " can be had now", n,
-                        there, s->n_slot);
-    n = n < there ? n : there;
-    for (; *got < n; (*got)++) {
-        uint32_t i = slot_get(s);
-        if (i == KV_NONE)
-            break;
-        slot_set(s, i, KV_CREDIT, client + 1);
-        slot[*got] = i;
-    }
-    if (*got == n || some)
-        return 0;
-    while (*got) /* in an adopted arena blocks may stand in each other's way */
-        slot_free(s, slot[--*got]);
-    return store_no(e, s, KV_WHY_NOT_NOW, ERR_NO, "the store is full");
-}
-
-/* Is each of these the client's credit, or the one tail named, and none there twice? */
-static int check_credit(struct err *e, struct kv_store *s, uint32_t client, const uint32_t *slot, uint64_t n,
-                        uint32_t or_tail)
-{
-    for (uint64_t k = 0; k < n; k++) {
-        uint32_t i = slot[k];
-        if (i >= s->n_slot ||
-            (i != or_tail && (slot_of(s, i)->state != KV_CREDIT || slot_of(s, i)->writer != client + 1)))
-            return store_no(e, s, KV_WHY_REFUSED, ERR_NO, "slot %u is not this client's to write", i);
-        if (s->slot[i].mark == s->mark)
-            return store_no(e, s, KV_WHY_REFUSED, ERR_NO, "slot %u comes twice", i);
-        s->slot[i].mark = s->mark;
-    }
-    return 0;
-}
-
-int kv_store_uncredit(struct err *e, struct kv_store *s, uint32_t client, const uint32_t *slot, uint64_t n)
-{
-    int rc = store_client(e, s, client);
-    s->mark++;
-    rc = rc ? rc : check_credit(e, s, client, slot, n, KV_NONE);
-    for (uint64_t k = 0; k < n && !rc; k++)
-        slot_free(s, slot[k]);
-    return rc;
 }
 
 /* ---- leases ---- */
@@ -253,7 +201,8 @@ int kv_store_lease(struct err *e, struct kv_store *s, uint32_t client, struct kv
 
 int kv_store_release(struct err *e, struct kv_store *s, uint32_t client, uint64_t seq, uint64_t gen)
 {
-    int rc = own_seq(e, s, client, seq, gen);
+    bool gave = client < s->n_client && is_handed(s, seq, gen) && seq_of(s, seq)->owner == client + 1;
+    int rc = gave ? store_client(e, s, client) : own_seq(e, s, client, seq, gen);
     if (!rc)
         seq_drop(s, (uint32_t)seq, false);
     return rc;
@@ -372,7 +321,6 @@ int kv_store_hand(struct err *e, struct kv_store *s, uint32_t client, struct kv_
     seq_unlink(s, i);
     if (q->tail != KV_NONE)
         slot_set(s, q->tail, KV_PRIVATE, 0);
-    q->owner = 0;
     q->state = KV_SEQ_HANDED;
     seq_hand_link(s, i, now_ns);
     seq_info(s, info, i);
@@ -410,6 +358,16 @@ int kv_store_take(struct err *e, struct kv_store *s, uint32_t client, struct kv_
         slot_set(s, seq_of(s, i)->tail, KV_PRIVATE, client + 1);
     new_gen(s, i);
     seq_info(s, info, i);
+    return 0;
+}
+
+int kv_store_keep(struct err *e, struct kv_store *s, uint64_t seq, uint64_t gen, uint64_t now_ns)
+{
+    if (!is_handed(s, seq, gen))
+        return store_no(e, s, KV_WHY_STALE, ERR_NO,
+                        "sequence %" PRIu64 " (generation %" PRIu64 ") does not wait to be taken", seq, gen);
+    seq_unlink(s, (uint32_t)seq);
+    seq_hand_link(s, (uint32_t)seq, now_ns);
     return 0;
 }
 

@@ -51,6 +51,7 @@ static const struct wire_field credit_fields[] = {
     U64(wire_kv_credit, "tag", tag, REQ),
     U64(wire_kv_credit, "n", n, REQ),
     BOOL(wire_kv_credit, "some", some),
+    U32(wire_kv_credit, "wait_ms", wait_ms),
 };
 
 static const struct wire_field slots_fields[] = {
@@ -73,6 +74,12 @@ static const struct wire_field handle_fields[] = {
     U64(wire_kv_handle, "tag", tag, REQ),
     U64(wire_kv_handle, "seq", seq, REQ),
     U64(wire_kv_handle, "gen", gen, REQ),
+};
+
+static const struct wire_field renew_fields[] = {
+    U64(wire_kv_handle, "tag", tag, REQ),
+    U64(wire_kv_handle, "seq", seq),
+    U64(wire_kv_handle, "gen", gen),
 };
 
 static const struct wire_field free_fields[] = {
@@ -133,7 +140,7 @@ static const struct wire_rec kinds[] = {
     [WIRE_KV_TAKE - WIRE_STORE_FIRST] = KIND("kv_take", handle_fields, wire_kv_handle),
     [WIRE_KV_FORK - WIRE_STORE_FIRST] = KIND("kv_fork", handle_fields, wire_kv_handle),
     [WIRE_KV_FREE - WIRE_STORE_FIRST] = KIND("kv_free", free_fields, wire_kv_free),
-    [WIRE_KV_RENEW - WIRE_STORE_FIRST] = KIND("kv_renew", tag_fields, wire_kv_tag),
+    [WIRE_KV_RENEW - WIRE_STORE_FIRST] = KIND("kv_renew", renew_fields, wire_kv_handle),
     [WIRE_KV_STAT - WIRE_STORE_FIRST] = KIND("kv_stat", stat_fields, wire_kv_stat),
     [WIRE_KV_WATCH - WIRE_STORE_FIRST] = KIND("kv_watch", tag_fields, wire_kv_tag),
     [WIRE_KV_EVENT - WIRE_STORE_FIRST] = KIND("kv_event", event_fields, wire_kv_event),

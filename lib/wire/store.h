@@ -59,7 +59,8 @@ struct wire_kv_seq { /* a sequence as it now is; unasked (tag 0) where one that 
 struct wire_kv_credit { /* slots to write into */
     uint64_t tag;
     uint64_t n;
-    bool some; /* fewer will do; otherwise all or none */
+    bool some;        /* fewer will do; otherwise all or none */
+    uint32_t wait_ms; /* not with some: the answer comes when all can be had, or it is over */
     struct wire_extra extra;
 };
 
@@ -90,7 +91,9 @@ struct wire_kv_publish {
     struct wire_extra extra;
 };
 
-struct wire_kv_handle { /* kv_hand, kv_take, kv_fork */
+/* kv_hand, kv_take, kv_fork. kv_renew (tag 0: without an answer): one's lease, and where gen is not 0 a sequence that
+ * was handed over. */
+struct wire_kv_handle {
     uint64_t tag;
     uint64_t seq, gen;
     struct wire_extra extra;
@@ -104,7 +107,7 @@ struct wire_kv_free { /* a sequence (gen 0: none) and slots of one's credit; ans
     struct wire_extra extra;
 };
 
-struct wire_kv_tag { /* kv_renew (tag 0: without an answer), kv_watch */
+struct wire_kv_tag { /* kv_watch */
     uint64_t tag;
     struct wire_extra extra;
 };

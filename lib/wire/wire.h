@@ -293,9 +293,9 @@ struct wire_frame {
         struct wire_kv_credit kv_credit;
         struct wire_kv_slots kv_slots;
         struct wire_kv_publish kv_publish;
-        struct wire_kv_handle kv_handle; /* hand, take, fork */
+        struct wire_kv_handle kv_handle; /* hand, take, fork, renew */
         struct wire_kv_free kv_free;
-        struct wire_kv_tag kv_tag; /* renew, watch */
+        struct wire_kv_tag kv_tag; /* watch */
         struct wire_kv_stat kv_stat;
         struct wire_kv_event kv_event;
         struct wire_kv_no kv_no;

@@ -12,7 +12,7 @@ setup_file() {
 setup() {
     cd "$BATS_TEST_TMPDIR"
     kv=(--listen unix:kv.sock --model-fingerprint "$(printf '07%.0s' {1..32})" --layers 2 --kv-heads 1 --head-dim 64
-        --kv-cache-memory-bytes $((16 * 12288)) --verify)
+        --kv-cache-memory-bytes $((16 * 12288)))
     store_pid=
 }
 
@@ -287,6 +287,72 @@ P
     [[ $(tell b lease 1 10) == *"blocks 2 tail 0" ]]
     [[ $(tell b credit 9) == "no 3:"* ]]
     [ "$(tell a credit 9 1)" = "no 3: the store is full: 9 blocks wanted, 0 of 16 can be had now" ]
+}
+
+@test "those who wait for slots are served in order; nobody passes one who waits" {
+    start
+    client a
+    client b
+    client c
+    [ "$(tell a credit 10)" = "credit 10" ]
+    [ "$(tell b ask 12 5000)" = asked ]
+    [ "$(tell b credited 0)" = "credit 0" ] # not yet
+    [ "$(tell c ask 2 300)" = asked ]
+    [[ $(tell a credit 1) == "no 3: others wait"* ]]
+    [[ $(tell c credited 3000) == "no 3:"*"full for as long"* ]] # its time is over
+    tell b lease 1 2 # other calls go on meanwhile
+    [ "$(tell c ask 3 5000)" = asked ]
+    [ "$(tell a uncredit)" = ok ]
+    [ "$(tell b credited 3000)" = "credit 12" ]
+    [ "$(tell c credited 3000)" = "credit 3" ]
+    [[ $(tell a ask 17 100) == asked ]]
+    [[ $(tell a credited 3000) == "no 2:"*"never fit"* ]]
+    # One that is killed while it waits, or holds what others wait for, is not waited for.
+    [ "$(tell a ask 16 20000)" = asked ]
+    [ "$(tell c ask 12 20000)" = asked ]
+    kill -9 $a_pid $b_pid
+    [ "$(tell c credited 3000)" = "credit 15" ]
+    # A store that is killed has forgotten who waited.
+    [ "$(tell c ask 5 20000)" = asked ]
+    kill -9 "$store_pid"
+    start
+    [[ $(tell c credited 3000) == "no 0:"*"has changed"* ]]
+    [ "$(tell c uncredit)" = ok ]
+    [ "$(tell c ask 5 20000)" = asked ]
+    [ "$(tell c credited 3000)" = "credit 5" ]
+}
+
+@test "a sequence handed over is kept by who knows of it, ends by itself, and is freed by who gave it" {
+    start --handed-ms 400
+    client a
+    client b
+    client w watch
+    tell a lease 1 4
+    tell a credit 9
+    tell a publish 4 7
+    read -r _ seq _ gen _ < <(tell a hand)
+    for _ in 1 2 3 4 5 6 7; do
+        sleep 0.15
+        [ "$(tell b keep "$seq" "$gen")" = ok ]
+    done
+    [ "$(counts b)" = "7 0 5 0 4" ]
+    until_counts b 2000 "8 4 0 0 4" # nobody says any more that it is waited for
+    [[ $(tell b keep "$seq" "$gen") == "no 4:"* ]]
+    [[ $(tell b take "$seq" "$gen") == "no 4:"* ]]
+    tell a lease 1 4
+    tell a publish 0 7
+    read -r _ seq _ gen _ < <(tell a hand)
+    [ "$(counts b)" = "8 0 5 0 3" ]
+    [[ $(tell b free "$seq" "$gen") == "no 4:"* ]] # it is not b's
+    [ "$(tell a free "$seq" "$gen")" = ok ]
+    [ "$(counts b)" = "9 4 0 0 3" ]
+    # It outlives the one who gave it, and takes its time then too.
+    tell a lease 1 4
+    tell a publish 0 7
+    read -r _ seq _ gen _ < <(tell a hand)
+    kill -9 $a_pid
+    until_counts b 100 "11 0 5 0 0"
+    [[ $(tell b take "$seq" "$gen") == *"blocks 4 tail 7" ]]
 }
 
 @test "blocks survive a restart in the file; one that is damaged is dropped, and computed again" {

@@ -14,7 +14,7 @@
 
 #include "link/store_client.h"
 
-#define BLOCKS_MAX 4096
+#define BLOCKS_MAX 16384
 #define SHARED 2
 
 static uint32_t ids[BLOCKS_MAX * KERN_KV_BLOCK], slot[BLOCKS_MAX], out[BLOCKS_MAX];
@@ -147,6 +147,19 @@ static int one(struct err *e, struct store_client *c, const char *line)
         rc = store_client_credit(e, c, credit + n_credit, &got, x, y != 0);
         n_credit += got;
         return rc ? rc : printf("credit %" PRIu64 "\n", n_credit) < 0;
+    }
+    if (!strcmp(word, "ask")) {
+        rc = store_client_credit_ask(e, c, x, (uint32_t)y);
+        return rc ? rc : puts("asked") < 0;
+    }
+    if (!strcmp(word, "credited")) {
+        rc = store_client_credited(e, c, credit + n_credit, &got, (int)x);
+        n_credit += got;
+        return rc ? rc : printf("credit %" PRIu64 "\n", n_credit) < 0;
+    }
+    if (!strcmp(word, "keep") || !strcmp(word, "free")) {
+        rc = *word == 'k' ? store_client_keep(e, c, x, y) : store_client_release(e, c, x, y);
+        return rc ? rc : puts("ok") < 0;
     }
     if (!strcmp(word, "uncredit")) {
         rc = store_client_uncredit(e, c, credit, n_credit);
