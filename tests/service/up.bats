@@ -1,0 +1,337 @@
+#!/usr/bin/env bats
+# phasepipe up, ps, ctl, down: what is started, watched, started again and ended. Supervision is tested with a program
+# that stands for the services (tests/tools/stand_in.py), what only the real ones can show with them.
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    bats_require_minimum_version 1.5.0
+    mkdir bin stand
+    cp "$(command -v phasepipe)" bin/
+    for p in kvstore sched sched-fcfs tokenize prefill decode; do
+        cp "$PHASEPIPE_TOP/tests/tools/stand_in.py" "bin/$p"
+        chmod +x "bin/$p"
+    done
+    real=$PATH
+    PATH="$PWD/bin:$PATH"
+    export STAND=$PWD/stand
+    unset PHASEPIPE_RUN
+    run=$PWD/run
+}
+
+teardown() {
+    for r in "$BATS_TEST_TMPDIR"/run*/state.json; do
+        [ -e "$r" ] || continue
+        for pid in $(jq -r '.pid, .services[].pid' "$r"); do
+            [ "$pid" -le 1 ] || kill -9 "$pid" 2> /dev/null || true
+        done
+    done
+    ! [ -e "$BATS_TEST_TMPDIR/up.pid" ] || kill -9 "$(cat "$BATS_TEST_TMPDIR/up.pid")" 2> /dev/null || true
+}
+
+# start [OPTION ...]: up in the background, when all are ready
+start() {
+    rm -f up.err
+    phasepipe up --run "$run" "$@" > up.out 2> up.err 3>&- &
+    echo $! > up.pid
+    until_true 20 grep -q ' ready in ' up.err
+}
+
+# until_true SECONDS COMMAND ...: waits at most so long for the command to succeed
+until_true() {
+    local end=$((SECONDS + $1 + 1))
+    while ! "${@:2}" > /dev/null 2>&1; do
+        [ $SECONDS -lt $end ] || { echo "not within $1 s: ${*:2}"; cat up.err || true; return 1; }
+        sleep 0.02
+    done
+}
+
+pid_of() { phasepipe ps --run "$run" --json | jq ".[] | select(.name == \"$1\").pid"; }
+state_of() { phasepipe ps --run "$run" --json | jq -r ".[] | select(.name == \"$1\").state"; }
+supervisor() { jq .pid "$run/state.json"; }
+is_state() { [ "$(state_of "$1")" = "$2" ]; }
+no() { ! "$@" || { echo "not wanted: $*"; false; }; }
+gone() { ! kill -0 "$1" 2> /dev/null; }
+# changed NAME PID: it is ready again, as another process
+changed() { [ "$(state_of "$1")" = ready ] && [ "$(pid_of "$1")" != "$2" ]; }
+
+# nothing_left: no process of the directory, no socket, no lock
+nothing_left() {
+    [ -z "$(find "$run" -type s 2> /dev/null)" ]
+    [ ! -e "$run/lock" ] && [ ! -e "$run/state.json" ]
+    ! grep -lsaz "^PHASEPIPE_RUN=$run\$" /proc/[0-9]*/environ || { echo "a process is left"; false; }
+}
+
+@test "up starts the services, in a directory of its user's alone; ps lists them; down ends them in turn" {
+    start -P 2 -m some.gguf --kv-cache-memory-bytes 1M --kv-cache-dtype f16 --max-num-seqs 9 --engine fake:1
+    [ "$(stat -c %a "$run")" = 700 ]
+    phasepipe ps --run "$run" --json > ps
+    [ "$(jq -r '.[] | "\(.name) \(.program) \(.role) \(.state)"' ps | sort)" = "decode-0 decode decode ready
+kvstore kvstore store ready
+prefill-0 prefill prefill ready
+prefill-1 prefill prefill ready
+sched sched scheduler ready
+tokenize tokenize tokenizer ready" ]
+    for pid in $(jq '.[].pid' ps); do kill -0 "$pid"; done
+    [ "$(PHASEPIPE_RUN=$run phasepipe ps | grep -c ' ready ')" -eq 6 ]
+    # The words each was given.
+    args() { jq -r "select(.name == \"$1\").args | join(\" \")" stand/starts; }
+    [[ $(args kvstore) == "--listen unix:$run/kv.sock --model some.gguf --kv-cache-dtype f16 --kv-cache-memory-bytes 1M --ready-fd "* ]]
+    [[ $(args sched) == "--listen ipc://$run/sched.sock --kv unix:$run/kv.sock --ready-fd "* ]]
+    [[ $(args tokenize) == "--listen ipc://$run/tokenize.sock --model some.gguf --ready-fd "* ]]
+    [[ $(args decode-0) == *"--sched ipc://$run/sched.sock --kv unix:$run/kv.sock --name decode-0 --model some.gguf"*"--max-num-seqs 9 --engine fake:1"* ]]
+    # Standard streams and the pipe of readiness; the descriptor of the listing itself is the next.
+    jq -e '.fds | length == 5 or (length == 6 and max < 7)' stand/starts > /dev/null
+    for name in kvstore sched tokenize prefill-0 prefill-1 decode-0; do grep -q "^$name | $name says hello" up.err; done
+    phasepipe down --run "$run"
+    [ "$(jq -r 'if startswith("prefill") or startswith("decode") then "worker" else . end' stand/ends | tr '\n' ' ')" \
+        = "worker worker worker tokenize sched kvstore " ]
+    wait "$(cat up.pid)"
+    nothing_left
+    [ ! -e "$run" ]
+    [ ! -s up.out ]
+    run -1 phasepipe ps --run "$run"
+    run -0 phasepipe down --run "$run"
+}
+
+@test "the pools have cores of their own, and decode shares its with nobody" {
+    [ "$(nproc)" -ge 2 ] || skip "one processor"
+    start
+    decode=$(jq -r 'select(.name == "decode-0").args as $a | $a[($a | index("--cpus")) + 1]' stand/starts)
+    jq -r 'select(.name | test("prefill")).args as $a | $a[($a | index("--cpus")) + 1]' stand/starts | tr , '\n' > others
+    jq -r 'select(.name | test("kvstore|sched|tokenize")).cpus[]' stand/starts >> others
+    [ "$(wc -l < others)" -ge 4 ]
+    for cpu in ${decode//,/ }; do no grep -qx "$cpu" others; done
+    phasepipe down --run "$run"
+    # With one processor nobody is tied to it.
+    rm stand/starts
+    run=$PWD/run1
+    taskset -c 0 bash -c "exec bin/phasepipe up --run $run --detach" 3>&-
+    no grep -q -e --cpus stand/starts
+    phasepipe down --run "$run"
+}
+
+@test "what dies is started again, saying so, later each time; what is stopped is seen" {
+    start
+    for name in kvstore sched tokenize prefill-0 decode-0; do
+        pid=$(pid_of $name)
+        kill -9 "$pid"
+        until_true 5 changed $name "$pid"
+        grep -q "$name ended with signal 9 (Killed); it is started again in 100 ms" up.err
+    done
+    pid=$(pid_of decode-0)
+    kill -9 "$pid"
+    until_true 5 changed decode-0 "$pid"
+    grep -q "decode-0 ended with signal 9 (Killed); it is started again in 200 ms" up.err
+    [ "$(phasepipe ps --run "$run" --json | jq '.[] | select(.name == "decode-0").restarts')" = 2 ]
+    echo 7 > stand/fail-decode-0
+    kill -9 "$(pid_of decode-0)"
+    until_true 5 is_state decode-0 backing-off
+    until_true 10 grep -q "decode-0 ended with exit status 7; it is started again in 1600 ms" up.err
+    rm stand/fail-decode-0 # it was ready once: it is tried for ever
+    until_true 10 is_state decode-0 ready
+    kill -STOP "$(pid_of sched)"
+    is_state sched stopped
+    phasepipe down --run "$run"
+    nothing_left
+}
+
+@test "a service that never comes up ends all, with its own words and status" {
+    echo 2 > stand/fail-kvstore
+    rc=0
+    timeout 30 phasepipe up --run "$run" 2> err 3>&- || rc=$?
+    [ "$rc" -eq 2 ]
+    grep -q "phasepipe up: kvstore failed 5 times before it was ready: exit status 2: kvstore: no model here" err
+    [ "$(grep -c '"program": "kvstore"' stand/starts)" -eq 5 ]
+    nothing_left
+    rc=0
+    timeout 30 phasepipe up --run "$run" --detach 2> err 3>&- || rc=$?
+    [ "$rc" -eq 2 ]
+    grep -q "kvstore: no model here" err
+    nothing_left
+    grep -q "no model here" "$run/log/kvstore.log"
+}
+
+@test "--detach returns when all are ready, and holds nothing of its caller" {
+    echo in | phasepipe up --run "$run" --detach > out 2> err # bats waits for descriptor 3 if it is kept
+    grep -q "ready in .* s: stream --run $run -p" err
+    [ "$(phasepipe ps --run "$run" | grep -c ' ready ')" -eq 5 ]
+    grep -q "^....-..-..T..:..:..Z decode-0 says hello" "$run/log/decode-0.log"
+    grep -q "decode-0 is ready" "$run/log/up.log"
+    find "/proc/$(supervisor)/fd" -type l -printf '%l\n' > fds
+    grep -q "$run/log/up.log" fds
+    no grep -v -e "^$run/" -e '^/dev/null$' -e ^socket: -e ^pipe: -e ^anon_inode: fds
+    phasepipe down --run "$run"
+    nothing_left
+}
+
+@test "a log does not grow for ever" {
+    cat > bin/tokenize << 'P'
+#!/bin/sh
+while [ "$1" != --ready-fd ]; do shift; done
+yes "$(printf 'x%.0s' $(seq 999))" | head -n 12000 >&2
+eval "echo ready >&$2"
+exec sleep 100
+P
+    phasepipe up --run "$run" --detach 2> err 3>&-
+    [ "$(stat -c %s "$run/log/tokenize.log")" -le 4194304 ]
+    [ "$(stat -c %s "$run/log/tokenize.log.1")" -le 4194304 ]
+    [ "$(find "$run/log" -name 'tokenize*' | wc -l)" -eq 2 ]
+    phasepipe down --run "$run" --timeout 5
+}
+
+@test "a second one is refused while the first lives; one that was killed is taken over, and nothing of it is left" {
+    start
+    first=$(supervisor)
+    run -1 phasepipe up --run "$run" --detach
+    [[ $output == *"pid $first"*"runs in $run already"* ]]
+    pids=$(phasepipe ps --run "$run" --json | jq '.[].pid')
+    kill -9 "$first"
+    for pid in $pids; do until_true 2 gone "$pid"; done
+    [ "$(phasepipe ps --run "$run" --json | jq -r '[.[].state] | unique | join(" ")')" = exited ]
+    touch stand/stuck-decode-0
+    start
+    kill -9 "$(supervisor)"
+    stuck=$(pid_of decode-0)
+    until_true 5 is_state decode-0 orphaned
+    rm stand/stuck-decode-0
+    start # the stuck one is ended first
+    until_true 5 gone "$stuck"
+    [ "$(phasepipe ps --run "$run" | grep -c ' ready ')" -eq 5 ]
+    # down does the same where no other up comes
+    touch stand/stuck-sched
+    phasepipe ctl restart sched --run "$run"
+    kill -9 "$(supervisor)"
+    phasepipe down --run "$run"
+    nothing_left
+}
+
+@test "two that start at once: one wins" {
+    for i in 1 2 3 4 5 6; do phasepipe up --run "$run" --detach 2> "err$i" 3>&- && echo $i >> won & done
+    wait
+    [ "$(wc -l < won)" -eq 1 ]
+    [ "$(grep -l "runs in $run already" err? | wc -l)" -eq 5 ]
+    phasepipe down --run "$run"
+    nothing_left
+}
+
+@test "what does not end in time is killed, and the others still have theirs" {
+    touch stand/stuck-prefill-0
+    start
+    rc=0
+    phasepipe down --run "$run" --timeout 1 2> err || rc=$?
+    [ "$rc" -eq 1 ]
+    grep -q "1 had to be killed" err
+    grep -q "prefill-0 (pid [0-9]*) does not end: it is killed" up.err
+    grep -q kvstore stand/ends
+    nothing_left
+    # The second signal does not wait.
+    start
+    kill -INT "$(cat up.pid)"
+    sleep 0.3
+    kill -TERM "$(cat up.pid)"
+    until_true 3 gone "$(cat up.pid)"
+    nothing_left
+}
+
+@test "a supervisor that is stopped is ended all the same" {
+    start
+    kill -STOP "$(cat up.pid)"
+    phasepipe down --run "$run" --timeout 5
+    nothing_left
+}
+
+@test "ctl restart, by name and by role; ctl sched-swap, and back where the new one does not run" {
+    start -P 2
+    pid=$(pid_of decode-0)
+    phasepipe ctl restart decode --run "$run"
+    changed decode-0 "$pid"
+    [ "$(tail -n 1 stand/ends)" = '"decode-0"' ]
+    run -1 phasepipe ctl restart prefill --run "$run" # two
+    [[ $output == *"no service is called 'prefill'"* ]]
+    phasepipe ctl restart prefill-1 --run "$run"
+    pid=$(pid_of sched)
+    phasepipe ctl sched-swap sched-fcfs --run "$run"
+    changed sched "$pid"
+    [ "$(phasepipe ps --run "$run" --json | jq -r '.[] | select(.name == "sched").program')" = sched-fcfs ]
+    pid=$(pid_of sched)
+    kill -9 "$pid" # it stays the policy
+    until_true 5 changed sched "$pid"
+    [ "$(phasepipe ps --run "$run" --json | jq -r '.[] | select(.name == "sched").program')" = sched-fcfs ]
+    cp bin/sched bin/mine
+    echo 1 > stand/fail-mine
+    run -1 phasepipe ctl sched-swap ./bin/mine --run "$run"
+    [[ $output == *"mine does not run (exit status 1: mine: no model here); sched-fcfs is back"* ]]
+    until_true 5 is_state sched ready
+    run -100 phasepipe ctl sched-swap no-such-policy --run "$run"
+    [[ $output == *"no policy is called 'no-such-policy'"* ]]
+    is_state sched ready
+    phasepipe down --run "$run"
+}
+
+@test "a directory of another's, or one that others look into, is refused" {
+    mkdir open && touch open/something && chmod 755 open
+    run -1 phasepipe up --run open
+    [[ $output == *"others may look into it"* ]]
+    [ "$(stat -c %a open)" = 755 ]
+    mkdir -m 755 empty
+    run=$PWD/empty
+    phasepipe up --run empty --detach 3>&-
+    [ "$(stat -c %a empty)" = 700 ]
+    phasepipe down --run empty
+    run -111 phasepipe up --run no/such/folder
+    touch file
+    run -1 phasepipe up --run file
+    run -100 phasepipe up --run "/tmp/$(printf 'x%.0s' {1..90})"
+    [[ $output == *"its sockets need"* ]]
+    if [ "$(id -u)" -eq 0 ]; then
+        mkdir -m 700 hers && chown 12345 hers
+        run -1 phasepipe up --run hers
+        [[ $output == *"belongs to user 12345"* ]]
+    fi
+    run -100 phasepipe up --run "$PWD/run" -P 0 -D 0
+}
+
+@test "ctl says who does not answer, and misuse" {
+    rc=0
+    timeout 20 phasepipe ctl sched --run "$run" 2> err || rc=$?
+    [ "$rc" -eq 1 ]
+    grep -q "nobody answers at ipc://$run/sched.sock within 5 s" err
+    rc=0
+    timeout 20 phasepipe ctl kv --json --run "$run" 2> err || rc=$?
+    [ "$rc" -eq 1 ]
+    grep -q "nobody answers at unix:$run/kv.sock within 5 s" err
+    run -1 phasepipe ctl restart sched --run "$run"
+    [[ $output == *"no supervisor runs in $run"* ]]
+    for bad in "" nothing "kv 1" drain "role w cook" "set x" "set x=y" "set =1" "sched-swap"; do
+        run -100 phasepipe ctl --run "$run" $bad
+    done
+}
+
+@test "the arena of kvstore outlives kvstore, without a client that would bring it" {
+    kv_client=$PHASEPIPE_BUILD/tests/tools/kv_client
+    rm bin/kvstore
+    cat > bin/kvstore << P
+#!/bin/sh
+exec $(PATH=$real command -v kvstore) -v --model-fingerprint $(printf '07%.0s' {1..32}) --layers 2 --kv-heads 1 --head-dim 64 "\$@"
+P
+    chmod +x bin/kvstore
+    start --kv-cache-memory-bytes $((16 * 12288))
+    ctl() { phasepipe ctl kv --json --run "$run" | jq "$1"; }
+    [ "$(ctl .total)" -ge 16 ]
+    printf '%s\n' 'lease 1 4' 'credit 4' 'publish 4' release | "$kv_client" "unix:$run/kv.sock" 07 > got 2>&1
+    [ "$(ctl .cached)" = 4 ]
+    find "/proc/$(supervisor)/fd" -lname '/memfd:*' | grep -q .
+    pid=$(pid_of kvstore)
+    kill -9 "$pid"
+    until_true 10 changed kvstore "$pid"
+    grep -q "^kvstore | kvstore: arena adopted from the service manager" up.err
+    [ "$(ctl .cached)" = 4 ]
+    pid=$(pid_of kvstore)
+    phasepipe ctl restart kvstore --run "$run"
+    changed kvstore "$pid"
+    [ "$(ctl .cached)" = 4 ]
+    [ "$(ctl '.total - .free - .cached - .leased - .quarantined - .credited')" = 0 ]
+    phasepipe ctl kv --run "$run" | grep -qx 'cached  *4'
+    phasepipe down --run "$run"
+    nothing_left
+}
