@@ -30,7 +30,11 @@ void phase_flags_table(struct cli_opt *table, struct phase_flags *f)
         {0, "name", CLI_STR, &o->name, "NAME", "of this worker (PROGRAM-PID@HOST)", .lo = 0},
         {0, "store-name", CLI_STR, &o->store, "NAME", "of its kvstore, as the scheduler knows it (the host's)",
          .lo = 0},
-        {0, "cpus", CLI_STR, &o->cpus, "LIST", "processors to run on, like 0,2-3", .lo = 0},
+        {0, "cpus", CLI_STR, &o->cpus, "LIST", "own processors, like 0,2-3: a compute thread tied to each", .lo = 0},
+        {0, "cores", CLI_CHOICE, &o->cores, "HOW", "with --cpus: lease (borrow and lend idle ones) or fixed (lease)",
+         .choices = "lease|fixed"},
+        {0, "cores-file", CLI_STR, &o->cores_file, "FILE", "where workers of a host tell which cores are idle",
+         .lo = 0},
         {0, "drain-timeout", CLI_U64, &o->drain_s, "SECONDS", "after SIGTERM, for what runs (30)", .lo = 0,
          .hi = 86400},
         {0, "ready-fd", CLI_U64, &f->ready_fd, "N", "write a line there when ready", .lo = 3, .hi = 1 << 20,
@@ -72,6 +76,11 @@ static int name_fits(struct err *e, const char *flag, const char *name)
 static int service_done(struct err *e, struct phase_flags *f)
 {
     const char *run = f->run ? f->run : getenv("PHASEPIPE_RUN");
+    if (run && !f->o.cores_file) {
+        int n = snprintf(f->cores_file, sizeof f->cores_file, "%s/cores", run);
+        if (n > 0 && (size_t)n < sizeof f->cores_file)
+            f->o.cores_file = f->cores_file;
+    }
     int rc = default_url(e, &f->o.sched, f->url[0], sizeof f->url[0], run, "ipc://", "sched.sock", "--sched URL");
     rc = rc ? rc : default_url(e, &f->o.kv, f->url[1], sizeof f->url[1], run, "unix:", "kv.sock", "--kv URL");
     rc = rc ? rc : name_fits(e, "--name", f->o.name);
@@ -85,6 +94,10 @@ int phase_flags_done(struct err *e, struct phase_flags *f)
     f->o.ready_fd = f->has_ready ? (int)f->ready_fd : -1;
     const char *delay = getenv("PHASEPIPE_TEST_DELAY");
     int rc = delay ? cli_u64(e, "PHASEPIPE_TEST_DELAY", delay, &f->o.delay_seed, 0, UINT64_MAX) : 0;
+    if (!rc && f->o.cpus && f->threads)
+        rc = err_set(e, ERR_USAGE, "--cpus gives a thread to each processor: --threads cannot stand beside it");
+    if (!rc && !f->o.cpus && (f->o.cores || f->o.cores_file))
+        rc = err_set(e, ERR_USAGE, "--cores and --cores-file need --cpus");
     if (!rc && phase_flags_service(f))
         rc = service_done(e, f);
     if (!rc && !phase_flags_service(f) && (f->o.name || f->o.store || f->has_ready))

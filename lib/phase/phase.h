@@ -29,12 +29,15 @@ struct phase_opts {
     bool verbose; /* says at start how it runs */
     bool profile; /* says at the end how long each part of the steps took */
 
+    const char *cpus;       /* its own processors, "0,2-3"; NULL: wherever the system puts its threads */
+    const char *cores;      /* with cpus: "lease" or "fixed" */
+    const char *cores_file; /* where workers tell each other which cores rest (proc/cores.h); NULL: nothing is lent */
+
     const char *engine; /* "fake:A,B,C,D,E,F": takes the time that a real one would; NULL: a real one */
 
     /* services */
     const char *sched, *kv;   /* urls */
     const char *name, *store; /* of this worker, of its kvstore; NULL: by program, process and host */
-    const char *cpus;         /* processors to run on, "0,2-3"; NULL: as they are */
     uint64_t drain_s;         /* after SIGTERM */
     int ready_fd;             /* -1: none */
 };
@@ -55,7 +58,7 @@ int phase_serve(struct err *e, const struct phase_opts *o, const char *role);
  * The flags that both programs have: fills `table` (PHASE_FLAGS of them) with options that write into f.
  * phase_flags_done checks what they gave, reads the environment, and completes f->o but for what is the program's own.
  */
-#define PHASE_FLAGS 17
+#define PHASE_FLAGS 19
 struct cli_opt;
 struct phase_flags {
     struct phase_opts o;
@@ -63,6 +66,7 @@ struct phase_flags {
     bool has_ready;
     const char *run;  /* the services' directory */
     char url[2][256]; /* what o points to where they were not given */
+    char cores_file[256];
 };
 void phase_flags_table(struct cli_opt *table, struct phase_flags *f);
 int phase_flags_done(struct err *e, struct phase_flags *f);

@@ -1,9 +1,7 @@
 /* A worker's life: it opens what it needs, does orders, and drains. */
 #include "phase/serve.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,30 +31,6 @@ void serve_say(const struct serve *v, const char *fmt, ...)
 }
 
 /* ---- opening ---- */
-
-/* "0,2-3" */
-static int run_on(struct err *e, const char *list)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    for (const char *at = list; *at;) {
-        char *end;
-        unsigned long a = strtoul(at, &end, 10), b = a;
-        bool good = end != at;
-        if (good && *end == '-') {
-            at = end + 1;
-            b = strtoul(at, &end, 10);
-            good = end != at;
-        }
-        if (!good || a > b || b >= CPU_SETSIZE || (*end && *end != ',') || (*end && !end[1]) || *at == '-' ||
-            *at == '+')
-            return err_set(e, ERR_USAGE, "--cpus '%s' is no list of processors, like 0,2-3", list);
-        for (; a <= b; a++)
-            CPU_SET(a, &set);
-        at = *end ? end + 1 : end;
-    }
-    return sched_setaffinity(0, sizeof set, &set) ? err_sys(e, "--cpus %s", list) : 0;
-}
 
 static void name_it(struct serve *v)
 {
@@ -247,8 +221,7 @@ int phase_serve(struct err *e, const struct phase_opts *o, const char *role)
         return err_nomem(e, "a worker", sizeof *v);
     v->role = role;
     kern_thread_init();
-    int rc = o->cpus ? run_on(e, o->cpus) : 0;
-    rc = rc ? rc : stage_open(e, &v->s, o);
+    int rc = stage_open(e, &v->s, o);
     rc = rc ? rc : hold_open(e, v);
     if (!rc && v->store) {
         rc = join(e, v);

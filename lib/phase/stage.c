@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "phase/fake.h"
+#include "proc/cores.h"
 #include "proc/proc.h"
 
 int kv_type_parse(struct err *e, enum kern_kv *out, const char *name)
@@ -20,11 +21,31 @@ int kv_type_parse(struct err *e, enum kern_kv *out, const char *name)
     return err_set(e, ERR_PROTO, "unknown KV type '%s': int8, bf16 or f16 are known", name);
 }
 
+/* What the process may use is looked at before it is tied to its own. */
+static int open_cores(struct err *e, struct stage *s)
+{
+    const struct phase_opts *o = s->o;
+    int *cpu = NULL, n = 0;
+    if (!o->cpus)
+        return 0;
+    int rc = cores_list(e, &cpu, &n, o->cpus);
+    struct cores_opts co = {.cpu = cpu, .n = n, .path = o->cores && !strcmp(o->cores, "fixed") ? NULL : o->cores_file};
+    if (!rc)
+        rc = cores_open(e, &s->cores, &co);
+    free(cpu);
+    if (!rc)
+        rc = cores_stay(e, s->cores);
+    s->n_thread = n;
+    return rc ? err_prefix(e, "--cpus %s", o->cpus) : 0;
+}
+
 int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
 {
     *s = (struct stage){.o = o};
     uint64_t t0 = proc_now_ns();
     s->n_thread = o->threads ? o->threads : proc_cpus("");
+    if (open_cores(e, s))
+        return e->code;
     struct model_opts mo = {.path = o->model, .progress = o->progress, .progress_arg = o->progress_arg};
     s->arith = o->engine ? FAKE_ARITH : KV_ARITH;
     int rc = o->engine ? fake_open(e, &s->fake, &s->m, o) : model_open(e, &s->m, &mo);
@@ -69,6 +90,7 @@ void stage_close(struct stage *s)
     wire_writer_free(s->out);
     text_free(s->text);
     fake_free(s->fake);
+    cores_close(s->cores);
     model_free(s->m);
 }
 
@@ -111,10 +133,13 @@ static int open_engine(struct err *e, struct stage *s)
 {
     struct engine_opts eo = {.isa = s->o->isa,
                              .threads = s->n_thread,
+                             .cores = s->cores,
                              .kv = s->kv,
                              .row_max = (int64_t)s->o->batched_tokens,
                              .delay_seed = s->o->delay_seed};
     int rc = s->fake ? 0 : engine_open(e, &s->g, s->m, s->pool, &eo);
+    if (!rc && s->g)
+        s->n_thread = engine_threads(s->g);
     if (!rc)
         rc = batch_new(e, &s->batch, s);
     if (rc || s->fake)

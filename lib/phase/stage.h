@@ -12,6 +12,7 @@
 #define EMPTY_STREAM "stdin: empty, not even a hello: the stage before failed"
 #define LOGITS_ROWS 32 /* logits held at once; a multiple of 8 */
 
+struct cores;
 struct fake;
 
 struct stage {
@@ -27,6 +28,7 @@ struct stage {
     int64_t context;
     uint64_t load_ns;
     int n_thread;
+    struct cores *cores;      /* where own processors were given */
     struct sampler **sampler; /* [n_thread] */
     float *logits;            /* [LOGITS_ROWS][ld] */
     struct wire_writer *out;

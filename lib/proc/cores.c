@@ -294,21 +294,31 @@ int cores_other(const struct cores *c, const int **cpu)
     return c->n_other;
 }
 
-/* Best effort: a core that has gone, or that a container took away, is no reason to stop. */
-static void tie(uint32_t tid, const uint64_t *set)
+static int tie(uint32_t tid, const uint64_t *set)
 {
     size_t bytes = CPU_ALLOC_SIZE(CORES_CPU_MAX);
     cpu_set_t *s = CPU_ALLOC(CORES_CPU_MAX);
     if (!s)
-        return;
+        return -1;
     CPU_ZERO_S(bytes, s);
     for (int i = 0; i < CORES_CPU_MAX; i++)
         if (has(set, i))
             CPU_SET_S(i, bytes, s);
-    sched_setaffinity((pid_t)tid, bytes, s);
+    int rc = sched_setaffinity((pid_t)tid, bytes, s);
     CPU_FREE(s);
+    return rc;
 }
 
+int cores_stay(struct err *e, const struct cores *c)
+{
+    uint64_t set[WORDS] = {0};
+    int rc = set_of(e, set, c->own, c->n_own);
+    if (rc)
+        return rc;
+    return tie(0, set) ? err_set(e, ERR_USAGE, "none of these cores is there, or may be used") : 0;
+}
+
+/* Best effort: a core that has gone, or that a container took away, is no reason to stop. */
 void cores_pin(int cpu)
 {
     uint64_t set[WORDS] = {0};

@@ -46,6 +46,9 @@ int cores_list(struct err *e, int **cpu, int *n, const char *text);
 int cores_own(const struct cores *c, const int **cpu);   /* how many */
 int cores_other(const struct cores *c, const int **cpu); /* those it may try to borrow */
 
+/* Keeps the calling thread, and threads that it makes, to the own cores. ERR_USAGE: the system has none of them. */
+int cores_stay(struct err *e, const struct cores *c);
+
 /* Ties the calling thread to a core, as well as the system lets it. */
 void cores_pin(int cpu);
 

@@ -79,6 +79,26 @@ same() {
     done
 }
 
+@test "cores that are lent, and taken back while steps run" {
+    cores=$(taskset -cp $$ | sed 's/.*: //')
+    first=${cores%%[,-]*} last=${cores##*[,-]}
+    [ "$first" != "$last" ] || skip "one processor"
+    for how in lease lease fixed; do
+        for n in 40 512; do
+            prefill --cpus "$first" --cores $how --cores-file cores --max-num-batched-tokens $n < all.tok |
+                decode --cpus "$last" --cores $how --cores-file cores | stream --jsonl | answers > got
+            same got
+        done
+    done
+    # five of either, which share two processors and come and go
+    for i in 1 2 3 4 5; do
+        { sleep 0.0$i; prefill --cpus "$first" --cores-file cores --max-num-batched-tokens 64 < all.tok |
+            decode --cpus "$last" --cores-file cores | stream --jsonl | answers > got.$i; } 3>&- &
+    done
+    wait
+    for i in 1 2 3 4 5; do same got.$i; done
+}
+
 @test "f16 and bf16 KV keep the promise too" {
     for kv in f16 bf16; do
         decode --kv-cache-dtype $kv < all.tok | stream --jsonl | answers > want.$kv
