@@ -205,9 +205,9 @@ static void late(void *arg, int tid)
         o->by[tid]++;
         if (u == 1000)
             cores_rest(o->owner);
-        if (!tid && u > 1000) {
+        for (int i = 0; !tid && u > 1000 && !o->by[1] && i < 1000; i++) {
             team_invite(o->t);
-            nap(10);
+            nap(100);
         }
         team_done(o->t, 0, 2000, 1);
     }
