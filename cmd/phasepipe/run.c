@@ -136,6 +136,13 @@ static bool nobody_listens(const char *path)
     return refused;
 }
 
+void run_fresh(const char *run)
+{
+    char path[RUN_BYTES_MAX + 16];
+    snprintf(path, sizeof path, "%s/cores", run);
+    unlink(path);
+}
+
 void run_clean(const char *run, bool made)
 {
     static const char *const files[] = {"state.json", "state.json.new", "cores", "up.sock", "notify.sock", "lock"};

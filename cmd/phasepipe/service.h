@@ -42,6 +42,8 @@ int run_make(struct err *e, char out[RUN_BYTES_MAX + 1], bool *made, const char 
 int run_lock(struct err *e, int *fd, const char *run);
 /* The supervisor that holds the lock; 0: none. */
 pid_t run_holder(const char *run);
+/* Nobody of an earlier supervisor lives: what its workers shared, of another release perhaps, is no use. */
+void run_fresh(const char *run);
 /* Sockets nobody listens on, and the files of a supervisor; with `made` the directory itself where it is empty. */
 void run_clean(const char *run, bool made);
 

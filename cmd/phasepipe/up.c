@@ -151,6 +151,8 @@ static int supervise(struct err *e, struct super *s, const struct plan *p)
     rc = rc ? rc : state_end_stale(e, &stale, s->run);
     if (!rc && stale)
         super_say(s, "took over %s; %zu processes of a supervisor that was killed have ended", s->run, stale);
+    if (!rc)
+        run_fresh(s->run);
     rc = rc ? rc : super_run(e, s);
     if (!rc && p->detach && !s->all_ready)
         rc = err_set(e, ERR_NO, "ended before all were ready");
@@ -169,7 +171,7 @@ static int supervise(struct err *e, struct super *s, const struct plan *p)
 int up(int argc, char **argv)
 {
     struct err e = {0};
-    struct plan p = {.sched = "sched", .n_prefill = 1, .n_decode = 1, .drain_s = DRAIN_MS / 1000};
+    struct plan p = {.sched = "sched", .n_prefill = 1, .n_decode = 1, .cores = "lease", .drain_s = DRAIN_MS / 1000};
     struct parting parting = {-1, -1};
     int words[2], status[2];
     int r = parse(&e, &p, argc, argv);

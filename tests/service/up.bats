@@ -101,11 +101,12 @@ tokenize tokenize tokenizer ready" ]
     jq -r 'select(.name | test("kvstore|sched|tokenize")).cpus[]' stand/starts >> others
     [ "$(wc -l < others)" -ge 4 ]
     for cpu in ${decode//,/ }; do no grep -qx "$cpu" others; done
+    [ "$(jq -r 'select(.name == "decode-0").args | join(" ")' stand/starts | grep -c -e '--cores lease')" -eq 1 ]
     phasepipe down --run "$run"
     # With one processor nobody is tied to it.
     rm stand/starts
     run=$PWD/run1
-    taskset -c 0 bash -c "exec bin/phasepipe up --run $run --detach" 3>&-
+    taskset -c 0 bash -c "exec bin/phasepipe up --cores fixed --run $run --detach" 3>&-
     no grep -q -e --cpus stand/starts
     phasepipe down --run "$run"
 }
