@@ -74,9 +74,10 @@ struct serve {
     uint64_t away_ns, credit_ns, stat_ns, idle_ns; /* when to try, to ask, to look again; since when nothing is done */
     uint64_t room_blocks;
 
-    uint64_t term_ns;  /* when SIGTERM was seen */
-    bool told_drain;   /* the scheduler sends no orders any more */
-    uint64_t drain_ns; /* when what runs is given up; 0: not draining */
+    uint64_t term_ns;              /* when SIGTERM was seen */
+    bool told_drain;               /* the scheduler sends no orders any more */
+    uint64_t drain_ns;             /* when what runs is given up; 0: not draining */
+    uint64_t n_preempted, said_ns; /* for want of slots; when it may be said again */
     struct worker_room room;
     uint64_t room_ns;
     uint64_t step_ns, context; /* of the last decode step */

@@ -140,11 +140,22 @@ static void forget(struct serve *v, struct task *o)
     o->q->n_kv = o->q->n_checked = 0;
 }
 
+/* What was handed over and not taken yet would lie in the store until its time is over. */
+static void let_go(struct serve *v, struct task *o)
+{
+    struct err e;
+    o->has_from = false;
+    if (!v->unsure && !v->expired && reachable(v))
+        o->has_seq = fate_of(v, store_client_take(&e, v->store, &o->seq, o->from.seq, o->from.gen), &e) == FATE_OK;
+}
+
 void hold_drop(struct serve *v, struct task *o)
 {
     struct err e;
     if (!o->q)
         return;
+    if (o->has_from)
+        let_go(v, o);
     bool held = o->has_seq && hold_valid(v, o) && !v->expired;
     forget(v, o);
     if (held && (v->unsure || !reachable(v)))

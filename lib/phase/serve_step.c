@@ -8,6 +8,8 @@
 #include "phase/serve.h"
 #include "proc/proc.h"
 
+#define SAY_NS (1000 * NS_MS) /* between lines about the same thing */
+
 static int64_t blocks_of(int64_t tokens)
 {
     return (tokens + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK;
@@ -110,7 +112,12 @@ static int yield(struct err *e, struct serve *v)
     if (now - first->starved_ns < wait * NS_MS)
         return 0;
     struct task *victim = other ? last : first;
-    serve_say(v, "KV store is full: an answer of %u tokens is preempted", task_n_out(victim));
+    v->n_preempted++;
+    if (now >= v->said_ns) {
+        serve_say(v, "the KV store is full: an answer of %u tokens is preempted, %llu so far", task_n_out(victim),
+                  (unsigned long long)v->n_preempted);
+        v->said_ns = now + SAY_NS;
+    }
     for (struct task *o = v->orders; o; o = o->next)
         o->starved_ns = o->starved_ns ? now : 0;
     return task_preempt(e, v, victim);
