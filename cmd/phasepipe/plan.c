@@ -9,8 +9,9 @@
 #include "cmd/phasepipe/service.h"
 #include "proc/proc.h"
 
-/* Turns of leaving: workers finish what they run while there is still a scheduler and a store to finish it with. */
-enum { LEAVES_WORKER, LEAVES_TOKENIZE, LEAVES_SCHED, LEAVES_STORE };
+/* Turns of leaving: the scheduler refuses what is new and ends when nothing runs any more, then nobody needs the rest.
+ */
+enum { LEAVES_SCHED, LEAVES_WORKER, LEAVES_TOKENIZE, LEAVES_STORE };
 
 static int words(struct err *e, struct command *c, const char *const *w)
 {

@@ -84,7 +84,7 @@ tokenize tokenize tokenizer ready" ]
     for name in kvstore sched tokenize prefill-0 prefill-1 decode-0; do grep -q "^$name | $name says hello" up.err; done
     phasepipe down --run "$run"
     [ "$(jq -r 'if startswith("prefill") or startswith("decode") then "worker" else . end' stand/ends | tr '\n' ' ')" \
-        = "worker worker worker tokenize sched kvstore " ]
+        = "sched worker worker worker tokenize kvstore " ]
     wait "$(cat up.pid)"
     nothing_left
     [ ! -e "$run" ]
