@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "kernels/kernels.h"
+#include "proc/proc.h"
 
 #define LINE 64
 #define SPIN 4000 /* about 40 µs of pauses: longer than a phase's imbalance, shorter than a scheduler's slice */
@@ -37,7 +38,7 @@ struct team {
     const int *own; /* [n_own] where there are cores */
     uint64_t delay_seed;
     struct member *member; /* [n] */
-    pthread_t caller;      /* thread 0, once it is tied to its core */
+    pthread_t caller;      /* thread 0, once it has been taken in */
     bool has_caller;
     void (*fn)(void *, int);
     void *arg;
@@ -111,6 +112,7 @@ static void *own_main(void *p)
     struct member *m = p;
     struct team *t = m->t;
     kern_thread_init();
+    proc_wake_soon(false);
     if (t->cores)
         cores_pin(t->own[m->tid]);
     for (uint32_t seen = 0;;) {
@@ -136,6 +138,7 @@ static void *borrower_main(void *p)
     struct member *m = p;
     struct team *t = m->t;
     kern_thread_init();
+    proc_wake_soon(false);
     for (uint32_t seen = 0;;) {
         for (int i = 0; i < SPIN && m->hold.word && kept(m) && atomic_load(&m->job) == seen; i++)
             __builtin_ia32_pause();
@@ -244,14 +247,16 @@ void team_invite(struct team *t)
             ask(&t->member[i]);
 }
 
-/* The thread that calls is tied to the first core; it may be another one the next time. */
-static void tie_caller(struct team *t)
+/* The thread that calls computes from now on, on the first core; it may be another one the next time. */
+static void take_in(struct team *t)
 {
     if (t->has_caller && pthread_equal(t->caller, pthread_self()))
         return;
     t->has_caller = true;
     t->caller = pthread_self();
-    cores_pin(t->own[0]);
+    proc_wake_soon(false);
+    if (t->cores)
+        cores_pin(t->own[0]);
 }
 
 void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
@@ -262,10 +267,9 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
     }
     t->fn = fn;
     t->arg = arg;
-    if (t->cores) {
-        tie_caller(t);
+    take_in(t);
+    if (t->cores)
         cores_work(t->cores);
-    }
     if (t->n == 1) {
         fn(arg, 0);
         if (t->cores)

@@ -221,6 +221,7 @@ int phase_serve(struct err *e, const struct phase_opts *o, const char *role)
         return err_nomem(e, "a worker", sizeof *v);
     v->role = role;
     kern_thread_init();
+    proc_wake_soon(true); /* but those that compute */
     int rc = stage_open(e, &v->s, o);
     rc = rc ? rc : hold_open(e, v);
     if (!rc && v->store) {

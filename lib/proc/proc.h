@@ -20,6 +20,13 @@ uint64_t proc_memory(const char *root);
 uint64_t proc_now_ns(void);  /* CLOCK_MONOTONIC */
 const char *proc_host(void); /* host name, cached */
 
+/*
+ * The calling thread and those that it makes do little at a time: they get a processor at once when they wake, also one
+ * on which others compute, where they would else wait for the end of a slice of some ms. false: an ordinary thread
+ * again. Best effort; Linux 6.12 or later.
+ */
+void proc_wake_soon(bool on);
+
 /* SIGPIPE ignored (writes give EPIPE); SIGTERM and SIGINT counted: first one: drain, second one: leave at once. */
 int proc_signals(struct err *e);
 int proc_term_count(void);

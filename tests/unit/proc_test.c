@@ -2,6 +2,7 @@
  * stands for /. */
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -10,7 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -161,6 +165,51 @@ static void test_signals(void **state)
     assert_int_equal(WTERMSIG(status), SIGTERM);
 }
 
+/* The words of sched_getattr(2). */
+struct attr {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+};
+
+static uint64_t slice(void)
+{
+    struct attr a = {.size = sizeof a};
+    assert_int_equal(syscall(SYS_sched_getattr, 0, &a, sizeof a, 0), 0);
+    assert_int_equal(a.policy, 0);
+    assert_int_equal(a.nice, getpriority(PRIO_PROCESS, 0));
+    return a.runtime;
+}
+
+static void *slice_of_thread(void *arg)
+{
+    *(uint64_t *)arg = slice();
+    return NULL;
+}
+
+/* Slices of ordinary threads can be read and set since Linux 6.12. */
+static void test_wake_soon(void **state)
+{
+    (void)state;
+    struct utsname u;
+    int major = 0, minor = 0;
+    assert_int_equal(uname(&u), 0);
+    assert_int_equal(sscanf(u.release, "%d.%d", &major, &minor), 2);
+    if (major < 6 || (major == 6 && minor < 12))
+        skip();
+    uint64_t before = slice(), made = 0;
+    pthread_t t;
+    proc_wake_soon(true);
+    assert_true(slice() < before);
+    assert_int_equal(pthread_create(&t, NULL, slice_of_thread, &made), 0);
+    pthread_join(t, NULL);
+    assert_int_equal(made, slice());
+    proc_wake_soon(false);
+    assert_int_equal(slice(), before);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -172,6 +221,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_strange, setup, teardown),
         cmocka_unit_test(test_clock_host),
         cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_wake_soon),
     };
     return cmocka_run_group_tests_name("proc", tests, NULL, NULL);
 }
