@@ -148,6 +148,12 @@ setup() {
     COMP_WORDS=(kvstore --lea) COMP_CWORD=1 COMPREPLY=()
     _phasepipe kvstore --lea
     [ "${COMPREPLY[*]}" = --lease-ms ]
+    COMP_WORDS=(phasepipe up --det) COMP_CWORD=2 COMPREPLY=()
+    _phasepipe phasepipe --det
+    [ "${COMPREPLY[*]}" = --detach ]
+    COMP_WORDS=(phasepipe ctl und) COMP_CWORD=2 COMPREPLY=()
+    _phasepipe phasepipe und
+    [ "${COMPREPLY[*]}" = undrain ]
 }
 
 @test "phasepipe --help and the completion know every program" {
@@ -160,5 +166,10 @@ setup() {
         COMP_WORDS=(phasepipe "$p") COMP_CWORD=1 COMPREPLY=()
         _phasepipe phasepipe "$p"
         [[ " ${COMPREPLY[*]} " == *" $p "* ]]
+    done
+    for c in $(sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' help); do
+        COMP_WORDS=(phasepipe "$c") COMP_CWORD=1 COMPREPLY=()
+        _phasepipe phasepipe "$c"
+        [[ " ${COMPREPLY[*]} " == *" $c "* ]] || { echo "$c is not completed"; false; }
     done
 }
