@@ -32,6 +32,7 @@ struct link_box {
     int fd;
     bool raised;   /* fd is readable because of something in it */
     nng_msg *held; /* of the event taken last */
+    bool stuck;    /* a socket could not be closed: nng may still put things in, so it is never freed */
 };
 
 /* With the lock. */
@@ -59,9 +60,10 @@ struct peers {
     const void *socket;
     void *arg;
     const char *url;
-    uint32_t n_up;
-    /* The connection is gone, or LINK_DOWN was taken: with the lock, and without it. May be NULL. */
+    uint32_t n_up, n_came;
+    /* The connection is gone (with the lock), and after that (without it); LINK_DOWN was taken. May be NULL. */
     void (*gone)(struct peer *p);
+    void (*lost)(struct peers *s);
     void (*dropped)(struct peer *p);
 };
 
@@ -69,11 +71,21 @@ struct peers {
 int peers_watch(struct err *e, struct peers *s, nng_socket socket);
 struct peer *peers_find(struct peers *s, uint32_t id); /* with the lock; NULL: gone */
 void peer_up(struct peer *p);                          /* with the lock: LINK_UP, once */
+void peers_down(struct peers *s);                      /* with the lock: LINK_DOWN for all */
 void peers_free(struct peers *s);                      /* after the socket was closed */
 
 /* "ipc://…" or "tcp://…"; ERR_USAGE. */
 int ask_url(struct err *e, const char *url);
 /* What every socket is set to. */
 int ask_options(struct err *e, nng_socket s, const char *url);
+/*
+ * nng 1.5.2 loses the end of a receive where a connection is closed just as bytes come; it then waits for ever in the
+ * one thread that does away with connections, for all sockets of the process, and in nng_close. So closing is given
+ * some time. False: it hangs, and all that belongs to the socket must stay. link/dial.c has what this means for
+ * connections that break.
+ */
+bool ask_close(nng_socket s);
+/* Does nothing but have lib/link/broken_pipe.c linked. */
+void ask_broken_pipes(void);
 
 #endif

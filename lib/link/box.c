@@ -25,7 +25,7 @@ int link_box_new(struct err *e, struct link_box **out)
 
 void link_box_free(struct link_box *b)
 {
-    if (!b)
+    if (!b || b->stuck)
         return;
     if (b->held)
         nng_msg_free(b->held);

@@ -2,6 +2,10 @@
  * The side that asks: a REQ socket, and a context for each question that is open. Contexts are used again and never
  * cancelled. With resending off a question is sent once; one that was sent over a connection that breaks fails with
  * ECONNRESET, one that was not waits for the next connection.
+ *
+ * Where nng hangs over a connection that broke (ask_impl.h), it does not connect again, and later does not even tell of
+ * connections that break. So a second after a question failed its connection is taken to be gone, and where there is
+ * none, what connects is made anew.
  */
 #include <nng/nng.h>
 
@@ -18,6 +22,7 @@ struct asked {
     nng_ctx ctx;
     nng_aio *aio;
     bool sent;
+    uint32_t over; /* which connection it was sent over, by count */
     struct box_item item;
 };
 
@@ -28,7 +33,46 @@ struct link_dialer {
     struct peers peers;
     struct asked *all, *free;
     uint32_t n_asked;
+    nng_dialer dialer;
+    nng_aio *timer;
+    bool looking, closing;
+    uint32_t broken; /* the connection over which a question failed */
 };
+
+#define LOOK_MS 1000
+
+static void look_later(struct link_dialer *d)
+{
+    pthread_mutex_lock(&d->box->lock);
+    bool start = !d->looking && !d->closing;
+    d->looking |= start;
+    pthread_mutex_unlock(&d->box->lock);
+    if (start)
+        nng_sleep_aio(LOOK_MS, d->timer);
+}
+
+static void lost(struct peers *s)
+{
+    look_later((struct link_dialer *)((char *)s - offsetof(struct link_dialer, peers)));
+}
+
+/* On a thread of nng. */
+static void look(void *arg)
+{
+    struct link_dialer *d = arg;
+    pthread_mutex_lock(&d->box->lock);
+    d->looking = false;
+    bool closing = d->closing || nng_aio_result(d->timer);
+    if (!closing && d->broken == d->peers.n_came)
+        peers_down(&d->peers);
+    bool none = !closing && !d->peers.n_up;
+    pthread_mutex_unlock(&d->box->lock);
+    if (!none)
+        return;
+    nng_dialer_close(d->dialer);
+    if (nng_dial(d->socket, d->url, &d->dialer, NNG_FLAG_NONBLOCK))
+        look_later(d);
+}
 
 static void asked_taken(struct box_item *i)
 {
@@ -45,8 +89,12 @@ static void asked_done(void *arg)
     struct asked *a = arg;
     int rc = nng_aio_result(a->aio);
     nng_msg *m = nng_aio_get_msg(a->aio);
+    struct link_box *b = a->d->box;
     if (!rc && !a->sent) {
         a->sent = true;
+        pthread_mutex_lock(&b->lock);
+        a->over = a->d->peers.n_came;
+        pthread_mutex_unlock(&b->lock);
         nng_aio_set_msg(a->aio, NULL);
         nng_ctx_recv(a->ctx, a->aio);
         return;
@@ -58,14 +106,21 @@ static void asked_done(void *arg)
     a->item.failure = rc;
     a->item.msg = rc ? NULL : m;
     a->item.peer = rc ? 0 : (uint32_t)nng_pipe_id(nng_msg_get_pipe(m));
-    pthread_mutex_lock(&a->d->box->lock);
-    box_put(a->d->box, &a->item);
-    pthread_mutex_unlock(&a->d->box->lock);
+    pthread_mutex_lock(&b->lock);
+    bool closing = a->d->closing;
+    if (!closing)
+        box_put(b, &a->item);
+    if (rc)
+        a->d->broken = a->over;
+    pthread_mutex_unlock(&b->lock);
+    if (closing && a->item.msg)
+        nng_msg_free(a->item.msg);
+    else if (rc && !closing)
+        look_later(a->d);
 }
 
 static int dial_start(struct err *e, struct link_dialer *d)
 {
-    nng_dialer dialer;
     int rc = nng_socket_set_ms(d->socket, NNG_OPT_REQ_RESENDTIME, NNG_DURATION_INFINITE);
     if (rc)
         return err_set(e, ERR_SYS, "%s: %s", d->url, nng_strerror(rc));
@@ -73,7 +128,7 @@ static int dial_start(struct err *e, struct link_dialer *d)
     rc = rc ? rc : peers_watch(e, &d->peers, d->socket);
     if (rc)
         return rc;
-    rc = nng_dial(d->socket, d->url, &dialer, NNG_FLAG_NONBLOCK);
+    rc = nng_dial(d->socket, d->url, &d->dialer, NNG_FLAG_NONBLOCK);
     if (rc)
         return err_set(e, rc == NNG_ENOMEM ? ERR_SYS : ERR_USAGE, "%s: %s", d->url, nng_strerror(rc));
     return 0;
@@ -92,8 +147,10 @@ int link_dial(struct err *e, struct link_dialer **out, struct link_box *b, const
         return err_nomem(e, "a connection", sizeof *d);
     }
     d->box = b;
-    d->peers = (struct peers){.box = b, .socket = d, .arg = arg, .url = d->url};
-    rc = nng_req0_open(&d->socket);
+    d->peers = (struct peers){.box = b, .socket = d, .arg = arg, .url = d->url, .lost = lost};
+    rc = nng_aio_alloc(&d->timer, look, d);
+    if (!rc && (rc = nng_req0_open(&d->socket)))
+        nng_aio_free(d->timer);
     if (rc) {
         free(d->url);
         free(d);
@@ -112,10 +169,20 @@ void link_dialer_free(struct link_dialer *d)
 {
     if (!d)
         return;
-    nng_close(d->socket);
-    for (struct asked *a = d->all; a; a = a->next)
-        nng_aio_stop(a->aio);
+    pthread_mutex_lock(&d->box->lock);
+    d->closing = true;
+    pthread_mutex_unlock(&d->box->lock);
+    nng_aio_stop(d->timer);
+    bool closed = ask_close(d->socket);
+    if (closed)
+        for (struct asked *a = d->all; a; a = a->next)
+            nng_aio_stop(a->aio);
     box_forget(d->box, d);
+    if (!closed) {
+        d->box->stuck = true;
+        return;
+    }
+    nng_aio_free(d->timer);
     peers_free(&d->peers);
     struct asked *next;
     for (struct asked *a = d->all; a; a = next) {

@@ -163,7 +163,7 @@ static bool came(struct link_question *q, nng_msg *m)
     l->n_listening--;
     struct peer *p = peers_find(&l->peers, (uint32_t)nng_pipe_id(pipe));
     bool much = p && !p->gone && p->n_open >= LINK_ASKED_MAX;
-    bool taken = p && !p->gone && !much;
+    bool taken = p && !p->gone && !much && !l->closing;
     if (taken) {
         peer_up(p);
         join_peer(q, p);
@@ -343,7 +343,6 @@ static void stop_all(struct link_listener *l)
     do {
         before = first;
         pthread_mutex_lock(&l->box->lock);
-        l->closing = true;
         first = l->all;
         pthread_mutex_unlock(&l->box->lock);
         for (struct link_question *q = first; q; q = q->next_all)
@@ -355,9 +354,17 @@ void link_listener_free(struct link_listener *l)
 {
     if (!l)
         return;
-    nng_close(l->socket);
-    stop_all(l);
+    pthread_mutex_lock(&l->box->lock);
+    l->closing = true;
+    pthread_mutex_unlock(&l->box->lock);
+    bool closed = ask_close(l->socket);
+    if (closed)
+        stop_all(l);
     box_forget(l->box, l);
+    if (!closed) {
+        l->box->stuck = true;
+        return;
+    }
     peers_free(&l->peers);
     struct link_question *next;
     for (struct link_question *q = l->all; q; q = next) {

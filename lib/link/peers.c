@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
+#include <time.h>
 
 #include "link/ask_impl.h"
 
@@ -28,6 +29,7 @@ int ask_url(struct err *e, const char *url)
 
 int ask_options(struct err *e, nng_socket s, const char *url)
 {
+    ask_broken_pipes();
     int rc = nng_socket_set_size(s, NNG_OPT_RECVMAXSZ, LINK_MESSAGE_BYTES_MAX + HEADER_BYTES);
     rc = rc ? rc : nng_socket_set_ms(s, NNG_OPT_RECONNMINT, RECONNECT_MS_MIN);
     rc = rc ? rc : nng_socket_set_ms(s, NNG_OPT_RECONNMAXT, RECONNECT_MS_MAX);
@@ -89,6 +91,7 @@ void peer_up(struct peer *p)
         return;
     p->up = true;
     p->of->n_up++;
+    p->of->n_came++;
     box_put(p->of->box, &p->up_item);
 }
 
@@ -123,6 +126,20 @@ static void on_pipe(nng_pipe pipe, nng_pipe_ev ev, void *arg)
             peer_up(p);
     }
     pthread_mutex_unlock(&s->box->lock);
+    if (ev == NNG_PIPE_EV_REM_POST && s->lost)
+        s->lost(s);
+}
+
+void peers_down(struct peers *s)
+{
+    for (int i = 0; i < PEER_BUCKETS; i++) {
+        struct peer *next;
+        for (struct peer *p = s->bucket[i]; p; p = next) {
+            next = p->next;
+            if (p->up && !p->gone)
+                gone(s, p);
+        }
+    }
 }
 
 int peers_watch(struct err *e, struct peers *s, nng_socket socket)
@@ -143,4 +160,74 @@ void peers_free(struct peers *s)
         }
     }
     memset(s->bucket, 0, sizeof s->bucket);
+}
+
+#define CLOSE_MS_MAX 500
+
+struct closing { /* freed by whoever of the two comes last */
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    nng_socket socket;
+    bool done, left;
+};
+
+static void closing_free(struct closing *c)
+{
+    pthread_cond_destroy(&c->cond);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+static void *close_it(void *arg)
+{
+    struct closing *c = arg;
+    nng_close(c->socket);
+    pthread_mutex_lock(&c->lock);
+    c->done = true;
+    bool left = c->left;
+    pthread_cond_signal(&c->cond);
+    pthread_mutex_unlock(&c->lock);
+    if (left)
+        closing_free(c);
+    return NULL;
+}
+
+static bool wait_for(struct closing *c)
+{
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_nsec += CLOSE_MS_MAX * 1000000L;
+    end.tv_sec += end.tv_nsec / 1000000000L;
+    end.tv_nsec %= 1000000000L;
+    int rc = 0;
+    pthread_mutex_lock(&c->lock);
+    while (!c->done && !rc)
+        rc = pthread_cond_timedwait(&c->cond, &c->lock, &end);
+    bool done = c->done;
+    c->left = !done;
+    pthread_mutex_unlock(&c->lock);
+    return done;
+}
+
+bool ask_close(nng_socket s)
+{
+    pthread_t t;
+    struct closing *c = calloc(1, sizeof *c);
+    if (!c)
+        return false;
+    c->socket = s;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->cond, NULL);
+    if (pthread_create(&t, NULL, close_it, c)) {
+        closing_free(c);
+        return false;
+    }
+    bool done = wait_for(c);
+    if (!done) {
+        pthread_detach(t);
+        return false;
+    }
+    pthread_join(t, NULL);
+    closing_free(c);
+    return true;
 }
