@@ -465,9 +465,24 @@ void store_client_close(struct store_client *c)
     free(c);
 }
 
+/* The client of before comes once more, so that its leaving is seen: a kvstore that took over from another would keep
+ * what it held for a lease, and what it could write until this process ends. */
+static int come_and_go(struct err *e, struct store_client *c)
+{
+    bool again;
+    if (!c->id)
+        return 0;
+    int rc = connect_once(e, c, &again, client_now_ms() + c->timeout_ms);
+    c->broken = rc != 0;
+    return c->why == KV_WHY_EXPIRED ? 0 : rc;
+}
+
 int store_client_renew_all(struct err *e, struct store_client *c)
 {
     pthread_mutex_lock(&c->lock);
+    uint64_t id = c->id, key = c->key;
+    if (come_and_go(e, c))
+        return client_done(c, e->code);
     c->id = c->key = 0;
     c->asked = ASKED_NONE;
     free(c->ask_slot);
@@ -475,6 +490,10 @@ int store_client_renew_all(struct err *e, struct store_client *c)
     free_queue(&c->first_seq);
     int rc = connect_until(e, c, client_now_ms() + c->timeout_ms);
     c->expired = rc != 0 && c->expired;
+    if (rc) {
+        c->id = id;
+        c->key = key;
+    }
     return client_done(c, rc);
 }
 

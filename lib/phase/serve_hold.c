@@ -156,7 +156,7 @@ void hold_drop(struct serve *v, struct task *o)
         return;
     if (o->has_from)
         let_go(v, o);
-    bool held = o->has_seq && hold_valid(v, o) && !v->expired;
+    bool held = o->has_seq && !v->expired && hold_valid(v, o);
     forget(v, o);
     if (held && (v->unsure || !reachable(v)))
         v->unsure = true; /* it goes with all the others */

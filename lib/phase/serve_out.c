@@ -7,6 +7,7 @@
 #include "proc/proc.h"
 
 #define PROGRESS_NS (200 * NS_MS)
+#define NEWEST 4096 /* ids of an answer that has ended; the gateway has told of those before */
 
 /* ---- handles ---- */
 
@@ -80,7 +81,9 @@ int out_progress(struct err *e, struct serve *v, struct task *o)
     if (now - o->progress_ns < PROGRESS_NS)
         return 0;
     o->progress_ns = now;
-    return out_report(e, v, o, "progress", 0, "");
+    struct wire_report r = report_of(o, "progress");
+    r.n_out = r.n_out_id = 0; /* of those the gateway tells */
+    return worker_link_report(e, v->link, o->told->order, &r);
 }
 
 int out_prefilled(struct err *e, struct serve *v, struct task *o, const struct kv_seq_info *handed)
@@ -225,5 +228,9 @@ int out_end(struct err *e, struct serve *v, struct task *o, enum answer_end end)
         return rc;
     struct wire_report r = report_of(o, "ended");
     r.reason = reason_of(end);
+    if (r.n_out_id > NEWEST) {
+        r.out += r.n_out_id - NEWEST;
+        r.n_out_id = NEWEST;
+    }
     return worker_link_report(e, v->link, o->told->order, &r);
 }

@@ -638,10 +638,10 @@ static void start_store(const char *bytes, bool fake)
         if (fake)
             execlp("kvstore", "kvstore", "--listen", "unix:kv.sock", "--kv-cache-memory-bytes", bytes, "--ready-fd",
                    "9", "--model-fingerprint", fp, "--layers", "1", "--kv-heads", "1", "--head-dim", "8",
-                   "--arithmetic", "fake1", "--verify", "--lease-ms", "1000", "--handed-ms", "2000", (char *)NULL);
+                   "--arithmetic", "fake1", "--lease-ms", "1000", "--handed-ms", "2000", (char *)NULL);
         else
             execlp("kvstore", "kvstore", "--listen", "unix:kv.sock", "--kv-cache-memory-bytes", bytes, "--ready-fd",
-                   "9", "--verify", m ? "-m" : "-v", m, (char *)NULL);
+                   "9", m ? "-m" : "-v", m, (char *)NULL);
         _exit(127);
     }
     close(ready[1]);
