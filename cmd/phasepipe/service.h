@@ -28,6 +28,7 @@
 #define BACKOFF_MS_MIN 100 /* doubles */
 #define BACKOFF_MS_MAX 5000
 #define STEADY_MS 30000 /* a life so long begins the back-off anew */
+#define SLOW_MS 10000   /* to be ready; said, since a model may take longer */
 #define DRAIN_MS 40000  /* SIGTERM to SIGKILL, unless told; workers give up by themselves after 30 s */
 #define LOG_BYTES_MAX (4u << 20)
 #define KEPT_MAX 4
@@ -103,6 +104,7 @@ struct service {
     uint64_t due_ns;      /* when to start it (WAITING, BACKING_OFF), or to kill it (DRAINING, where not all end) */
     unsigned backoff_ms, fails;
     bool ever_ready;
+    bool slow; /* it was said that it is not ready yet */
     uint64_t restarts;
     struct kept kept[KEPT_MAX];
     size_t n_kept;

@@ -104,6 +104,7 @@ static void is_ready(struct super *s, struct service *v)
 {
     super_say(s, "%s is ready (%.2f s)", v->name, (double)(proc_now_ns() - v->begun_ns) / 1e9);
     v->ever_ready = true;
+    v->slow = false;
     v->fails = 0;
     turn_to(s, v, SERVICE_READY);
     if (v->swapped) {
@@ -332,6 +333,10 @@ static void due(struct super *s)
         bool wants = v->state == SERVICE_WAITING || v->state == SERVICE_BACKING_OFF;
         if (wants && now >= v->due_ns && (!v->needs_store || store_is_ready(s)))
             start(s, v);
+        if (v->state == SERVICE_STARTING && !v->slow && now >= v->begun_ns + SLOW_MS * MS) {
+            v->slow = true;
+            super_say(s, "%s is not ready yet after %d s%s%s", v->name, SLOW_MS / 1000, *v->last ? ": " : "", v->last);
+        }
         if (v->state == SERVICE_DRAINING && v->pid && !v->crash_only && now >= v->due_ns) {
             super_say(s, "%s (pid %d) does not end: it is killed", v->name, (int)v->pid);
             kill(v->pid, SIGKILL);

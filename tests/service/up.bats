@@ -152,6 +152,20 @@ tokenize tokenize tokenizer ready" ]
     grep -q "no model here" "$run/log/kvstore.log"
 }
 
+@test "a service that is not ready for long is named; a signal ends the wait" {
+    touch stand/slow-tokenize
+    phasepipe up --run "$run" --detach 2> up.err 3>&- &
+    echo $! > up.pid
+    until_true 20 grep -q "tokenize is not ready yet after 10 s: tokenize says hello" up.err
+    is_state tokenize starting
+    kill -TERM "$(cat up.pid)"
+    rc=0
+    wait "$(cat up.pid)" || rc=$?
+    [ "$rc" -eq 1 ]
+    grep -q "ended before all were ready" up.err
+    nothing_left
+}
+
 @test "--detach returns when all are ready, and holds nothing of its caller" {
     echo in | phasepipe up --run "$run" --detach > out 2> err # bats waits for descriptor 3 if it is kept
     grep -q "ready in .* s: stream --run $run -p" err
