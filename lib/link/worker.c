@@ -54,7 +54,10 @@ static void *run(void *arg)
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
         int wait_ms = turn(w);
+        struct outlet *retired = w->retired;
+        w->retired = NULL;
         pthread_mutex_unlock(&w->lock);
+        outlet_free_list(retired);
         link_box_wait(w->box, wait_ms);
         pthread_mutex_lock(&w->lock);
     }

@@ -120,8 +120,8 @@ struct worker_link {
     bool draining, ctl_first; /* draining: told. ctl_first: no control poll was answered since the join */
 
     struct report *reports, **reports_end;
-    struct outlet *outlets;
-    uint64_t outlet_number, queued; /* queued: bytes */
+    struct outlet *outlets, *retired; /* retired: to be freed without the lock */
+    uint64_t outlet_number, queued;   /* queued: bytes */
     uint32_t n_outlet;
 };
 
@@ -158,6 +158,7 @@ int outlet_get(struct err *e, struct outlet **out, struct worker_link *w, const 
 void outlet_add(struct worker_link *w, struct outlet *t, struct piece *p);
 bool outlet_event(struct worker_link *w, const struct link_event *ev); /* false: of none */
 uint64_t outlet_pump(struct worker_link *w, uint64_t now_ns);          /* when again */
+void outlet_free_list(struct outlet *t);
 void outlet_free_all(struct worker_link *w);
 
 /* ---- worker_sched.c ---- */

@@ -18,6 +18,24 @@ static void outlet_free(struct outlet *t)
     free(t);
 }
 
+/* To close a connection may take a while: not under the lock. */
+static void retire(struct worker_link *w, struct outlet **at)
+{
+    struct outlet *t = *at;
+    *at = t->next;
+    t->next = w->retired;
+    w->retired = t;
+    w->n_outlet--;
+}
+
+void outlet_free_list(struct outlet *t)
+{
+    for (struct outlet *next; t; t = next) {
+        next = t->next;
+        outlet_free(t);
+    }
+}
+
 static bool unused(const struct outlet *t)
 {
     return !t->n_order && !t->sent && !t->wait && !t->asked;
@@ -32,10 +50,7 @@ static bool make_room(struct worker_link *w)
             oldest = at;
     if (!oldest)
         return false;
-    struct outlet *t = *oldest;
-    *oldest = t->next;
-    w->n_outlet--;
-    outlet_free(t);
+    retire(w, oldest);
     return true;
 }
 
@@ -211,13 +226,10 @@ uint64_t outlet_pump(struct worker_link *w, uint64_t now_ns)
             if (!t->asked && t->again_ns < next_ns)
                 next_ns = t->again_ns;
         }
-        if (unused(t) && now_ns > t->used_ns && now_ns - t->used_ns > UNUSED_NS) {
-            *at = t->next;
-            w->n_outlet--;
-            outlet_free(t);
-        } else {
+        if (unused(t) && now_ns > t->used_ns && now_ns - t->used_ns > UNUSED_NS)
+            retire(w, at);
+        else
             at = &t->next;
-        }
     }
     return next_ns;
 }
@@ -239,6 +251,7 @@ void outlet_free_all(struct worker_link *w)
         free_pieces(w, t->wait);
         outlet_free(t);
     }
+    outlet_free_list(w->retired);
 }
 
 /* The frame is written before the lock is taken. */

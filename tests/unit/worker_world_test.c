@@ -1,0 +1,683 @@
+/*
+ * Workers' links, the real scheduling machine and gateways in one program, without sockets, with faults at random: a
+ * scheduler that is killed, workers that are killed or cut off, gateways that do not answer or lose their connections,
+ * cancels, preemptions, drains. What must hold: every answer is whole and has each token once, in order, with nothing
+ * left out between; a cancelled one is a beginning of it; the accounts add up. Which token comes where is known from
+ * outside: token_of.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ask_fake.h"
+#include "link/worker.h"
+#include "sched/policy.h"
+#include "sched/sched.h"
+
+#define OK(call)                                                                                                       \
+    do {                                                                                                               \
+        if (call)                                                                                                      \
+            fail_msg("%s: %s", #call, e.text);                                                                         \
+    } while (0)
+
+#define WORKERS 3
+#define GATEWAYS 2
+#define JOBS 250
+#define AT_ONCE 24
+#define TOKENS_MAX 64
+#define SEATS 6
+#define S_NS 1000000000ull
+
+static struct err e;
+static uint64_t random_state;
+
+static uint64_t draw(uint64_t below)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state % below;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * S_NS + (uint64_t)t.tv_nsec;
+}
+
+static struct wire_str str(const char *s)
+{
+    return (struct wire_str){s, strlen(s)};
+}
+
+static bool is(struct wire_str s, const char *what)
+{
+    return s.n == strlen(what) && !memcmp(s.p, what, s.n);
+}
+
+static uint32_t token_of(uint64_t job, uint32_t i)
+{
+    return (uint32_t)(job * 7919 + i * 104729) % 50000;
+}
+
+/* ---- gateways and their requests ---- */
+
+struct job {
+    uint64_t id;
+    uint32_t gw, n_prompt, max_tokens;
+    uint32_t n; /* tokens that came */
+    bool asked, cancelled, ended;
+    uint32_t attempt;
+};
+
+static struct job job[JOBS];
+static uint32_t n_asked, n_ended;
+
+static struct gateway {
+    char name[16], url[64];
+    struct link_box *box;
+    struct link_listener *l;
+    struct link_question *slow[64]; /* answered later */
+    uint32_t n_slow;
+    uint32_t slow_peer[64];
+} gw[GATEWAYS];
+
+static void gateway_open(struct gateway *g)
+{
+    OK(link_box_new(&e, &g->box));
+    OK(link_listen(&e, &g->l, g->box, g->url, NULL));
+    g->n_slow = 0;
+}
+
+static void gateway_close(struct gateway *g)
+{
+    link_listener_free(g->l);
+    link_box_free(g->box);
+}
+
+static struct job *job_of(uint64_t id)
+{
+    assert_true(id >= 1 && id <= JOBS);
+    return &job[id - 1];
+}
+
+static void got_out(const struct wire_out *f)
+{
+    struct job *j = job_of(f->seq);
+    if (j->ended)
+        return;
+    assert_true(f->at <= j->n); /* no gap */
+    for (uint32_t i = 0; i < f->n_id; i++) {
+        assert_int_equal(f->ids[i], token_of(j->id, f->at + i));
+        if (f->at + i == j->n)
+            j->n++;
+    }
+    assert_true(j->n <= j->max_tokens);
+}
+
+static void job_over(struct job *j)
+{
+    if (!j->ended) {
+        j->ended = true;
+        n_ended++;
+    }
+}
+
+static void got_end(const struct wire_end *f)
+{
+    struct job *j = job_of(f->seq);
+    if (!j->ended)
+        assert_int_equal(j->n, j->max_tokens);
+    job_over(j);
+}
+
+static void forget_peer(struct gateway *g, uint32_t peer)
+{
+    for (uint32_t i = 0; i < g->n_slow;)
+        if (g->slow_peer[i] == peer) {
+            g->slow_peer[i] = g->slow_peer[--g->n_slow];
+            g->slow[i] = g->slow[g->n_slow];
+        } else {
+            i++;
+        }
+}
+
+static void gateway_step(struct gateway *g)
+{
+    struct link_event ev;
+    while (link_box_take(g->box, &ev)) {
+        if (ev.what == LINK_DOWN)
+            forget_peer(g, ev.peer);
+        if (ev.what != LINK_QUESTION)
+            continue;
+        struct wire_arena *mem = wire_arena_new();
+        struct wire_frame f;
+        const uint8_t *p = ev.p;
+        size_t n = ev.n;
+        while (link_msg_next(&e, &f, mem, &p, &n))
+            if (f.kind == WIRE_OUT)
+                got_out(&f.out);
+            else if (f.kind == WIRE_END)
+                got_end(&f.end);
+        assert_int_equal(e.code, 0);
+        wire_arena_free(mem);
+        if (draw(4) == 0 && g->n_slow < 64) {
+            g->slow_peer[g->n_slow] = ev.peer;
+            g->slow[g->n_slow++] = ev.q;
+        } else {
+            link_answer(ev.q, NULL);
+        }
+    }
+    while (g->n_slow && draw(30) == 0)
+        link_answer(g->slow[--g->n_slow], NULL);
+}
+
+/* ---- the scheduler: the machine behind a socket ---- */
+
+static struct seat {
+    char name[16];
+    uint32_t peer;
+    uint64_t inc;
+    struct link_question *q[2]; /* work, control */
+    struct link_msg m[2];
+    bool due[2], refused;
+} seat[WORKERS];
+
+static struct {
+    char url[64];
+    struct link_box *box;
+    struct link_listener *l;
+    struct sched *s;
+    uint64_t n_event;
+} sched;
+
+static struct seat *seat_of(struct wire_str name)
+{
+    for (int i = 0; i < WORKERS; i++)
+        if (is(name, seat[i].name))
+            return &seat[i];
+    fail_msg("nobody is called %.*s", (int)name.n, name.p);
+    return NULL;
+}
+
+static void emit(void *arg, const struct wire_frame *f)
+{
+    (void)arg;
+    struct seat *t;
+    switch ((int)f->kind) {
+    case WIRE_ORDER:
+        t = seat_of(f->order.to);
+        OK(link_msg_add(&e, &t->m[0], f));
+        t->due[0] = true;
+        break;
+    case WIRE_CONTROL:
+        t = seat_of(f->control.to);
+        OK(link_msg_add(&e, &t->m[1], f));
+        t->due[1] = true;
+        break;
+    case WIRE_IDLE:
+        seat_of(f->idle.to)->due[f->idle.ctl] = true;
+        break;
+    case WIRE_REFUSE:
+        assert_int_equal(f->refuse.job, 0);
+        seat_of(f->refuse.to)->refused = true;
+        break;
+    case WIRE_DONE:
+        if (!job_of(f->done.job)->ended) {
+            struct job *j = job_of(f->done.job);
+            assert_true(j->cancelled || (f->done.reason == WIRE_LENGTH && j->n == j->max_tokens));
+            job_over(j);
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+static void event(struct wire_frame *f)
+{
+    f->tick.at_ns = now_ns();
+    OK(sched_event(&e, sched.s, f));
+    sched.n_event++;
+}
+
+static void submit(struct job *j, bool again)
+{
+    uint32_t out[TOKENS_MAX];
+    for (uint32_t i = 0; i < j->n; i++)
+        out[i] = token_of(j->id, i);
+    struct wire_frame f = {.kind = WIRE_SUBMIT};
+    f.submit = (struct wire_submit){.gw = str(gw[j->gw].name),
+                                    .job = j->id,
+                                    .n_prompt = j->n_prompt,
+                                    .max_tokens = j->max_tokens,
+                                    .reply = str(gw[j->gw].url),
+                                    .again = again,
+                                    .attempt = 1,
+                                    .n_out = j->n,
+                                    .out = out,
+                                    .n_out_id = j->n};
+    event(&f);
+}
+
+static void sched_begin(void)
+{
+    static const struct {
+        const char *name;
+        double value;
+    } knobs[] = {{"heartbeat_ms", 50}, {"lease_ms", 600}, {"grace_ms", 200}, {"retries", 1000}};
+    OK(sched_new(&e, &sched.s, draw(2) ? &sched_policy_kv : &sched_policy_fcfs, &(struct sched_sink){emit, NULL}));
+    for (size_t i = 0; i < sizeof knobs / sizeof *knobs; i++)
+        OK(sched_knob(&e, sched.s, knobs[i].name, knobs[i].value));
+    OK(link_box_new(&e, &sched.box));
+    OK(link_listen(&e, &sched.l, sched.box, sched.url, NULL));
+    for (uint32_t i = 0; i < n_asked; i++)
+        if (!job[i].ended)
+            submit(&job[i], true);
+    for (uint32_t i = 0; i < n_asked; i++)
+        if (!job[i].ended && job[i].cancelled)
+            event(&(struct wire_frame){.kind = WIRE_CANCEL, .cancel = {.gw = str(gw[job[i].gw].name), .job = i + 1}});
+}
+
+static void sched_end(void)
+{
+    OK(sched_check(&e, sched.s));
+    struct sched_sink none = {0};
+    sched_set_sink(sched.s, &none);
+    sched_free(sched.s);
+    link_listener_free(sched.l);
+    link_box_free(sched.box);
+    for (int i = 0; i < WORKERS; i++) {
+        memset(seat[i].q, 0, sizeof seat[i].q);
+        for (int k = 0; k < 2; k++)
+            link_msg_clear(&seat[i].m[k]);
+        seat[i].due[0] = seat[i].due[1] = seat[i].refused = false;
+        seat[i].peer = 0;
+    }
+}
+
+static void park(struct seat *t, bool ctl, struct link_question *q)
+{
+    if (t->q[ctl])
+        link_answer(t->q[ctl], NULL);
+    t->q[ctl] = q;
+}
+
+static struct seat *message(const struct link_event *ev, bool *parked)
+{
+    struct wire_arena *mem = wire_arena_new();
+    struct wire_frame f;
+    struct seat *t = NULL;
+    const uint8_t *p = ev->p;
+    size_t n = ev->n;
+    while (link_msg_next(&e, &f, mem, &p, &n)) {
+        event(&f);
+        t = seat_of(f.kind == WIRE_JOIN ? f.join.worker : f.kind == WIRE_POLL ? f.poll.worker : f.report.worker);
+        t->peer = ev->peer;
+        if (f.kind == WIRE_JOIN)
+            t->inc = f.join.inc;
+        if (f.kind == WIRE_POLL) {
+            park(t, f.poll.ctl, ev->q);
+            *parked = true;
+        }
+    }
+    assert_int_equal(e.code, 0);
+    wire_arena_free(mem);
+    return t;
+}
+
+static void refuse(struct link_question *q)
+{
+    struct link_msg m = {0};
+    OK(link_msg_add(&e, &m, &(struct wire_frame){.kind = WIRE_REFUSE, .refuse = {.to = str("w")}}));
+    link_answer(q, &m);
+    link_msg_free(&m);
+}
+
+/* Where a refusal goes is left open by the protocol: to what was asked, or to what is parked. */
+static void flush(struct seat *t)
+{
+    for (int k = 0; k < 2; k++) {
+        if (t->refused && t->q[k]) {
+            refuse(t->q[k]);
+            t->q[k] = NULL;
+            t->refused = false;
+        } else if (t->due[k] && t->q[k]) {
+            link_answer(t->q[k], &t->m[k]);
+            t->q[k] = NULL;
+        }
+        link_msg_clear(&t->m[k]);
+        t->due[k] = false;
+    }
+}
+
+static void peer_gone(uint32_t peer)
+{
+    for (int i = 0; i < WORKERS; i++)
+        if (seat[i].peer == peer) {
+            seat[i].peer = 0;
+            seat[i].q[0] = seat[i].q[1] = NULL;
+            event(&(struct wire_frame){.kind = WIRE_GONE, .gone = {.worker = str(seat[i].name), .inc = seat[i].inc}});
+        }
+}
+
+static void sched_step(void)
+{
+    struct link_event ev;
+    while (link_box_take(sched.box, &ev)) {
+        bool parked = false;
+        if (ev.what == LINK_DOWN)
+            peer_gone(ev.peer);
+        if (ev.what != LINK_QUESTION)
+            continue;
+        struct seat *t = message(&ev, &parked);
+        if (!parked && t->refused)
+            refuse(ev.q);
+        else if (!parked)
+            link_answer(ev.q, NULL);
+        if (!parked)
+            t->refused = false;
+        OK(sched_decide(&e, sched.s));
+        for (int i = 0; i < WORKERS; i++)
+            flush(&seat[i]);
+    }
+    event(&(struct wire_frame){.kind = WIRE_TICK});
+    OK(sched_decide(&e, sched.s));
+    for (int i = 0; i < WORKERS; i++)
+        flush(&seat[i]);
+}
+
+/* ---- workers ---- */
+
+struct task {
+    struct worker_told *t;
+    uint32_t n_out;
+    bool prefilled;
+};
+
+static struct worker {
+    struct worker_link *link;
+    struct task task[64];
+    uint32_t n;
+    bool drain, told_drain;
+} worker[WORKERS];
+
+static void worker_room(struct worker *w)
+{
+    uint32_t seqs = w->n < SEATS ? SEATS - w->n : 0;
+    worker_link_room(w->link,
+                     &(struct worker_room){.seqs = seqs, .tokens = 500, .blocks = 100, .step_ns = 1000, .batch = 1});
+}
+
+static void worker_begin(int i)
+{
+    static const char *const roles[] = {"prefill", "decode", "both"};
+    struct worker_link_opts o = {.sched = sched.url,
+                                 .name = seat[i].name,
+                                 .role = roles[i % 3],
+                                 .store = "s",
+                                 .compat = "c",
+                                 .seqs = SEATS,
+                                 .blocks = 100,
+                                 .max_len = 1000,
+                                 .chunk = 64};
+    worker[i] = (struct worker){.n = 0};
+    OK(worker_link_open(&e, &worker[i].link, &o));
+    worker_room(&worker[i]);
+}
+
+static void worker_end(int i)
+{
+    worker_link_close(worker[i].link);
+    while (worker[i].n)
+        worker_told_free(worker[i].task[--worker[i].n].t);
+}
+
+static void close_task(struct worker *w, uint32_t i, const char *what)
+{
+    struct task *k = &w->task[i];
+    const struct wire_order *o = k->t->o;
+    uint32_t out[TOKENS_MAX], handle = 7;
+    for (uint32_t n = 0; n < k->n_out; n++)
+        out[n] = token_of(o->job, n);
+    struct wire_report r = {
+        .what = str(what), .n_out = k->n_out, .out = out, .n_out_id = k->n_out, .n_done = o->n_prompt};
+    if (!strcmp(what, "ended"))
+        r.reason = WIRE_LENGTH;
+    if (!strcmp(what, "failed"))
+        r.code = ERR_SYS;
+    if (!strcmp(what, "prefilled"))
+        r.handle = (struct wire_bytes){(const uint8_t *)&handle, sizeof handle};
+    OK(worker_link_report(&e, w->link, k->t->order, &r));
+    worker_told_free(k->t);
+    *k = w->task[--w->n];
+}
+
+static void worker_told(struct worker *w)
+{
+    struct worker_told *t;
+    while ((t = worker_link_take(w->link))) {
+        if (t->what == TOLD_ORDER) {
+            assert_true(w->n < 64);
+            for (uint32_t i = 0; i < w->n; i++)
+                assert_true(w->task[i].t->order != t->order);
+            const struct wire_order *o = t->o;
+            for (uint32_t i = 0; i < o->n_out_id; i++)
+                assert_int_equal(o->out[i], token_of(o->job, o->n_out - o->n_out_id + i));
+            assert_true(o->n_out <= job_of(o->job)->n); /* no more than the gateway has */
+            w->task[w->n++] = (struct task){t, o->n_out, false};
+            continue;
+        }
+        for (uint32_t i = 0; i < w->n; i++)
+            if (w->task[i].t->order == t->order && (t->what == TOLD_CANCEL || t->what == TOLD_PREEMPT)) {
+                close_task(w, i, t->what == TOLD_CANCEL ? "cancelled" : "preempted");
+                break;
+            }
+        w->told_drain = t->what == TOLD_DRAIN || (w->told_drain && t->what != TOLD_RESUME);
+        worker_told_free(t);
+    }
+}
+
+static void step_task(struct worker *w, uint32_t i)
+{
+    struct task *k = &w->task[i];
+    const struct wire_order *o = k->t->o;
+    uint64_t id = k->t->order;
+    bool prefill = is(o->phase, "prefill");
+    if (!is(o->phase, "decode") && !k->prefilled && draw(3)) {
+        if (draw(2))
+            OK(worker_link_report(&e, w->link, id, &(struct wire_report){.what = str("progress"), .n_done = 5}));
+        return;
+    }
+    k->prefilled = true;
+    if (draw(100) == 0) {
+        close_task(w, i, "failed");
+        return;
+    }
+    if (k->n_out < o->max_tokens) {
+        uint32_t tok = token_of(o->job, k->n_out);
+        struct wire_frame f = {.kind = WIRE_OUT, .out = {.seq = o->job, .ids = &tok, .n_id = 1, .at = k->n_out}};
+        OK(worker_link_send(&e, w->link, id, &f, ++k->n_out));
+    }
+    if (k->n_out == o->max_tokens) {
+        struct wire_frame f = {.kind = WIRE_END, .end = {.seq = o->job, .reason = WIRE_LENGTH}};
+        OK(worker_link_send(&e, w->link, id, &f, k->n_out));
+        close_task(w, i, "ended");
+    } else if (prefill) {
+        close_task(w, i, "prefilled");
+    }
+}
+
+static void worker_step(struct worker *w)
+{
+    worker_told(w);
+    for (uint32_t i = w->n; i-- > 0;)
+        if (draw(2))
+            step_task(w, i);
+    worker_room(w);
+}
+
+/* ---- the world ---- */
+
+static void ask(void)
+{
+    struct job *j = &job[n_asked];
+    *j = (struct job){.id = n_asked + 1,
+                      .gw = (uint32_t)draw(GATEWAYS),
+                      .n_prompt = 1 + (uint32_t)draw(200),
+                      .max_tokens = 1 + (uint32_t)draw(TOKENS_MAX),
+                      .asked = true};
+    n_asked++;
+    submit(j, false);
+}
+
+static void cancel(void)
+{
+    struct job *j = &job[n_asked - 1 - draw(n_asked < AT_ONCE ? n_asked : AT_ONCE)];
+    if (j->ended || j->cancelled)
+        return;
+    j->cancelled = true;
+    event(&(struct wire_frame){.kind = WIRE_CANCEL, .cancel = {.gw = str(gw[j->gw].name), .job = j->id}});
+}
+
+static void knob(const char *name, int i, float value)
+{
+    struct wire_frame f = {.kind = WIRE_KNOB};
+    f.knob = (struct wire_knob){.at_ns = now_ns(), .name = str(name), .worker = str(seat[i].name), .value = value};
+    if (sched_event(&e, sched.s, &f))
+        e.code = 0; /* not there now */
+}
+
+static void fault(void)
+{
+    int i = (int)draw(WORKERS);
+    uint64_t what = draw(100);
+    if (what < 30) {
+        cancel();
+    } else if (what < 50) {
+        knob("hand_over", i, 1);
+    } else if (what < 55) {
+        knob("drain", i, 1);
+    } else if (what < 65) {
+        for (int k = 0; k < WORKERS; k++)
+            knob("drain", k, 0);
+    } else if (what < 75) {
+        worker_end(i);
+        worker_begin(i);
+    } else if (what < 82) {
+        sched_end();
+        usleep((useconds_t)draw(20000));
+        sched_begin();
+    } else if (what < 90) {
+        struct gateway *g = &gw[draw(GATEWAYS)];
+        gateway_close(g);
+        gateway_open(g);
+    } else if (what < 96) {
+        fake_cut(draw(100));
+    } else if (what < 98) { /* the scheduler is stopped, past what it allows others; rarely past the leases */
+        usleep(draw(4) ? 200000 : 800000);
+    }
+}
+
+static void world(uint64_t seed)
+{
+    random_state = seed * 0x9e3779b97f4a7c15u + 1;
+    n_asked = n_ended = 0;
+    for (int i = 0; i < GATEWAYS; i++) {
+        snprintf(gw[i].name, sizeof gw[i].name, "g%d", i);
+        snprintf(gw[i].url, sizeof gw[i].url, "ipc:///tmp/ww-%d-g%d", (int)getpid(), i);
+        gateway_open(&gw[i]);
+    }
+    snprintf(sched.url, sizeof sched.url, "ipc:///tmp/ww-%d-s", (int)getpid());
+    for (int i = 0; i < WORKERS; i++)
+        snprintf(seat[i].name, sizeof seat[i].name, "w%d", i);
+    sched_begin();
+    for (int i = 0; i < WORKERS; i++)
+        worker_begin(i);
+    uint64_t last = now_ns();
+    uint32_t was = 0;
+    for (uint64_t turn = 0; n_ended < JOBS; turn++) {
+        while (n_asked < JOBS && n_asked - n_ended < AT_ONCE)
+            ask();
+        sched_step();
+        for (int i = 0; i < GATEWAYS; i++)
+            gateway_step(&gw[i]);
+        for (int i = 0; i < WORKERS; i++)
+            worker_step(&worker[i]);
+        if (draw(25) == 0)
+            fault();
+        link_box_wait(sched.box, 1);
+        if (n_ended != was) {
+            was = n_ended;
+            last = now_ns();
+        }
+        if (now_ns() - last > 20 * S_NS)
+            fail_msg("seed %llu: %u of %u have ended, nothing goes on", (unsigned long long)seed, n_ended, n_asked);
+    }
+    /* What workers still know of the ended goes away by itself. */
+    struct wire_stat s;
+    for (uint64_t end = now_ns() + 10 * S_NS;;) {
+        sched_step();
+        for (int i = 0; i < GATEWAYS; i++)
+            gateway_step(&gw[i]);
+        for (int i = 0; i < WORKERS; i++)
+            worker_step(&worker[i]);
+        sched_stat(sched.s, &s);
+        if (!s.tombs && !s.running && !s.waiting)
+            break;
+        assert_true(now_ns() < end);
+        link_box_wait(sched.box, 1);
+    }
+    OK(sched_check(&e, sched.s));
+    assert_int_equal(s.submitted, s.stop + s.length + s.cancelled + s.expired + s.error + s.refused);
+    assert_int_equal(s.error + s.refused + s.expired, 0);
+    for (int i = 0; i < WORKERS; i++) {
+        uint64_t end = now_ns() + 5 * S_NS;
+        while (!worker_link_idle(worker[i].link) && now_ns() < end) {
+            sched_step();
+            for (int k = 0; k < GATEWAYS; k++)
+                gateway_step(&gw[k]);
+            link_box_wait(sched.box, 1);
+        }
+        assert_true(worker_link_idle(worker[i].link));
+        assert_int_equal(worker_link_queued(worker[i].link), 0);
+        assert_int_equal(worker[i].n, 0);
+    }
+    for (int i = 0; i < WORKERS; i++)
+        worker_end(i);
+    sched_end();
+    for (int i = 0; i < WORKERS; i++)
+        for (int k = 0; k < 2; k++)
+            link_msg_free(&seat[i].m[k]);
+    memset(seat, 0, sizeof seat);
+    for (int i = 0; i < GATEWAYS; i++)
+        gateway_close(&gw[i]);
+    for (uint32_t i = 0; i < JOBS; i++)
+        assert_true(job[i].cancelled || job[i].n == job[i].max_tokens);
+}
+
+static void faults_at_random(void **state)
+{
+    (void)state;
+    const char *seed = getenv("PHASEPIPE_TEST_SEED");
+    uint64_t first = seed ? strtoull(seed, NULL, 10) : 1, n = seed ? 1 : 2;
+    for (uint64_t i = 0; i < n; i++)
+        world(first + i);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(faults_at_random),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
