@@ -287,7 +287,7 @@ int sched_decide(struct err *e, struct sched *s)
 uint64_t sched_next_ns(const struct sched *s)
 {
     uint64_t next = UINT64_MAX;
-    if (s->n_worker)
+    if (s->n_worker || s->n_gateway)
         next = s->scan_ns;
     if (s->deadlines.n && s->deadlines.v[0]->pub.deadline_ns < next)
         next = s->deadlines.v[0]->pub.deadline_ns;

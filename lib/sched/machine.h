@@ -109,6 +109,8 @@ struct gateway {
     uint64_t hash, number;
     struct job *jobs;
     bool gone;
+    bool polls; /* it has asked what is said to it: from then on silence means that it has gone */
+    uint64_t heard_ns;
 };
 
 struct job {
@@ -132,6 +134,7 @@ struct job {
     size_t fresh_at; /* 1 + place; 0: not fresh */
     struct job *held_next, *held_prev;
     struct job *gw_next, *gw_prev;
+    bool told_first; /* its gateway has told of tokens */
     bool unasked;    /* a run that came with a join; no gateway has submitted it */
     bool held;       /* in the list of those that wait for the other side */
     uint32_t avoid;  /* number of the worker that failed it last */
@@ -155,6 +158,8 @@ struct worker {
     uint64_t order_n, ctl_n; /* last number given out */
     bool ctl_polls;
     uint64_t poll_ns, ctl_poll_ns; /* since when they are parked */
+    uint64_t last_step_ns, last_context;
+    uint32_t last_batch;
     struct run *first_run, *last_run;
     uint32_t n_run;
     struct message *ctl;
@@ -176,6 +181,13 @@ struct store {
 struct knob {
     const char *name;
     double value;
+};
+
+#define TIMES 1024
+
+struct times { /* the newest, a ring */
+    uint64_t ns[TIMES];
+    uint32_t n, at;
 };
 
 struct sched_view {
@@ -219,6 +231,7 @@ struct sched {
     uint32_t n_gateway, max_len;
     uint64_t blocks_max; /* of the largest pool ever seen */
     uint64_t retried, preempted, stale, placed;
+    struct times ttft, itl;
     uint64_t scan_ns;
     bool begun, recheck; /* recheck: the first pool has joined, requests that wait may not fit */
     bool dirty;          /* something changed that a policy may act on */
@@ -286,6 +299,9 @@ void worker_send(struct sched *s, struct run *r);
 void worker_touch(struct sched *s, struct worker *w);
 void worker_flush(struct sched *s); /* at the end of an instant */
 void worker_refuse(struct sched *s, struct wire_str name, const char *text);
+
+void gateways_timers(struct sched *s);
+void times_add(struct times *t, uint64_t ns);
 
 /* ---- join.c, report.c ---- */
 

@@ -146,6 +146,12 @@ int report_event(struct err *e, struct sched *s, const struct wire_report *f)
     }
     struct gateway *g = gateway_find(s, f->gw);
     struct job *j = g ? job_find(s, g, f->job) : NULL;
+    if (g && !w)
+        g->heard_ns = s->now_ns;
+    if (j && !w && what == TOKENS && !j->told_first) {
+        j->told_first = true;
+        times_add(&s->ttft, s->now_ns - j->pub.arrival_ns);
+    }
     if (j && !w && what == TOKENS && j->state != JOB_ENDED)
         return job_take_out(e, j, f->n_out, f->out, f->n_out_id);
     struct run *r = j ? j->runs : NULL;

@@ -62,6 +62,20 @@ void gateway_gone(struct sched *s, struct gateway *g)
         gateway_free(s, g);
 }
 
+/* Those that poll and have not been heard of for three heartbeats. One that goes moves others in the map: what is
+ * passed over now is found at the next scan. */
+void gateways_timers(struct sched *s)
+{
+    for (size_t i = 0; s->gateways.slot && i <= s->gateways.mask; i++) {
+        struct gateway *g = s->gateways.slot[i].p;
+        if (g && g->polls && !g->gone && g->heard_ns + 3 * s->heartbeat_ns <= s->now_ns) {
+            g->polls = false;
+            gateway_gone(s, g);
+            s->dirty = true;
+        }
+    }
+}
+
 static int copy(struct err *e, void *out, const void *p, size_t n)
 {
     uint8_t *q = n ? malloc(n) : NULL;
@@ -233,6 +247,7 @@ int submit_event(struct err *e, struct sched *s, const struct wire_submit *f)
     if (rc)
         return rc;
     g->gone = false;
+    g->heard_ns = s->now_ns;
     j = job_find(s, g, f->job);
     if (j && j->unasked && j->state == JOB_RUNNING)
         return claim(e, s, j, f);
@@ -248,6 +263,7 @@ int cancel_event(struct err *e, struct sched *s, const struct wire_cancel *f)
     int rc = gateway_get(e, &g, s, f->gw);
     if (rc)
         return rc;
+    g->heard_ns = s->now_ns;
     struct job *j = job_find(s, g, f->job);
     if (j && j->state != JOB_ENDED && !j->unasked) {
         job_end(s, j, END_CANCELLED, 0, "");

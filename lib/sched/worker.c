@@ -256,8 +256,13 @@ static void work_poll(struct sched *s, struct worker *w, const struct wire_poll 
     w->pub.seqs = f->seqs < w->pub.seqs_all ? f->seqs : w->pub.seqs_all;
     w->pub.tokens = f->tokens;
     w->pub.blocks = f->blocks < w->pub.blocks_all ? f->blocks : w->pub.blocks_all;
-    if (f->step_ns && f->batch)
+    if (f->step_ns && f->batch) {
+        w->last_step_ns = f->step_ns;
+        w->last_context = f->context;
+        w->last_batch = f->batch;
+        times_add(&s->itl, f->step_ns);
         fit_learn(&w->pub.step, (double)f->context, f->batch, (double)f->step_ns);
+    }
     if (w->last_run && w->last_run->n > f->got)
         send_again(s, w, f->got);
     s->dirty = true;
@@ -277,10 +282,27 @@ static void ctl_poll(struct sched *s, struct worker *w, uint64_t got)
         worker_touch(s, w);
 }
 
+/* The first poll of a gateway is refused, so that it submits again whatever it runs: this may be a scheduler that has
+ * just begun, or one that took the gateway for gone. */
+static int gateway_poll(struct err *e, struct sched *s, const struct wire_poll *f)
+{
+    struct gateway *g;
+    int rc = gateway_get(e, &g, s, f->gw);
+    if (rc)
+        return rc;
+    g->gone = false;
+    g->heard_ns = s->now_ns;
+    if (!g->polls)
+        worker_refuse(s, f->gw, "submit again what runs: this scheduler has not heard of this gateway");
+    g->polls = true;
+    return 0;
+}
+
 int poll_event(struct err *e, struct sched *s, const struct wire_poll *f)
 {
+    if (!f->worker.n && f->gw.n)
+        return gateway_poll(e, s, f);
     struct worker *w = worker_find(s, f->worker);
-    (void)e;
     if (!w || w->inc != f->inc) {
         worker_refuse(s, f->worker, "join first: this scheduler does not know this worker");
         return 0;
@@ -342,6 +364,7 @@ void worker_timers(struct sched *s)
         return;
     s->scan_ns = s->now_ns + s->heartbeat_ns / 4;
     s->dirty = true;
+    gateways_timers(s);
     for (uint32_t i = s->n_worker; i-- > 0;) {
         struct worker *w = s->worker[i];
         if (w->pub.alive && w->heard_ns + 3 * s->heartbeat_ns <= s->now_ns)

@@ -1,0 +1,137 @@
+/* The news of stores: a thread each that waits for its events, and goes on trying where the store is not there. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "link/store_client.h"
+#include "sched/serve_impl.h"
+
+#define NEWS_BYTES_MAX ((uint64_t)64 << 20) /* not taken yet; the threads wait */
+#define WAIT_MS 250
+
+void news_free(struct news *n)
+{
+    if (!n)
+        return;
+    free((void *)(uintptr_t)n->blocks.stored.p);
+    free((void *)(uintptr_t)n->blocks.evicted.p);
+    free(n);
+}
+
+static uint64_t bytes_of(const struct news *n)
+{
+    return sizeof *n + n->blocks.stored.n + n->blocks.evicted.n;
+}
+
+static bool stopped(struct serve *v)
+{
+    pthread_mutex_lock(&v->lock);
+    bool stop = v->stop;
+    pthread_mutex_unlock(&v->lock);
+    return stop;
+}
+
+/* Takes the digests of the event over. */
+static void give(struct watch *w, struct store_event *x)
+{
+    struct serve *v = w->v;
+    struct news *n = calloc(1, sizeof *n);
+    if (!n) { /* what is not known is not hoped for: only hits are lost */
+        store_event_free(x);
+        return;
+    }
+    n->blocks = (struct wire_blocks){.store = str_c(w->name),
+                                     .reset = x->reset,
+                                     .stored = {x->stored, x->n_stored * 32},
+                                     .evicted = {x->evicted, x->n_evicted * 32}};
+    pthread_mutex_lock(&v->lock);
+    while (v->news_bytes > NEWS_BYTES_MAX && !v->stop)
+        pthread_cond_wait(&v->room, &v->lock);
+    *v->last_news = n;
+    v->last_news = &n->next;
+    v->news_bytes += bytes_of(n);
+    pthread_mutex_unlock(&v->lock);
+    link_box_wake(v->box);
+}
+
+struct news *stores_take(struct serve *v)
+{
+    pthread_mutex_lock(&v->lock);
+    struct news *n = v->news;
+    if (n) {
+        v->news = n->next;
+        if (!v->news)
+            v->last_news = &v->news;
+        v->news_bytes -= bytes_of(n);
+        pthread_cond_broadcast(&v->room);
+    }
+    pthread_mutex_unlock(&v->lock);
+    return n;
+}
+
+/* Until it breaks: a store that comes after is watched from the beginning, so the client does not connect again. */
+static void follow(struct watch *w, struct store_client *c)
+{
+    struct err e = {0};
+    struct store_event x;
+    if (store_client_watch(&e, c))
+        return;
+    while (!stopped(w->v)) {
+        int rc = store_client_event(&e, c, &x, WAIT_MS);
+        if (!rc)
+            give(w, &x);
+        else if (store_client_why(c) || rc != ERR_NO || store_client_renew(&e, c))
+            return;
+    }
+}
+
+static void *watch_main(void *arg)
+{
+    struct watch *w = arg;
+    struct serve *v = w->v;
+    struct store_client_opts o = {.url = w->url, .name = v->o->prog, .timeout_ms = WAIT_MS, .no_thread = true};
+    bool said = false;
+    while (!stopped(v)) {
+        struct err e = {0};
+        struct store_client *c;
+        if (store_client_open(&e, &c, &o)) {
+            if (e.code != ERR_SYS && e.code != ERR_NO && !said) {
+                said = true;
+                serve_say(v, e.text);
+            }
+            continue;
+        }
+        said = false;
+        follow(w, c);
+        store_client_close(c);
+        give(w, &(struct store_event){.reset = true});
+    }
+    return NULL;
+}
+
+int stores_open(struct err *e, struct serve *v)
+{
+    v->last_news = &v->news;
+    for (size_t i = 0; i < v->o->n_store; i++) {
+        struct watch *w = &v->watch[i];
+        w->v = v;
+        strncat(w->name, v->o->store[i].name, sizeof w->name - 1);
+        strncat(w->url, v->o->store[i].url, sizeof w->url - 1);
+        if (pthread_create(&w->thread, NULL, watch_main, w))
+            return err_set(e, ERR_SYS, "no thread for the store %s", w->name);
+        w->has_thread = true;
+        v->n_watch++;
+    }
+    return 0;
+}
+
+void stores_close(struct serve *v)
+{
+    pthread_mutex_lock(&v->lock);
+    v->stop = true;
+    pthread_cond_broadcast(&v->room);
+    pthread_mutex_unlock(&v->lock);
+    for (size_t i = 0; i < v->n_watch; i++)
+        pthread_join(v->watch[i].thread, NULL);
+    for (struct news *n; (n = stores_take(v));)
+        news_free(n);
+}
