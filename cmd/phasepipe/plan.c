@@ -110,14 +110,16 @@ struct cpus {
     size_t n;
 };
 
-/* As proc_cpus counts them; where a quota leaves but one, tying threads to cores only takes freedom from the system. */
+/* As many as proc_cpus counts: under a quota fewer than it may run on. With one, tying threads to it only takes freedom
+ * from the system. */
 static void cpus_of_process(struct cpus *out)
 {
     cpu_set_t set;
+    size_t n = (size_t)proc_cpus("");
     out->n = 0;
-    if (proc_cpus("") < 2 || sched_getaffinity(0, sizeof set, &set))
+    if (n < 2 || sched_getaffinity(0, sizeof set, &set))
         return;
-    for (int i = 0; i < CPU_SETSIZE; i++)
+    for (int i = 0; i < CPU_SETSIZE && out->n < n; i++)
         if (CPU_ISSET(i, &set))
             out->cpu[out->n++] = i;
 }
