@@ -13,6 +13,8 @@
 #include "edge/gateway_impl.h"
 #include "proc/proc.h"
 
+#define CLOSE_NS ((uint64_t)300 * 1000 * 1000) /* for the last words */
+
 void gw_timer(struct gateway *g, uint64_t at_ns)
 {
     if (at_ns < g->timer_ns)
@@ -127,11 +129,25 @@ int gateway_open(struct err *e, struct gateway **out, const struct gateway_opts 
     return 0;
 }
 
-/* The scheduler cancels what runs when it sees the connection end. */
+static void unheard(void *arg, const struct wire_frame *f)
+{
+    (void)arg;
+    (void)f;
+}
+
+/* What has ended is still said, or it would count as given up. The scheduler cancels what runs when it sees the
+ * connection end. */
 void gateway_close(struct gateway *g)
 {
     if (!g)
         return;
+    uint64_t end = proc_now_ns() + CLOSE_NS;
+    struct err e = {0};
+    g->o.frame = unheard; /* whoever closes it wants to hear no more */
+    g->o.taken = NULL;
+    while (g->box && g->sched && !g->sched_down_ns && (g->telling || g->n_last_word) && proc_now_ns() < end &&
+           !gateway_step(&e, g, 10))
+        ;
     link_dialer_free(g->sched);
     link_dialer_free(g->tokenize);
     link_listener_free(g->workers);
@@ -140,7 +156,7 @@ void gateway_close(struct gateway *g)
     wire_arena_free(g->arena);
     wire_arena_free(g->body_arena);
     link_msg_free(&g->msg);
-    free(g->cancel);
+    free(g->last_word);
     free(g->sched_url);
     free(g->tokenize_url);
     free(g);

@@ -71,6 +71,11 @@ struct gw_ended {
     uint32_t n_out; /* UINT32_MAX: nothing more is said of it */
 };
 
+struct gw_last { /* the last word about a job */
+    uint64_t job;
+    enum wire_reason ended; /* its answer is here; 0: it is cancelled */
+};
+
 struct gateway {
     struct gateway_opts o;
     char name[WIRE_NAME_BYTES_MAX + 1];
@@ -93,8 +98,8 @@ struct gateway {
     uint64_t timer_ns; /* nothing is due before */
 
     struct gw_choice *tell_first, *tell_last;
-    uint64_t *cancel; /* jobs to be cancelled; the first n_cancelling are in the open message */
-    size_t n_cancel, n_cancelling, size_cancel;
+    struct gw_last *last_word; /* to be said; the first n_saying are in the open message */
+    size_t n_last_word, n_saying, size_last_word;
     bool telling;    /* a message is open */
     uint32_t n_poll; /* open */
     uint64_t poll_ns, poll_not_before_ns;
@@ -150,6 +155,8 @@ void gw_line_event(struct gateway *g, struct gw_request *r, const struct link_ev
 void gw_tell_add(struct gateway *g, struct gw_choice *c); /* c has something to say */
 void gw_tell_drop(struct gateway *g, struct gw_choice *c);
 void gw_tell_cancel(struct gateway *g, uint64_t job);
+/* Its end is here: so the scheduler knows, whatever becomes of the worker that sent it. */
+void gw_tell_ended(struct gateway *g, uint64_t job, enum wire_reason reason);
 void gw_report(struct gateway *g, struct gw_choice *c); /* c has new tokens: told when it is time */
 /* All that runs is submitted again. */
 void gw_tell_again(struct gateway *g);

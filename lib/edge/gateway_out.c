@@ -88,8 +88,11 @@ static void end(struct gateway *g, const struct wire_end *w, uint64_t now)
         return;
     if (w->completion_tokens > c->n_out)
         gw_tell_renew(g, c, true, "tokens before its end are missing", now);
-    else
+    else {
+        if (c->told != TOLD_NOT)
+            gw_tell_ended(g, c->job, w->reason);
         gw_choice_end(g, c, w);
+    }
 }
 
 void gw_out_event(struct gateway *g, const struct link_event *v, uint64_t now)

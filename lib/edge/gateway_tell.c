@@ -14,7 +14,7 @@
 
 #include "edge/gateway_impl.h"
 
-#define CANCELS_MAX 4096 /* of a message */
+#define LAST_WORDS_MAX 4096 /* of a message */
 #define RETRY_MIN_NS ((uint64_t)20 * 1000 * 1000)
 #define RETRY_MAX_NS ((uint64_t)60 * 1000 * 1000 * 1000)
 #define EARLY_NS ((uint64_t)50 * 1000 * 1000)   /* the scheduler's clock may be this much before ours */
@@ -56,21 +56,31 @@ void gw_tell_drop(struct gateway *g, struct gw_choice *c)
         g->tell_last = c->prev_tell;
 }
 
-void gw_tell_cancel(struct gateway *g, uint64_t job)
+static void last_word(struct gateway *g, uint64_t job, enum wire_reason ended)
 {
-    if (g->n_cancel == g->size_cancel) {
-        size_t size = 2 * g->size_cancel + 64;
-        uint64_t *p = realloc(g->cancel, size * sizeof *p);
+    if (g->n_last_word == g->size_last_word) {
+        size_t size = 2 * g->size_last_word + 64;
+        struct gw_last *p = realloc(g->last_word, size * sizeof *p);
         if (!p) {
             struct err e;
-            err_nomem(&e, "cancelled requests", size * sizeof *p);
+            err_nomem(&e, "requests that have ended", size * sizeof *p);
             gw_broken(g, &e);
             return;
         }
-        g->cancel = p;
-        g->size_cancel = size;
+        g->last_word = p;
+        g->size_last_word = size;
     }
-    g->cancel[g->n_cancel++] = job;
+    g->last_word[g->n_last_word++] = (struct gw_last){job, ended};
+}
+
+void gw_tell_cancel(struct gateway *g, uint64_t job)
+{
+    last_word(g, job, 0);
+}
+
+void gw_tell_ended(struct gateway *g, uint64_t job, enum wire_reason reason)
+{
+    last_word(g, job, reason);
 }
 
 static void each(struct gateway *g, void (*f)(struct gateway *g, struct gw_choice *c))
@@ -193,15 +203,19 @@ static int add_choice(struct err *e, struct gateway *g, struct gw_choice *c, uin
     return 0;
 }
 
-static int add_cancels(struct err *e, struct gateway *g)
+static int add_last_words(struct err *e, struct gateway *g)
 {
-    struct wire_frame f = {.kind = WIRE_CANCEL};
-    f.cancel.gw = str(g->name);
-    while (g->n_cancelling < g->n_cancel && g->n_cancelling < CANCELS_MAX) {
-        f.cancel.job = g->cancel[g->n_cancelling];
+    while (g->n_saying < g->n_last_word && g->n_saying < LAST_WORDS_MAX) {
+        const struct gw_last *w = &g->last_word[g->n_saying];
+        struct wire_frame f = {.kind = w->ended ? WIRE_REPORT : WIRE_CANCEL};
+        if (w->ended)
+            f.report =
+                (struct wire_report){.gw = str(g->name), .job = w->job, .what = str("ended"), .reason = w->ended};
+        else
+            f.cancel = (struct wire_cancel){.gw = str(g->name), .job = w->job};
         if (link_msg_add(e, &g->msg, &f))
             return e->code;
-        g->n_cancelling++;
+        g->n_saying++;
     }
     return 0;
 }
@@ -210,7 +224,7 @@ static void tell(struct gateway *g, uint64_t now)
 {
     struct err e = {0};
     link_msg_clear(&g->msg);
-    int rc = add_cancels(&e, g);
+    int rc = add_last_words(&e, g);
     while (!rc && g->tell_first && g->msg.n < TELL_BYTES_MAX) {
         struct gw_choice *c = g->tell_first;
         rc = add_choice(&e, g, c, now);
@@ -263,7 +277,7 @@ void gw_tell_send(struct gateway *g, uint64_t now)
         poll_sched(g, now);
     if (g->n_refused > 1 && now < g->poll_not_before_ns)
         return;
-    if (!g->telling && (g->tell_first || g->n_cancel > g->n_cancelling))
+    if (!g->telling && (g->tell_first || g->n_last_word > g->n_saying))
         tell(g, now);
 }
 
@@ -293,10 +307,10 @@ static void tell_done(struct gateway *g, bool ok)
 {
     g->telling = false;
     if (ok) {
-        g->n_cancel -= g->n_cancelling;
-        memmove(g->cancel, g->cancel + g->n_cancelling, g->n_cancel * sizeof *g->cancel);
+        g->n_last_word -= g->n_saying;
+        memmove(g->last_word, g->last_word + g->n_saying, g->n_last_word * sizeof *g->last_word);
     }
-    g->n_cancelling = 0;
+    g->n_saying = 0;
     each(g, ok ? confirmed : unconfirmed);
 }
 

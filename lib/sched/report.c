@@ -60,10 +60,11 @@ static int prefilled(struct err *e, struct sched *s, struct run *r, const struct
     return 0;
 }
 
+static const enum end ends[] = {
+    [WIRE_STOP] = END_STOP, [WIRE_LENGTH] = END_LENGTH, [WIRE_CANCELLED] = END_CANCELLED, [WIRE_ERROR] = END_ERROR};
+
 static void ended(struct sched *s, struct run *r, const struct wire_report *f)
 {
-    static const enum end ends[] = {
-        [WIRE_STOP] = END_STOP, [WIRE_LENGTH] = END_LENGTH, [WIRE_CANCELLED] = END_CANCELLED, [WIRE_ERROR] = END_ERROR};
     struct job *j = r->j;
     run_close(s, r);
     job_end(s, j, f->reason ? ends[f->reason] : END_STOP, f->code, "");
@@ -128,6 +129,19 @@ static void old(struct sched *s, struct run *r, enum what what)
         job_free(s, j);
 }
 
+/* A gateway has the whole answer. Its worker will say so too, or dies; either closes the try. */
+static void ended_there(struct sched *s, struct job *j, const struct wire_report *f)
+{
+    if (!j->told_first)
+        times_add(&s->ttft, s->now_ns - j->pub.arrival_ns);
+    for (struct run *r = j->runs; r; r = r->next)
+        if (r->current) {
+            r->cancelled = true; /* it need not be told */
+            run_abandon(s, r);
+        }
+    job_end(s, j, f->reason ? ends[f->reason] : END_STOP, 0, "");
+}
+
 int report_event(struct err *e, struct sched *s, const struct wire_report *f)
 {
     enum what what = what_of(f->what);
@@ -151,6 +165,10 @@ int report_event(struct err *e, struct sched *s, const struct wire_report *f)
     if (j && !w && what == TOKENS && !j->told_first) {
         j->told_first = true;
         times_add(&s->ttft, s->now_ns - j->pub.arrival_ns);
+    }
+    if (j && !w && what == ENDED && j->state != JOB_ENDED) {
+        ended_there(s, j, f);
+        return 0;
     }
     if (j && !w && what == TOKENS && j->state != JOB_ENDED)
         return job_take_out(e, j, f->n_out, f->out, f->n_out_id);

@@ -88,7 +88,7 @@ struct wire_poll { /* a worker waits for orders (or, ctl, for controls); a gatew
     struct wire_extra extra;
 };
 
-struct wire_report { /* of a worker about an order; of a gateway (worker empty) about tokens that came */
+struct wire_report { /* of a worker about an order; of a gateway (worker empty): tokens that came, or ended */
     uint64_t at_ns;
     struct wire_str worker;
     uint64_t inc;
