@@ -9,6 +9,11 @@ MAN_PAGES := $(wildcard docs/man/*.[1-9])
 check: all unit tools
 	@B=$(B) scripts/run-tests
 
+# Windows of 262,144 tokens whose rows all attend to each other: a minute and a half on two cores.
+.PHONY: check-long
+check-long: all unit tools
+	@PHASEPIPE_LONG=1 B=$(B) scripts/run-tests pipe/long
+
 .PHONY: test-
 test-:
 	@scripts/run-tests --list

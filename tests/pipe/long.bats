@@ -1,0 +1,104 @@
+#!/usr/bin/env bats
+# A window of 262,144 tokens, filled to its end: sizes, tables and bookkeeping at full length. The weights are random, so
+# what is compared is one run with another: the answer must not depend on how the prompt was cut.
+#
+# Of a model of one layer only the rows that are wanted need attention, so it runs the full length in a second, in chunks
+# of 64 rows a thread on. With two layers all rows attend to all before them: 65,536 tokens here, the full length where
+# PHASEPIPE_LONG is set (make check-long; half a minute a run on two cores).
+
+load pipe
+
+N=262144
+
+setup_file() {
+    cd "$BATS_FILE_TMPDIR" || return 1
+    for layers in 1 2; do
+        "$PHASEPIPE_TOP/scripts/make-random-model" --type Q8_0 --hidden 64 --layers $layers --ffn 64 --heads 1 --kv-heads 1 \
+            --head-dim 32 --vocab 512 --context $N layers$layers.gguf
+    done
+    prompt $((N - 64)) | tokenize -m layers1.gguf --jsonl > full.tok
+    export BATS_NO_PARALLELIZE_WITHIN_FILE=true
+}
+
+setup() {
+    cd "$BATS_FILE_TMPDIR" || return 1
+}
+
+# prompt TOKENS [MORE FIELDS]: a request of so many ids that asks for more than fits behind them
+prompt() {
+    python3 -c 'import json, random, sys
+r = random.Random(3)
+q = {"id": "long", "prompt": [r.randrange(500) for _ in range(int(sys.argv[1]))], "max_tokens": 1 << 20, "ignore_eos": True,
+     "temperature": 1, "seed": 5, "logprobs": 1}
+print(json.dumps(q | json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")))' "$@"
+}
+
+# through LAYERS CHUNK [THREADS]: tok frames on stdin, the answer on stdout
+through() {
+    prefill -m "layers$1.gguf" --max-num-batched-tokens "$2" --threads "${3:-2}" | decode -m "layers$1.gguf" |
+        stream -m "layers$1.gguf" --jsonl | answers
+}
+
+# The answer fills the window to its end.
+ends_at() {
+    jq -e --argjson n "$2" '.finish_reason == "length" and .usage.prompt_tokens + .usage.completion_tokens == $n and
+        (.token_ids | length) == .usage.completion_tokens and (.logprobs.token_logprobs | all(. <= 0))' "$1"
+}
+
+@test "262,080 tokens and an answer of 64, to the end of the window, in chunks of many sizes" {
+    through 1 512 < full.tok > want
+    ends_at want $N
+    [ "$(jq .usage.completion_tokens want)" = 64 ]
+    for chunk in 500 8192 65536; do
+        through 1 $chunk < full.tok | diff want -
+    done
+    through 1 512 1 < full.tok | diff want -
+    decode -m layers1.gguf < full.tok | stream -m layers1.gguf --jsonl | answers | diff want -
+}
+
+@test "frames that long are JSON and back, to the byte; KV that is recorded is as good as KV that flows" {
+    frames full.tok | frames -e | cmp - full.tok
+    through 1 512 < full.tok > want
+    prefill -m layers1.gguf < full.tok > full.kv
+    frames full.kv | jq -s '[.[] | select(.k == "blk")] | length' | grep -qx $((N / 32 - 2))
+    decode -m layers1.gguf < full.kv | stream -m layers1.gguf --jsonl | answers | diff want -
+}
+
+@test "penalties, stops and echo over the whole window" {
+    prompt $((N - 300)) '{"repetition_penalty":1.2,"presence_penalty":0.3,"frequency_penalty":0.1,"top_k":40,"stop":["zzzzzz"]}' |
+        tokenize -m layers1.gguf --jsonl > p.tok
+    through 1 512 < p.tok > want
+    ends_at want $N
+    through 1 5000 < p.tok | diff want -
+}
+
+@test "one token of room, none, and less than none" {
+    for n in $((N - 1)) $N $((N + 1)); do
+        prompt "$n" | tokenize -m layers1.gguf --jsonl 2> err$n > one.tok || true
+        prefill -m layers1.gguf < one.tok | decode -m layers1.gguf | stream -m layers1.gguf --jsonl > got$n 2>> err$n || true
+    done
+    ends_at got$((N - 1)) $N
+    for n in $N $((N + 1)); do
+        cat got$n err$n | grep -q "$N"
+        ! jq -e '.finish_reason == "length"' got$n
+    done
+}
+
+@test "65,472 tokens where each row attends to all before it, in chunks of other sizes" {
+    prompt $((65536 - 64)) '{"max_tokens":64}' | tokenize -m layers2.gguf --jsonl > part.tok
+    through 2 512 < part.tok > want
+    ends_at want 65536
+    for chunk in 700 16384; do
+        through 2 $chunk < part.tok | diff want -
+    done
+}
+
+@test "262,080 tokens where each row attends to all before it, in chunks of other sizes" {
+    [ -n "${PHASEPIPE_LONG:-}" ] || skip "make check-long"
+    prompt $((N - 64)) | tokenize -m layers2.gguf --jsonl > full2.tok
+    through 2 512 < full2.tok > want
+    ends_at want $N
+    for chunk in 4096 100; do
+        through 2 $chunk < full2.tok | diff want -
+    done
+}
