@@ -102,6 +102,32 @@ until_counts() {
     ratio || ratio
 }
 
+@test "8,192 blocks of one sequence: a block costs the same at the end as at the beginning" {
+    kv+=(--kv-cache-memory-bytes $((9300 * 12288)))
+    start
+    client a
+    client b
+    # Times swing on a shared machine: three tries.
+    flat() {
+        local first last short long
+        [[ $(tell a lease "$1" 8192) == *" blocks "[02]" "* ]]
+        read -r _ first _ last < <(tell a time-publish)
+        long=$(tell a time-lease)
+        tell b lease "$1" 1024
+        short=$(tell b time-lease)
+        echo "publish $first and $last ns, lease $short and $long ns a block"
+        [ "$(tell b release)" = ok ]
+        [ $((last * 10)) -le $((first * 15)) ] && [ $((long * 10)) -le $((short * 15)) ]
+    }
+    flat 1 || { tell a release && flat 2; } || { tell a release && flat 3; }
+    read -r _ seq _ gen _ blocks _ < <(tell a hand)
+    [ "$blocks" = 8192 ]
+    [[ $(tell b take "$seq" "$gen") == *"blocks 8192 tail 0" ]]
+    [[ $(tell b fork) == *"blocks 8192 tail 0" ]]
+    kill -9 $b_pid
+    until_counts a 500 "1108 8192 0 0 0"
+}
+
 @test "a client that is killed leaves nothing behind within 100 ms" {
     start
     client a
