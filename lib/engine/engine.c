@@ -216,6 +216,10 @@ static void each_run(void *arg, int tid)
 
 void engine_each(struct engine *g, void (*fn)(void *arg, int64_t i, int tid), void *arg, int64_t n)
 {
+    if (n == 1) { /* nobody is to be woken for it */
+        fn(arg, 0, 0);
+        return;
+    }
     g->each_fn = fn;
     g->each_arg = arg;
     g->each_n = n;
