@@ -1,125 +1,169 @@
-/* stream: the answers of decode as text that comes, or as JSON lines. */
+/* stream: answers as text that comes, or as JSON lines; of decode's frames, or of requests that it takes to the
+ * services. */
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
 #include "cmd/stream/stream.h"
-#include "model/model.h"
+#include "edge/lines.h"
 #include "proc/proc.h"
 
-struct stream {
-    const char *model; /* NULL: the default one */
-    struct view view;
-    struct order *order;
-    struct gguf *gguf; /* opened when the first log-probability comes */
-    struct text *vocab;
-    uint8_t vocab_fp[32];
-    bool has_fp;
-    uint64_t n_error;
+#define URL_BYTES 512
+
+struct flags {
+    struct service_opts o;
+    struct ask_flags ask;
+    const char *model, *run;
+    bool jsonl, unordered, stats, running_given, deadline_given;
+    char url[2][URL_BYTES];
 };
 
-/* Only log-probabilities need the vocabulary, to spell their tokens. */
-static int open_vocab(struct err *e, struct stream *s)
+#define OPT(l, nm, k, o, a, ...)                                                                                       \
+    {                                                                                                                  \
+        .letter = l, .name = nm, .kind = k, .out = o, .arg = a, .help = __VA_ARGS__                                    \
+    }
+
+static int parse(struct err *e, struct flags *f, int argc, char **argv)
 {
-    char path[4096];
-    if (s->vocab)
+    const struct cli_opt own[] = {
+        OPT('m', "model", CLI_STR, &f->model, "MODEL",
+            "GGUF file that spells the tokens of log-probabilities; default: that of the cache"),
+        OPT(0, "jsonl", CLI_FLAG, &f->jsonl, NULL, "one JSON object a line for each answer"),
+        OPT(0, "unordered", CLI_FLAG, &f->unordered, NULL, "as they finish instead of in the order of the input"),
+        OPT(0, "stats", CLI_FLAG, &f->stats, NULL, "counts, durations and rates on stderr at the end"),
+        OPT(0, "sched", CLI_STR, &f->o.sched, "URL", "take requests to this scheduler"),
+        OPT(0, "tokenize", CLI_STR, &f->o.tokenize, "URL", "… and before to this tokenize"),
+        OPT(0, "run", CLI_STR, &f->run, "DIR", "directory of the services' sockets, for both"),
+        OPT('p', "prompt", CLI_STR, &f->o.prompt, "TEXT", "the prompt"),
+        OPT(0, "raw", CLI_FLAG, &f->o.raw, NULL, "complete the text as it stands, without the chat template"),
+        OPT(0, "lines", CLI_FLAG, &f->o.lines, NULL, "each line of the input is a prompt"),
+        OPT(0, "max-running", CLI_U64, &f->o.running_max, "N", "lines on their way at once; default 256", .lo = 1,
+            .hi = 16384, .given = &f->running_given),
+        OPT(0, "deadline", CLI_F64, &f->o.deadline_s, "SECONDS", "of each request", .flo = 0.001, .fhi = 1e6,
+            .given = &f->deadline_given),
+        OPT(0, "listen", CLI_STR, &f->o.listen, "URL", "where workers send tokens; default: beside the scheduler"),
+    };
+    struct cli_opt opts[sizeof own / sizeof *own + ASK_FLAGS_N];
+    memcpy(opts, own, sizeof own);
+    ask_flags_options(opts + sizeof own / sizeof *own, &f->ask);
+    const struct cli_prog prog = {
+        .name = PROG,
+        .synopsis = "[--sched URL --tokenize URL | --run DIR] [-p TEXT] [--jsonl] [OPTION ...]",
+        .about = "Shows the answers of decode, or of the services, as text or as JSON lines.",
+        .opts = opts,
+        .n_opt = sizeof opts / sizeof *opts,
+    };
+    size_t n_arg;
+    return cli_parse(e, &prog, argc, argv, &n_arg);
+}
+
+/* A request can only be meant for the services. */
+static bool asks(const struct flags *f)
+{
+    return f->o.prompt || f->o.raw || f->o.lines || f->running_given || f->deadline_given || f->o.listen ||
+           ask_flags_given(&f->ask);
+}
+
+/* The variable alone names the services of a shell, in which pipelines are run too: then the input decides. */
+static int is_service(struct err *e, bool *out, const struct flags *f, const char *run)
+{
+    unsigned char first = 0;
+    *out = f->o.sched || f->o.tokenize || f->run || asks(f);
+    if (*out || !run || isatty(STDIN_FILENO))
         return 0;
-    if (!s->model && model_default_path(e, path, sizeof path))
+    if (lines_peek(e, &first, STDIN_FILENO, "stdin"))
         return e->code;
-    if (gguf_open(e, &s->gguf, s->model ? s->model : path) || text_open(e, &s->vocab, s->gguf))
-        return e->code;
-    if (s->has_fp && memcmp(s->vocab_fp, text_fingerprint(s->vocab), 32))
-        return err_set(e, ERR_PROTO, "the vocabulary of %s is not that of the stream: name the model with -m",
-                       s->model ? s->model : path);
+    *out = first && first != 0xce;
     return 0;
 }
 
-static int take(struct err *e, struct stream *s, const struct wire_frame *f)
+static int url_of(struct err *e, const char **out, char buf[URL_BYTES], const char *run, const char *name)
 {
-    switch (f->kind) {
-    case WIRE_HELLO:
-        s->has_fp = f->hello.has_vocab && f->hello.vocab_fp.n == 32;
-        if (s->has_fp)
-            memcpy(s->vocab_fp, f->hello.vocab_fp.p, 32);
+    if (*out)
         return 0;
-    case WIRE_OUT:
-        if (f->out.n_lp && open_vocab(e, s))
-            return e->code;
-        return order_out(e, s->order, &f->out, s->vocab);
-    case WIRE_END:
-        return order_end(e, s->order, &f->end);
-    case WIRE_ERR:
-        s->n_error++;
-        order_cut(s->order);
-        cli_warn(PROG, "request %.*s: %.*s", (int)f->error.id.n, f->error.id.p, (int)f->error.text.n, f->error.text.p);
-        return order_error(e, s->order, &f->error);
-    case WIRE_BYE:
-        return order_bye(e, s->order);
-    default:
-        return err_set(e, ERR_PROTO, "a frame of kind %s: stream reads the answers of decode", wire_kind_name(f->kind));
-    }
+    if (!run)
+        return err_set(e, ERR_USAGE, "--%s URL is needed for requests, or --run DIR", name);
+    int n = snprintf(buf, URL_BYTES, "ipc://%s/%s.sock", run, name);
+    if (n < 0 || n >= URL_BYTES)
+        return err_set(e, ERR_USAGE, "--run: the name of the directory is too long");
+    *out = buf;
+    return 0;
 }
 
-static int run(struct err *e, struct stream *s)
+/* Flags that contradict each other are refused, not ranked. */
+static int check(struct err *e, struct flags *f, const char *run)
+{
+    const char *text = NULL;
+    f->o.jsonl = f->jsonl && !f->o.lines && !f->o.prompt;
+    if (f->o.prompt && f->o.lines)
+        text = "-p gives one prompt; --lines reads standard input";
+    else if (f->o.raw && f->o.jsonl)
+        text = "--raw is for text; in JSON lines, prompt is completed as it stands and messages are not";
+    else if (f->o.raw && f->ask.system)
+        text = "--system needs the chat template, which --raw leaves out";
+    if (text)
+        return err_set(e, ERR_USAGE, "%s", text);
+    json_t *fields = NULL; /* what is wrong with a flag is said before the first request */
+    if (ask_flags_check(e, &f->ask) || ask_flags_json(e, &fields, &f->ask))
+        return e->code;
+    json_decref(fields);
+    if (url_of(e, &f->o.sched, f->url[0], run, "sched"))
+        return e->code;
+    return url_of(e, &f->o.tokenize, f->url[1], run, "tokenize");
+}
+
+static int pipe_in(struct err *e, struct show *s)
 {
     struct wire_reader *in = NULL;
     struct wire_frame *f = NULL;
     int r = wire_reader_new(e, &in, STDIN_FILENO, "stdin");
-    if (!r)
-        r = order_new(e, &s->order, &s->view);
     while (!r && !(r = wire_read(e, in, &f)) && f)
-        r = take(e, s, f);
+        r = show_frame(e, s, f);
     if (!r && !wire_reader_seen_hello(in))
         r = err_set(e, ERR_PROTO, "stdin: empty, not even a hello: the stage before failed");
-    if (s->order)
-        order_cut(s->order);
-    if (!r && s->n_error)
-        r = err_set(e, ERR_NO, "%llu %s failed", (unsigned long long)s->n_error,
-                    s->n_error == 1 ? "request" : "requests");
     wire_reader_free(in);
     return r;
 }
 
+static int run(struct err *e, struct show *s, struct flags *f)
+{
+    const char *dir = f->run ? f->run : getenv("PHASEPIPE_RUN");
+    bool serves = false;
+    if (is_service(e, &serves, f, dir && *dir ? dir : NULL))
+        return e->code;
+    /* Whoever presses Ctrl-C wants the text to stop, and the stages before learn of it by their closed pipe. */
+    if (!serves)
+        signal(SIGINT, SIG_DFL);
+    if ((serves && check(e, f, dir && *dir ? dir : NULL)) || show_open(e, s))
+        return e->code;
+    int r = serves ? service(e, s, &f->o) : pipe_in(e, s);
+    order_cut(s->order);
+    return r ? r : show_result(e, s);
+}
+
 int main(int argc, char **argv)
 {
+    static struct flags f; /* a thread that reads goes on using them when this function ends */
     struct err e = {0};
-    struct stream s = {0};
-    bool stats = false;
-    size_t n_arg;
-    const struct cli_opt opts[] = {
-        {.letter = 'm',
-         .name = "model",
-         .kind = CLI_STR,
-         .out = &s.model,
-         .arg = "MODEL",
-         .help = "GGUF file that spells the tokens of log-probabilities; default: that of the cache"},
-        {.name = "jsonl", .kind = CLI_FLAG, .out = &s.view.jsonl, .help = "one JSON object a line for each answer"},
-        {.name = "unordered",
-         .kind = CLI_FLAG,
-         .out = &s.view.unordered,
-         .help = "as they finish instead of in the order of the input"},
-        {.name = "stats", .kind = CLI_FLAG, .out = &stats, .help = "counts, durations and rates on stderr at the end"},
-    };
-    const struct cli_prog prog = {
-        .name = PROG,
-        .synopsis = "[--jsonl] [--unordered] [--stats] [-m MODEL]",
-        .about = "Shows the answers of decode, as text or as JSON lines.",
-        .opts = opts,
-        .n_opt = sizeof opts / sizeof *opts,
-    };
-    int r = cli_parse(&e, &prog, argc, argv, &n_arg);
+    struct show s = {0};
+    ask_flags_init(&f.ask);
+    f.o.running_max = 256;
+    f.o.ask = &f.ask;
+    int r = parse(&e, &f, argc, argv);
     if (r == CLI_DONE)
         return 0;
     if (!r)
         r = proc_signals(&e);
-    /* Whoever presses Ctrl-C wants the text to stop, and the stages before learn of it by their closed pipe. */
-    signal(SIGINT, SIG_DFL);
-    if (!r && stats && !(s.view.stats = stats_new()))
+    s.model = f.model;
+    s.view.jsonl = f.jsonl;
+    s.view.unordered = f.unordered;
+    if (!r && f.stats && !(s.view.stats = stats_new()))
         r = err_nomem(&e, "statistics", 0);
     if (!r)
-        r = run(&e, &s);
+        r = run(&e, &s, &f);
     struct err closing = {0};
     if (cli_close_stdout(&closing) && (!r || r == ERR_NO)) {
         e = closing;
@@ -127,9 +171,7 @@ int main(int argc, char **argv)
     }
     if (s.view.stats && (!r || r == ERR_NO))
         stats_print(s.view.stats);
-    order_free(s.order);
+    show_close(&s);
     stats_free(s.view.stats);
-    text_free(s.vocab);
-    gguf_free(s.gguf);
     return r ? cli_fail(PROG, &e) : 0;
 }

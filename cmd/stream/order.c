@@ -144,6 +144,8 @@ static int show(struct err *e, struct order *o, struct item *i)
 
 static void drop(struct order *o, struct item *i)
 {
+    if (o->v->shown)
+        o->v->shown(o->v->arg, i->r->seq, i->n_choice ? i->n_choice : 1);
     struct item **at = &o->first;
     while (*at != i)
         at = &(*at)->next;

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "edge/flags.h"
 #include "edge/reply.h"
 #include "text/text.h"
 #include "wire/wire.h"
@@ -20,6 +21,9 @@ void stats_print(const struct stats *s);
 struct view { /* how answers are shown */
     bool jsonl, unordered;
     struct stats *stats; /* NULL: not asked for */
+    /* An answer is shown, or will never be: one of n_choice of its request. May be NULL. */
+    void (*shown)(void *arg, uint64_t seq, uint32_t n_choice);
+    void *arg;
 };
 
 /* order.c: answers on their way, shown in the order of the input. */
@@ -33,5 +37,33 @@ int order_error(struct err *e, struct order *o, const struct wire_error *w);
 int order_bye(struct err *e, struct order *o);
 /* Ends a line that is half written, before an error is said. */
 void order_cut(struct order *o);
+
+/* show.c: frames as they are shown. */
+struct show {
+    const char *model; /* NULL: the default one */
+    struct view view;
+    struct order *order;
+    struct gguf *gguf; /* opened when the first log-probability comes */
+    struct text *vocab;
+    uint8_t vocab_fp[32];
+    bool has_fp;
+    uint64_t n_error, n_cancelled;
+};
+int show_open(struct err *e, struct show *s);
+void show_close(struct show *s);
+int show_frame(struct err *e, struct show *s, const struct wire_frame *f);
+/* ERR_NO where a request failed. */
+int show_result(struct err *e, const struct show *s);
+
+/* service.c: requests to the services instead of frames of decode. */
+struct service_opts {
+    const char *sched, *tokenize, *listen; /* urls; listen may be NULL */
+    const char *prompt;                    /* NULL: standard input */
+    bool raw, lines, jsonl;                /* jsonl: the input is lines of JSON */
+    const struct ask_flags *ask;
+    uint64_t running_max; /* lines that are read and not answered in print */
+    double deadline_s;    /* 0: none */
+};
+int service(struct err *e, struct show *s, const struct service_opts *o);
 
 #endif

@@ -57,6 +57,14 @@ void ask_flags_options(struct cli_opt *out, struct ask_flags *f)
     memcpy(out, opts, sizeof opts);
 }
 
+bool ask_flags_given(const struct ask_flags *f)
+{
+    return f->system || f->given.max_tokens || f->given.min_tokens || f->given.top_k || f->given.seed ||
+           f->given.logprobs || f->given.temp || f->given.top_p || f->given.min_p || f->given.repetition ||
+           f->given.presence || f->given.frequency || f->ignore_eos || f->echo || f->stop.n || f->stop_id.n ||
+           f->bias.n;
+}
+
 int ask_flags_check(struct err *e, const struct ask_flags *f)
 {
     return f->min_tokens > f->max_tokens ? err_set(e, ERR_USAGE, "--min-tokens is more than -n") : 0;

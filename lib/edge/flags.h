@@ -22,6 +22,7 @@ struct ask_flags {
 void ask_flags_init(struct ask_flags *f);
 void ask_flags_free(struct ask_flags *f);
 void ask_flags_options(struct cli_opt *out /* [ASK_FLAGS_N] */, struct ask_flags *f);
+bool ask_flags_given(const struct ask_flags *f); /* one of them at least */
 /* ERR_USAGE where flags contradict each other. */
 int ask_flags_check(struct err *e, const struct ask_flags *f);
 

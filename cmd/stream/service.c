@@ -1,0 +1,392 @@
+/* Requests to the services: the gateway's thread, and the printing of what it gives. See service.h. */
+#include "cmd/stream/service.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "proc/proc.h"
+
+#define SAY_ABSENT_NS ((uint64_t)1000 * 1000 * 1000)   /* a service is missing: said after this long */
+#define GIVE_UP_NS ((uint64_t)10 * 1000 * 1000 * 1000) /* … and where it never was there, an error */
+#define ABSENT_MS 500                                  /* how often that is looked at */
+
+void pieces_add(struct pieces *l, struct piece *x)
+{
+    *l->last = x;
+    l->last = &x->next;
+}
+
+struct piece *pieces_all(struct pieces *l)
+{
+    struct piece *all = l->first;
+    l->first = NULL;
+    l->last = &l->first;
+    return all;
+}
+
+static void pieces_free(struct piece *x)
+{
+    for (struct piece *next; x; x = next) {
+        next = x->next;
+        free(x->p);
+        free(x);
+    }
+}
+
+static void wake_fd(int fd)
+{
+    const uint64_t one = 1;
+    ssize_t put = write(fd, &one, sizeof one);
+    (void)put; /* a counter that is full is readable too */
+}
+
+void service_wake(struct service *s)
+{
+    wake_fd(s->wake);
+}
+
+/* ---- signals ---- */
+
+static volatile sig_atomic_t interrupts;
+static int interrupt_fd;
+
+/* The second one ends the program. */
+static void on_interrupt(int sig)
+{
+    int saved = errno;
+    if (interrupts++) {
+        signal(sig, SIG_DFL);
+        raise(sig);
+    }
+    wake_fd(interrupt_fd);
+    errno = saved;
+}
+
+static int watch_interrupt(struct err *e, int fd)
+{
+    struct sigaction a = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART};
+    sigemptyset(&a.sa_mask);
+    interrupt_fd = fd;
+    return sigaction(SIGINT, &a, NULL) ? err_sys(e, "signals") : 0;
+}
+
+/* ---- the gateway's thread ---- */
+
+static struct slot *slot_of(struct service *s, uint64_t seq)
+{
+    for (uint64_t i = 0; i < s->o->running_max; i++)
+        if (s->slot[i].used && s->slot[i].seq == seq)
+            return &s->slot[i];
+    return NULL;
+}
+
+static void fail(struct service *s, const struct err *e)
+{
+    pthread_mutex_lock(&s->lock);
+    if (!s->gateway_err.code)
+        s->gateway_err = *e;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void push(struct service *s, const struct wire_frame *f)
+{
+    struct err e = {0};
+    struct piece *x = calloc(1, sizeof *x);
+    if (!x || wire_encode(&e, &x->p, &x->n, f)) {
+        if (!x)
+            err_nomem(&e, "a frame", sizeof *x);
+        free(x);
+        fail(s, &e);
+        return;
+    }
+    pthread_mutex_lock(&s->lock);
+    pieces_add(&s->frames, x);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* What is wrong with a line is said with its number, as tokenize does it. */
+static void on_frame(void *arg, const struct wire_frame *f)
+{
+    struct service *s = arg;
+    struct wire_frame mine = *f;
+    char text[1024];
+    if (f->kind == WIRE_ERR) {
+        pthread_mutex_lock(&s->lock);
+        const struct slot *at = slot_of(s, f->error.seq);
+        if (at && at->line && !at->taken) {
+            int n = snprintf(text, sizeof text, "line %" PRIu64 ": %.*s", at->line, (int)f->error.text.n,
+                             f->error.text.n ? f->error.text.p : "");
+            mine.error.text = (struct wire_str){text, n < (int)sizeof text ? (size_t)n : sizeof text - 1};
+        }
+        pthread_mutex_unlock(&s->lock);
+    }
+    push(s, &mine);
+}
+
+static void on_taken(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns)
+{
+    struct service *s = arg;
+    (void)n_before, (void)eta_ns;
+    pthread_mutex_lock(&s->lock);
+    struct slot *at = slot_of(s, seq);
+    if (at)
+        at->taken = true;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void on_say(void *arg, const char *text)
+{
+    (void)arg;
+    cli_warn(PROG, "%s", text);
+}
+
+static void take_lines(struct service *s)
+{
+    struct err e;
+    pthread_mutex_lock(&s->lock);
+    struct piece *all = pieces_all(&s->lines);
+    pthread_mutex_unlock(&s->lock);
+    for (struct piece *x = all; x; x = x->next)
+        if (gateway_ask(&e, s->g, x->seq, (const char *)x->p, x->n))
+            fail(s, &e);
+    pieces_free(all);
+}
+
+static void end_input(struct service *s, bool cancel)
+{
+    pthread_mutex_lock(&s->lock);
+    s->input_over = true;
+    pthread_cond_broadcast(&s->changed);
+    for (uint64_t i = 0; cancel && i < s->o->running_max; i++)
+        if (s->slot[i].used)
+            gateway_cancel(s->g, s->slot[i].seq);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Says what is missing, once; gives up where it never was there. */
+static void absent(struct service *s, bool *said, bool *was_there)
+{
+    uint64_t since = 0, now = proc_now_ns();
+    const char *url = gateway_absent(s->g, &since);
+    if (!url) {
+        *said = false;
+        *was_there = true;
+        return;
+    }
+    if (!*was_there && now - since > GIVE_UP_NS) {
+        struct err e;
+        err_set(&e, ERR_SYS, "nobody listens at %s", url);
+        fail(s, &e);
+    } else if (now - since > SAY_ABSENT_NS && !*said) {
+        *said = true;
+        cli_warn(PROG, "waits for %s", url);
+    }
+}
+
+/* Waits for the gateway, for a wake, and for the end of whoever reads standard output. */
+static bool wait_for_news(struct service *s, uint64_t ms)
+{
+    struct pollfd p[] = {{.fd = s->wake, .events = POLLIN},
+                         {.fd = STDOUT_FILENO, .events = 0},
+                         {.fd = gateway_fd(s->g), .events = POLLIN}};
+    (void)poll(p, s->over ? 2 : 3, ms > INT_MAX ? -1 : (int)ms);
+    uint64_t count;
+    ssize_t got = read(s->wake, &count, sizeof count);
+    (void)got;
+    return !(p[1].revents & (POLLERR | POLLHUP));
+}
+
+/* False: there is nothing more to do. */
+static bool look(struct service *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool go_on = !s->quit && !s->gateway_err.code;
+    s->over = s->over || !go_on || (s->input_over && !s->lines.first && !gateway_running(s->g));
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    return go_on;
+}
+
+/* It goes on until the printer has ended, since it is the one that signals interrupt. */
+static void *gateway_main(void *arg)
+{
+    struct service *s = arg;
+    struct err e;
+    sigset_t set;
+    bool said = false, was_there = false, cancelled = false;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    while (look(s)) {
+        uint64_t ms = gateway_next_ms(s->g), since;
+        if (!s->over && gateway_absent(s->g, &since) && ms > ABSENT_MS)
+            ms = ABSENT_MS;
+        if (!wait_for_news(s, ms)) {
+            errno = EPIPE;
+            err_sys(&e, "stdout");
+            fail(s, &e);
+            continue;
+        }
+        take_lines(s);
+        if (interrupts && !cancelled)
+            end_input(s, cancelled = true);
+        else if (proc_term_count() && !cancelled)
+            end_input(s, false);
+        if (gateway_step(&e, s->g, 0))
+            fail(s, &e);
+        if (!s->over)
+            absent(s, &said, &was_there);
+    }
+    return NULL;
+}
+
+/* ---- the printer ---- */
+
+static void on_shown(void *arg, uint64_t seq, uint32_t n_choice)
+{
+    struct service *s = arg;
+    pthread_mutex_lock(&s->lock);
+    struct slot *at = slot_of(s, seq);
+    if (at && !at->left)
+        at->left = n_choice;
+    if (at && !--at->left) {
+        at->used = false;
+        s->n_used--;
+        pthread_cond_broadcast(&s->changed);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static int print(struct err *e, struct service *s, struct wire_arena *a, const struct piece *x)
+{
+    struct wire_frame f;
+    wire_arena_reset(a);
+    int rc = wire_decode(e, &f, a, x->p, x->n);
+    return rc ? rc : show_frame(e, s->show, &f);
+}
+
+static int print_all(struct err *e, struct service *s)
+{
+    struct wire_arena *a = wire_arena_new();
+    int rc = a ? 0 : err_nomem(e, "frames", 0);
+    for (bool over = false; !rc && !over;) {
+        pthread_mutex_lock(&s->lock);
+        while (!s->frames.first && !s->over)
+            pthread_cond_wait(&s->changed, &s->lock);
+        struct piece *all = pieces_all(&s->frames);
+        over = !all;
+        pthread_mutex_unlock(&s->lock);
+        for (struct piece *x = all; x && !rc; x = x->next)
+            rc = print(e, s, a, x);
+        pieces_free(all);
+    }
+    wire_arena_free(a);
+    return rc;
+}
+
+/* What went wrong elsewhere counts for more than an answer that did not come by that. */
+static int result(struct err *e, struct service *s, int rc)
+{
+    pthread_mutex_lock(&s->lock);
+    struct err why = s->gateway_err.code || rc ? s->gateway_err : s->reader_err;
+    pthread_mutex_unlock(&s->lock);
+    if (why.code)
+        *e = why;
+    if (why.code || rc)
+        return e->code;
+    if (order_bye(e, s->show->order))
+        return e->code;
+    if (!s->show->n_error && s->show->n_cancelled)
+        return err_set(e, ERR_NO, "%" PRIu64 " %s cancelled", s->show->n_cancelled,
+                       s->show->n_cancelled == 1 ? "answer was" : "answers were");
+    return 0;
+}
+
+static int gateway_start(struct err *e, struct service *s)
+{
+    const struct gateway_opts o = {
+        .sched = s->o->sched,
+        .tokenize = s->o->tokenize,
+        .listen = s->o->listen,
+        .deadline_ns = (uint64_t)(s->o->deadline_s * 1e9),
+        .patience_ns = UINT64_MAX,
+        .frame = on_frame,
+        .taken = on_taken,
+        .say = on_say,
+        .arg = s,
+    };
+    return gateway_open(e, &s->g, &o);
+}
+
+static void stop(struct service *s, const pthread_t *gateway, const pthread_t *reads)
+{
+    pthread_mutex_lock(&s->lock);
+    s->quit = true;
+    bool ended = s->reader_over;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    service_wake(s);
+    if (gateway)
+        pthread_join(*gateway, NULL);
+    gateway_close(s->g);
+    s->show->view.shown = NULL;
+    if (reads && !ended) {
+        /* It may sit in a read that only the exit of the process ends, and keeps what it uses. */
+        pthread_detach(*reads);
+        return;
+    }
+    if (reads)
+        pthread_join(*reads, NULL);
+    pieces_free(pieces_all(&s->lines));
+    pieces_free(pieces_all(&s->frames));
+    close(s->wake);
+    free(s->slot);
+    free(s);
+}
+
+int service(struct err *e, struct show *show, const struct service_opts *o)
+{
+    struct service *s = calloc(1, sizeof *s);
+    pthread_t gateway, reads;
+    sigset_t set;
+    if (s)
+        s->slot = calloc(o->running_max, sizeof *s->slot);
+    if (!s || !s->slot) {
+        free(s);
+        return err_nomem(e, "requests", o->running_max * sizeof *s->slot);
+    }
+    s->o = o;
+    s->show = show;
+    pieces_all(&s->lines);
+    pieces_all(&s->frames);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    show->view.shown = on_shown;
+    show->view.arg = s;
+    /* Signals are for the gateway's thread alone: no print is cut short by one. */
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = s->wake < 0 ? err_sys(e, "eventfd") : watch_interrupt(e, s->wake);
+    rc = rc ? rc : gateway_start(e, s);
+    bool started = !rc && !pthread_create(&gateway, NULL, gateway_main, s);
+    bool reading = started && !pthread_create(&reads, NULL, reader, s);
+    if (!rc && !reading)
+        rc = err_sys(e, "cannot start a thread");
+    rc = rc ? rc : print_all(e, s);
+    rc = result(e, s, rc);
+    stop(s, started ? &gateway : NULL, reading ? &reads : NULL);
+    return rc;
+}
