@@ -89,8 +89,8 @@ until_counts() {
     ratio() {
         local short=999999999 long=999999999 t
         for _ in 1 2 3 4 5; do
-            t=$(tell a time-hand) && [ "$t" -lt "$short" ] && short=$t
-            t=$(tell b time-hand) && [ "$t" -lt "$long" ] && long=$t
+            read -r t _ < <(tell a time-hand) && [ "$t" -lt "$short" ] && short=$t
+            read -r t _ < <(tell b time-hand) && [ "$t" -lt "$long" ] && long=$t
         done
         echo "short $short ns, long $long ns"
         [ $((long * 10)) -le $((short * 13)) ]

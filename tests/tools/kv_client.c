@@ -106,7 +106,7 @@ static int stat(struct err *e, struct store_client *c)
     return rc;
 }
 
-/* Median of many hand-overs to oneself, in ns. */
+/* Median of many hand-overs to oneself, in ns, and the bytes of what names the sequence in between. */
 static int by_value(const void *a, const void *b)
 {
     return *(const uint64_t *)a < *(const uint64_t *)b ? -1 : *(const uint64_t *)a > *(const uint64_t *)b;
@@ -127,7 +127,7 @@ static int time_hand(struct err *e, struct store_client *c)
         ns[i] = (uint64_t)(b.tv_sec - a.tv_sec) * 1000000000u + (uint64_t)(b.tv_nsec - a.tv_nsec);
     }
     qsort(ns, 1001, sizeof *ns, by_value);
-    printf("%" PRIu64 "\n", ns[500]);
+    printf("%" PRIu64 " ns %zu\n", ns[500], sizeof h.seq + sizeof h.gen);
     return 0;
 }
 
