@@ -172,7 +172,7 @@ void worker_link_close(struct worker_link *w)
 enum worker_link_state worker_link_state(struct worker_link *w, struct err *why)
 {
     pthread_mutex_lock(&w->lock);
-    enum worker_link_state s = w->state;
+    enum worker_link_state s = w->state == WORKER_JOINED && !link_dialer_up(w->dialer) ? WORKER_JOINING : w->state;
     if (why)
         *why = w->why;
     pthread_mutex_unlock(&w->lock);

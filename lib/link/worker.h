@@ -38,7 +38,7 @@ int worker_link_open(struct err *e, struct worker_link **out, const struct worke
 void worker_link_close(struct worker_link *w);
 
 enum worker_link_state { WORKER_JOINING, WORKER_JOINED, WORKER_REFUSED };
-/* REFUSED: *why says in words (another model runs here); it tries again every second. */
+/* JOINED: and connected. REFUSED: *why says in words (another model runs here); it tries again every second. */
 enum worker_link_state worker_link_state(struct worker_link *w, struct err *why);
 
 /* What it can take now, every order that was taken before counted in; goes out with a work poll at once where seqs,

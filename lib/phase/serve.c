@@ -15,8 +15,10 @@
 #define WAIT_IDLE_MS 200 /* looks at signals and at what is due */
 #define WAIT_SOON_MS 5   /* something waits for the store */
 #define ROOM_NS (500 * NS_MS)
-#define TOLD_NS (2000 * NS_MS) /* for the scheduler to hear of a drain */
-#define LAST_NS (5000 * NS_MS) /* after the drain's deadline, for gateways that do not confirm */
+#define TOLD_NS (2000 * NS_MS)  /* for the scheduler to hear of a drain */
+#define HEARD_NS (3000 * NS_MS) /* for the scheduler to confirm reports, when nothing else is to be done */
+#define AWAY_NS (300 * NS_MS)   /* the same, where there is none */
+#define LAST_NS (5000 * NS_MS)  /* after the drain's deadline, for gateways that do not confirm */
 
 void serve_say(const struct serve *v, const char *fmt, ...)
 {
@@ -147,6 +149,19 @@ static bool nothing_comes(const struct serve *v, uint64_t now)
     return v->told_drain || worker_link_state(v->link, &why) != WORKER_JOINED || now >= v->term_ns + TOLD_NS;
 }
 
+/* Gateways have all, and the scheduler has been told, or has gone before: then it is no loss to it. */
+static bool all_said(struct serve *v, uint64_t now)
+{
+    struct err why;
+    uint64_t wait = worker_link_state(v->link, &why) == WORKER_JOINED ? HEARD_NS : AWAY_NS;
+    if (v->n_order || worker_link_queued(v->link)) {
+        v->done_ns = 0;
+        return false;
+    }
+    v->done_ns = v->done_ns ? v->done_ns : now;
+    return worker_link_idle(v->link) || now >= v->done_ns + wait;
+}
+
 /* *over: all is done, reported and confirmed. */
 static int drain(struct err *e, struct serve *v, bool *over)
 {
@@ -168,7 +183,7 @@ static int drain(struct err *e, struct serve *v, bool *over)
     if (now >= v->drain_ns + LAST_NS)
         *over = true;
     else
-        *over = !v->n_order && worker_link_idle(v->link) && nothing_comes(v, now);
+        *over = all_said(v, now) && nothing_comes(v, now);
     return rc;
 }
 
