@@ -65,6 +65,15 @@ static void fail(struct super *s, const struct err *e)
     super_end(s, DRAIN_MS);
 }
 
+/* Who cannot say what runs is no use as a supervisor. */
+static void publish(struct super *s)
+{
+    struct err e = {0};
+    s->changed = false;
+    if (state_write(&e, s))
+        fail(s, &e);
+}
+
 /* ---- a service's life ---- */
 
 static bool store_is_ready(const struct super *s)
@@ -95,7 +104,7 @@ static void announce(struct super *s)
     if (s->all_ready)
         return;
     s->all_ready = true;
-    s->changed = true;
+    publish(s);
     super_say(s, "ready in %.1f s: stream --run %s -p 'Hello'", (double)(proc_now_ns() - s->begun_ns) / 1e9, s->run);
     s->ready(s->ready_arg);
 }
@@ -111,6 +120,7 @@ static void is_ready(struct super *s, struct service *v)
         command_free(&v->former);
         v->swapped = false;
     }
+    publish(s); /* before anybody is told: he may look */
     control_answer(s, v, NULL);
     announce(s);
 }
@@ -411,12 +421,6 @@ static void happened(struct super *s, int who, int fd)
         read_ready(s, v);
 }
 
-static int publish(struct err *e, struct super *s)
-{
-    s->changed = false;
-    return state_write(e, s);
-}
-
 static int loop(struct err *e, struct super *s)
 {
     struct pollfd p[POLLS_MAX];
@@ -426,7 +430,7 @@ static int loop(struct err *e, struct super *s)
         if (s->ending && !leave_in_turn(s))
             break;
         if (s->changed)
-            rc = publish(e, s);
+            publish(s);
         size_t n = watch(s, p, who);
         if (!rc && poll(p, (nfds_t)n, wait_ms(s)) < 0 && errno != EINTR)
             rc = err_sys(e, "poll");
