@@ -97,6 +97,24 @@ P
     done
 }
 
+@test "bench_serve: times between all tokens of the streams behind the first eight, and those of the prompt" {
+    small Q4_0 m.gguf
+    run=$(mktemp -d /tmp/bench.XXXXXX)
+    phasepipe up -m m.gguf --run "$run" --kv-cache-memory-bytes 64M --detach 3>&- 4>&- 2> up.err
+    set -- --sched "ipc://$run/sched.sock" --tokenize "ipc://$run/tokenize.sock"
+    printf '%s\n' 'streams 2 depth 10 quiet 20 prompt 300 tokens 3 vocab 300' 'prompt 40 tokens 4 vocab 300' |
+        timeout 60 "$tools/bench_serve" "$@" > out
+    run_bad() { run timeout 60 "$tools/bench_serve" "${@:2}" <<< "$1"; }
+    for bad in 'streams 2 size 3' 'depth 4' 'streams'; do
+        run_bad "$bad" "$@"
+        [ "$status" -eq 100 ]
+    done
+    phasepipe down --run "$run"
+    rm -r "$run"
+    jq -se '.[0] | (.quiet | length) >= 40 and (.during | length) >= 2 and .ttft_ms > 0 and .tpot_ms > 0 and .cached == 0' out
+    jq -se '.[1] | .quiet == [] and .during == [] and .ttft_ms > 0 and .tpot_ms > 0' out
+}
+
 @test "bench-peers: without peers our side is there alone, and what is missing is said" {
     small Q4_0 m.gguf
     B=$PHASEPIPE_BUILD bench-peers -m m.gguf --rounds 1 --threads 1 --only attention,start,memory --json out.json > text
