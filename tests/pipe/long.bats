@@ -24,6 +24,10 @@ setup() {
     cd "$BATS_FILE_TMPDIR" || return 1
 }
 
+teardown() {
+    [ ! -e run/up.sock ] || timeout 60 phasepipe down --run run || true
+}
+
 # prompt TOKENS [MORE FIELDS]: a request of so many ids that asks for more than fits behind them
 prompt() {
     python3 -c 'import json, random, sys
@@ -72,6 +76,21 @@ ends_at() {
     through 1 5000 < p.tok | diff want -
 }
 
+@test "262,080 tokens through the services, handed from prefill to decode; the second time they are there" {
+    mkdir -p run
+    timeout 120 phasepipe up -m "$PWD/layers1.gguf" --run "$PWD/run" --kv-cache-memory-bytes 128M --detach 3>&-
+    through 1 512 < full.tok | jq -cS 'del(.usage.cached_tokens)' > want
+    prompt $((N - 64)) > full.jsonl
+    for cached in 0 $((N - 64 - 32)); do
+        timeout 120 stream --run run -m layers1.gguf --jsonl < full.jsonl | answers > got
+        jq -e --argjson n $cached '.usage.cached_tokens == $n' got
+        jq -cS 'del(.usage.cached_tokens)' got | diff want -
+    done
+    phasepipe ps --run run > ps
+    [ "$(grep -c ' ready  *0$' ps)" = 5 ] # none has been started again
+    timeout 60 phasepipe down --run run
+}
+
 @test "one token of room, none, and less than none" {
     for n in $((N - 1)) $N $((N + 1)); do
         prompt "$n" | tokenize -m layers1.gguf --jsonl 2> err$n > one.tok || true
@@ -98,7 +117,7 @@ ends_at() {
     prompt $((N - 64)) | tokenize -m layers2.gguf --jsonl > full2.tok
     through 2 512 < full2.tok > want
     ends_at want $N
-    for chunk in 4096 100; do
+    for chunk in 4096 1000; do
         through 2 $chunk < full2.tok | diff want -
     done
 }
