@@ -111,12 +111,36 @@ static bool local(const struct kv *k, const struct sched_job *j, const struct sc
     return !slo || sched_step_ns(w, w->context + j->n_prompt, w->n_decode + w->n_whole + 1) < slo;
 }
 
+/* A seat of an answer is held for long: nobody waits for one where another has one free. */
+static bool full(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w)
+{
+    return !w->seqs || sched_need(v, j, w, SCHED_ON_WHOLE) > w->blocks;
+}
+
+static bool any_seat(const struct kv *k, const struct sched_view *v, const struct sched_job *j)
+{
+    for (uint32_t i = 0; i < sched_n_worker(v); i++) {
+        const struct sched_worker *w = sched_worker_at(v, i);
+        if (pool_has(&k->p, w, SCHED_DECODE) && !full(v, j, w))
+            return true;
+    }
+    return false;
+}
+
+/* Its chunks go with steps of those that decode there; of equals the one with the fewest goes first. */
+static double beside(const struct sched_job *j, const struct sched_worker *w)
+{
+    uint32_t batch = w->n_decode + w->n_whole;
+    return batch ? sched_step_ns(w, w->context + j->n_prompt, batch + 1) + batch : 0;
+}
+
 static struct choice choose(struct kv *k, const struct sched_view *v, const struct sched_job *j)
 {
     struct choice best = {NULL, SCHED_ON_PREFILL, INFINITY};
     k->n_hit = sched_n_store(v);
     sched_hits(v, j, k->hits, k->n_hit);
     uint32_t elsewhere = best_hit(k), n_new;
+    bool seat = any_seat(k, v, j);
     for (uint32_t i = 0; i < sched_n_worker(v); i++) {
         const struct sched_worker *w = sched_worker_at(v, i);
         bool prefills = pool_has(&k->p, w, SCHED_PREFILL), decodes = pool_has(&k->p, w, SCHED_DECODE);
@@ -127,7 +151,9 @@ static struct choice choose(struct kv *k, const struct sched_view *v, const stru
         double cost = cost_on(k, j, w, elsewhere, &n_new);
         if (prefills && !alone && pool_fits(v, j, w, SCHED_ON_PREFILL) && cost < best.cost)
             best = (struct choice){w, SCHED_ON_PREFILL, cost};
-        if (decodes && (alone || local(k, j, w, n_new)) && pool_fits(v, j, w, SCHED_ON_WHOLE) && cost < best.cost)
+        cost += beside(j, w);
+        if (decodes && (alone || local(k, j, w, n_new)) && pool_fits(v, j, w, SCHED_ON_WHOLE) && cost < best.cost &&
+            !(seat && full(v, j, w)))
             best = (struct choice){w, SCHED_ON_WHOLE, cost};
     }
     for (uint32_t i = 0; i < sched_n_worker(v) && !best.w; i++) { /* too large for the pools: whoever can */

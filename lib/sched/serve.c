@@ -221,9 +221,9 @@ static void message(struct serve *v, struct link_event *q)
     if (v->direct.n || (!parked.poll && !parked.control))
         link_answer(q->q, &v->direct);
     else if (parked.poll)
-        speaker_park(parked.poll, q->q, false, now);
+        speaker_park(v, parked.poll, q->q, false, now);
     else
-        speaker_park(parked.control, q->q, true, now);
+        speaker_park(v, parked.control, q->q, true, now);
 }
 
 static void take(struct serve *v)

@@ -70,7 +70,7 @@ struct speaker *speaker_find(struct serve *v, struct wire_str name, bool gateway
 int speaker_get(struct err *e, struct speaker **out, struct serve *v, struct wire_str name, bool gateway);
 /* The sink of the machine. */
 void speaker_tell(void *arg, const struct wire_frame *f);
-void speaker_park(struct speaker *p, struct link_question *q, bool control, uint64_t now_ns);
+void speaker_park(struct serve *v, struct speaker *p, struct link_question *q, bool control, uint64_t now_ns);
 void speakers_flush(struct serve *v);
 /* Polls of gateways come back empty after a heartbeat; *next_ns: when the next one is due, where that is sooner. */
 void speakers_timers(struct serve *v, uint64_t now_ns, uint64_t *next_ns);

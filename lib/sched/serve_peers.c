@@ -135,7 +135,8 @@ void speaker_tell(void *arg, const struct wire_frame *f)
     touch(v, p);
 }
 
-void speaker_park(struct speaker *p, struct link_question *q, bool control, uint64_t now_ns)
+/* What came for a gateway while it had no poll here leaves by this one. */
+void speaker_park(struct serve *v, struct speaker *p, struct link_question *q, bool control, uint64_t now_ns)
 {
     struct link_question **at = control ? &p->control : &p->poll;
     if (*at)
@@ -143,6 +144,8 @@ void speaker_park(struct speaker *p, struct link_question *q, bool control, uint
     *at = q;
     if (!control)
         p->parked_ns = now_ns;
+    if (p->to_poll.n)
+        touch(v, p);
 }
 
 /* What no poll is there for is dropped where it is numbered and will be sent again; a gateway's waits. */

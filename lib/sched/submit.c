@@ -58,6 +58,7 @@ void gateway_gone(struct sched *s, struct gateway *g)
             job_end(s, j, END_CANCELLED, 0, "the gateway has gone");
     }
     g->gone = true;
+    g->polls = false; /* should it come back, it is to submit again */
     if (!g->jobs)
         gateway_free(s, g);
 }
@@ -69,7 +70,6 @@ void gateways_timers(struct sched *s)
     for (size_t i = 0; s->gateways.slot && i <= s->gateways.mask; i++) {
         struct gateway *g = s->gateways.slot[i].p;
         if (g && g->polls && !g->gone && g->heard_ns + 3 * s->heartbeat_ns <= s->now_ns) {
-            g->polls = false;
             gateway_gone(s, g);
             s->dirty = true;
         }
