@@ -1,0 +1,351 @@
+/*
+ * How many decisions a scheduler makes over nng, and how soon: a gateway and workers, all of this process, each with a
+ * connection of its own, that take no time for what they are told to do.
+ *
+ *     bench_sched URL < jobs                           a line of stdin is a job, a line of stdout its result in JSON
+ *
+ *     workers 64 seqs 4 queued 1000 rate 0 hold 0 seconds 5
+ *
+ * queued: requests that wait, always, where rate is 0; otherwise so many come a second. hold: ms that a worker has a
+ * request. Gives the orders a second, and the time from the sending of a request to its order.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "link/ask.h"
+#include "proc/proc.h"
+
+#define WORKERS_MAX 256
+#define JOBS_MAX (1u << 22)
+#define NS_S 1000000000ull
+#define NS_MS 1000000ull
+#define PROMPT 64
+
+struct held {
+    struct held *next;
+    uint64_t job, order, end_ns;
+    uint32_t attempt;
+};
+
+struct fake {
+    char name[48];
+    struct link_dialer *to;
+    uint64_t got;
+    uint32_t held;
+    struct held *first, **last; /* by end */
+    uint32_t n_open;            /* work polls that are not answered */
+    bool again;                 /* a poll is due */
+};
+
+static struct err e;
+static struct link_box *box;
+static struct wire_arena *arena;
+static struct link_msg m;
+static struct fake *fakes;
+static struct link_dialer *gateway;
+static uint64_t *sent_ns;
+static uint32_t *latency_us;
+static uint64_t n_sent, n_order, n_done, n_refused, run;
+static unsigned long n_worker, seqs, queued, rate, hold;
+static char name[32];
+
+static struct wire_str str(const char *s)
+{
+    return (struct wire_str){s, strlen(s)};
+}
+
+static void must(int rc)
+{
+    if (!rc)
+        return;
+    fprintf(stderr, "bench_sched: %s\n", e.text);
+    exit(rc);
+}
+
+static void add(const struct wire_frame *f)
+{
+    must(link_msg_add(&e, &m, f));
+}
+
+static struct wire_frame join_of(const struct fake *w)
+{
+    struct wire_frame f = {.kind = WIRE_JOIN};
+    f.join = (struct wire_join){.worker = str(w->name),
+                                .inc = run,
+                                .role = str("both"),
+                                .compat = str("bench"),
+                                .seqs = (uint32_t)seqs,
+                                .blocks = 1 << 20,
+                                .max_len = 4096,
+                                .chunk = 512,
+                                .pre_a = 1e6f,
+                                .pre_b = 1e4f,
+                                .dec_a = 1e6f,
+                                .dec_b = 1,
+                                .dec_c = 1e4f};
+    return f;
+}
+
+static struct wire_frame poll_of(const struct fake *w, bool ctl)
+{
+    struct wire_frame f = {.kind = WIRE_POLL};
+    f.poll = (struct wire_poll){.worker = str(w->name),
+                                .inc = run,
+                                .ctl = ctl,
+                                .got = ctl ? 0 : w->got,
+                                .seqs = (uint32_t)seqs - w->held,
+                                .tokens = 1 << 20,
+                                .blocks = 1 << 20};
+    return f;
+}
+
+static struct wire_frame submit_of(uint64_t job)
+{
+    struct wire_frame f = {.kind = WIRE_SUBMIT};
+    f.submit = (struct wire_submit){
+        .gw = str(name), .job = job, .n_prompt = PROMPT, .max_tokens = 16, .reply = str("ipc:///nowhere")};
+    return f;
+}
+
+/* ---- workers ---- */
+
+static void poll_controls(struct fake *w)
+{
+    struct wire_frame f = poll_of(w, true);
+    add(&f);
+    must(link_ask(&e, w->to, &m, NULL));
+}
+
+/* What has ended by now goes with the poll. */
+static void poll_work(struct fake *w, uint64_t now)
+{
+    w->again = false;
+    while (w->first && w->first->end_ns <= now) {
+        struct held *h = w->first;
+        w->first = h->next;
+        if (!w->first)
+            w->last = &w->first;
+        w->held--;
+        struct wire_frame f = {.kind = WIRE_REPORT};
+        f.report = (struct wire_report){.worker = str(w->name),
+                                        .inc = run,
+                                        .gw = str(name),
+                                        .job = h->job,
+                                        .order = h->order,
+                                        .attempt = h->attempt,
+                                        .what = str("ended"),
+                                        .n_done = PROMPT,
+                                        .n_out = 16,
+                                        .reason = WIRE_LENGTH};
+        add(&f);
+        free(h);
+    }
+    struct wire_frame f = poll_of(w, false);
+    add(&f);
+    must(link_ask(&e, w->to, &m, w));
+    w->n_open++;
+}
+
+static void take_order(struct fake *w, const struct wire_order *o, uint64_t now)
+{
+    struct held *h = calloc(1, sizeof *h);
+    if (!h || o->job > n_sent)
+        must(err_set(&e, ERR_PROTO, "an order of a request that was not sent"));
+    *h = (struct held){.job = o->job, .order = o->order, .attempt = o->attempt, .end_ns = now + hold * NS_MS};
+    *w->last = h;
+    w->last = &h->next;
+    w->held++;
+    w->got = o->n;
+    latency_us[n_order++] = (uint32_t)((now - sent_ns[o->job]) / 1000);
+}
+
+/* ---- everything that is said ---- */
+
+static void poll_gateway(void)
+{
+    struct wire_frame f = {.kind = WIRE_POLL, .poll = {.gw = str(name)}};
+    add(&f);
+    must(link_ask(&e, gateway, &m, gateway));
+}
+
+static void told(struct fake *w, const struct wire_frame *f, uint64_t now)
+{
+    if (f->kind == WIRE_ORDER && w)
+        take_order(w, &f->order, now);
+    n_done += f->kind == WIRE_DONE;
+    n_refused += f->kind == WIRE_REFUSE && f->refuse.job;
+}
+
+static void take_all(void)
+{
+    struct link_event v;
+    struct wire_frame f;
+    while (link_box_take(box, &v)) {
+        if (v.what == LINK_FAILED)
+            must(err_set(&e, ERR_SYS, "%s", v.err.text));
+        if (v.what != LINK_ANSWER)
+            continue;
+        struct fake *w = v.arg && v.arg != gateway && v.arg != &m ? v.arg : NULL;
+        uint64_t now = proc_now_ns();
+        const uint8_t *p = v.p;
+        size_t n = v.n;
+        wire_arena_reset(arena);
+        while (link_msg_next(&e, &f, arena, &p, &n))
+            told(w, &f, now);
+        must(e.code);
+        if (w) /* one that a newer one took the place of is nothing to go on from */
+            w->again = --w->n_open == 0;
+        else if (v.arg == gateway)
+            poll_gateway();
+    }
+}
+
+static void submit_some(uint64_t n)
+{
+    for (uint64_t i = 0; i < n && n_sent + 1 < JOBS_MAX; i++) {
+        struct wire_frame f = submit_of(++n_sent);
+        add(&f);
+        sent_ns[n_sent] = proc_now_ns();
+    }
+    if (m.n)
+        must(link_ask(&e, gateway, &m, &m));
+}
+
+static uint64_t due(uint64_t begin, uint64_t now)
+{
+    if (rate)
+        return (uint64_t)((double)(now - begin) / NS_S * (double)rate) - n_sent;
+    uint64_t waiting = n_sent - n_order - n_refused;
+    return waiting < queued ? queued - waiting : 0;
+}
+
+static void turn(uint64_t begin, bool more)
+{
+    link_box_wait(box, 1);
+    take_all();
+    uint64_t now = proc_now_ns();
+    for (unsigned long i = 0; i < n_worker; i++)
+        if (fakes[i].again || (fakes[i].first && fakes[i].first->end_ns <= now && hold))
+            poll_work(&fakes[i], now);
+    uint64_t n = more ? due(begin, now) : 0;
+    if (n >= (rate ? 1 : 16))
+        submit_some(n);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const uint32_t *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+static void print(uint64_t from, double seconds)
+{
+    uint64_t n = n_order - from;
+    uint32_t *v = latency_us + from;
+    qsort(v, n, sizeof *v, by_value);
+    printf("{\"orders_s\":%.1f,\"orders\":%llu,\"refused\":%llu,\"p50_ms\":%.3f,\"p99_ms\":%.3f,\"max_ms\":%.3f}\n",
+           (double)n / seconds, (unsigned long long)n, (unsigned long long)n_refused, n ? v[(n + 1) / 2 - 1] / 1e3 : 0,
+           n ? v[(n * 99 + 99) / 100 - 1] / 1e3 : 0, n ? v[n - 1] / 1e3 : 0);
+    fflush(stdout);
+}
+
+static void connect_all(const char *url)
+{
+    for (unsigned long i = 0; i < n_worker; i++) {
+        struct fake *w = &fakes[i];
+        *w = (struct fake){.last = &w->first};
+        snprintf(w->name, sizeof w->name, "f%lu.%llu", i, (unsigned long long)(run % 100000));
+        must(link_dial(&e, &w->to, box, url, NULL));
+        struct wire_frame f = join_of(w);
+        add(&f);
+        must(link_ask(&e, w->to, &m, w)); /* its answer makes the first poll due */
+        w->n_open++;
+    }
+    must(link_dial(&e, &gateway, box, url, NULL));
+    poll_gateway();
+}
+
+static void close_all(void)
+{
+    for (unsigned long i = 0; i < n_worker; i++) {
+        link_dialer_free(fakes[i].to);
+        while (fakes[i].first) {
+            struct held *h = fakes[i].first;
+            fakes[i].first = h->next;
+            free(h);
+        }
+    }
+    link_dialer_free(gateway);
+}
+
+static void job(const char *url, double seconds)
+{
+    struct link_event v;
+    run = proc_now_ns();
+    snprintf(name, sizeof name, "bench.%llu", (unsigned long long)run);
+    n_sent = n_order = n_done = n_refused = 0;
+    connect_all(url);
+    uint64_t begin = proc_now_ns();
+    while (proc_now_ns() < begin + NS_S / 2) /* all have joined, and polled */
+        turn(begin, false);
+    for (unsigned long i = 0; i < n_worker; i++)
+        poll_controls(&fakes[i]);
+    begin = proc_now_ns();
+    while (proc_now_ns() < begin + NS_S / 2)
+        turn(begin, true);
+    uint64_t from = n_order, start = proc_now_ns(), end = start + (uint64_t)(seconds * NS_S);
+    while (proc_now_ns() < end)
+        turn(begin, true);
+    double took = (double)(proc_now_ns() - start) / NS_S;
+    close_all();
+    while (link_box_take(box, &v))
+        ;
+    print(from, took);
+}
+
+static double field(const char *line, const char *key)
+{
+    const char *at = strstr(line, key);
+    return at ? strtod(at + strlen(key), NULL) : 0;
+}
+
+static unsigned long count(const char *line, const char *key, unsigned long max)
+{
+    double x = field(line, key);
+    return x > 0 ? (x < (double)max ? (unsigned long)x : max) : 0;
+}
+
+static void set(const char *line)
+{
+    n_worker = count(line, "workers ", WORKERS_MAX);
+    seqs = count(line, "seqs ", 4096);
+    queued = count(line, "queued ", 100000);
+    rate = count(line, "rate ", 1000000);
+    hold = count(line, "hold ", 60000);
+}
+
+int main(int argc, char **argv)
+{
+    char line[256];
+    fakes = calloc(WORKERS_MAX, sizeof *fakes);
+    sent_ns = calloc(JOBS_MAX, sizeof *sent_ns);
+    latency_us = calloc(JOBS_MAX, sizeof *latency_us);
+    arena = wire_arena_new();
+    if (!fakes || !sent_ns || !latency_us || !arena || argc < 2)
+        return ERR_USAGE;
+    proc_write_errors();
+    must(link_box_new(&e, &box));
+    while (fgets(line, sizeof line, stdin)) {
+        set(line);
+        job(argv[1], field(line, "seconds "));
+    }
+    link_box_free(box);
+    link_msg_free(&m);
+    wire_arena_free(arena);
+    free(fakes);
+    free(sent_ns);
+    free(latency_us);
+    return 0;
+}
