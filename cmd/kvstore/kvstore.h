@@ -27,6 +27,7 @@ struct kvstore {
     struct kv_store_opts o;
     uint64_t bytes;         /* for slots */
     struct kv_arena *arena; /* NULL: none yet, one may still be brought */
+    uint64_t huge_bytes;    /* of it in huge pages, looked up once: the kernel walks every page for it */
     struct kv_store *store;
     struct link_server *server;
     struct peer **of_client; /* [n_client] */

@@ -53,6 +53,7 @@ int kvstore_over(struct err *e, struct kvstore *k, struct kv_arena *a)
         return rc;
     }
     k->arena = a;
+    k->huge_bytes = kv_arena_huge_bytes(a);
     k->store = s;
     k->of_client = of;
     return 0;

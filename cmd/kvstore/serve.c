@@ -188,7 +188,7 @@ static void stat(struct kvstore *k, struct peer *p, uint64_t tag)
                                        .disk_bad = s.disk_bad}};
     if (k->arena) {
         f.kv_stat.slot_bytes = kv_arena_layout(k->arena)->slot_bytes;
-        f.kv_stat.huge_bytes = kv_arena_huge_bytes(k->arena);
+        f.kv_stat.huge_bytes = k->huge_bytes;
     }
     link_send(p->conn, &f, -1);
 }
