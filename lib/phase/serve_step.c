@@ -200,16 +200,16 @@ int serve_step(struct err *e, struct serve *v, bool *did)
     struct batch *b = v->s.batch;
     batch_clear(b);
     *did = false;
+    int rc = yield(e, v); /* before the batch is made: it may take what is in it */
     bool any = false;
     for (struct task *o = v->orders; o && !any; o = o->next)
         any = runs(v, o);
-    if (!any)
-        return 0;
+    if (rc || !any)
+        return rc;
     hold_want(v, plan(v, wanted));
     plan(v, packed);
-    int rc = yield(e, v);
-    if (rc || !batch_n(b))
-        return rc;
+    if (!batch_n(b))
+        return 0;
     *did = true;
     uint64_t begun = proc_now_ns();
     rc = batch_run(e, b, NULL, NULL);

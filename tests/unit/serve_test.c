@@ -319,7 +319,7 @@ int worker_link_report(struct err *e, struct worker_link *w, uint64_t order, con
     struct job *j = job_of(order);
     MUST(j->w == w && r->n_out <= j->log.n);
     if (is(r->what, "progress")) {
-        MUST(r->n_done <= j->r.n_id + r->n_out);
+        MUST(r->n_done <= j->r.n_id + j->log.n);
     } else if (is(r->what, "prefilled")) {
         MUST(j->at == AT_PREFILL && r->n_out >= 1 && r->n_out_id == r->n_out);
         j->at = WAITS;
