@@ -64,13 +64,25 @@ int plan_sched(struct err *e, struct command *out, const struct plan *p, const c
     return rc ? rc : words(e, out, (const char *const[]){"--listen", listen, "--kv", kv, NULL});
 }
 
+/* What workers with --engine fake: keep is KV of no model: decode(1) says what its store holds. */
+static int fake_kind(struct err *e, struct command *c)
+{
+    char fingerprint[65];
+    for (int i = 0; i < 32; i++)
+        memcpy(fingerprint + 2 * i, "fa", 3);
+    return words(e, c,
+                 (const char *const[]){"--model-fingerprint", fingerprint, "--layers", "1", "--kv-heads", "1",
+                                       "--head-dim", "8", "--arithmetic", "fake1", NULL});
+}
+
 static int plan_kvstore(struct err *e, struct command *c, const struct plan *p, const char *run)
 {
     char url[RUN_BYTES_MAX + 32];
     snprintf(url, sizeof url, "unix:%s/kv.sock", run);
     int rc = begin(e, c, "kvstore");
     rc = rc ? rc : option(e, c, "--listen", url);
-    rc = rc ? rc : option(e, c, "--model", p->model);
+    if (!rc)
+        rc = p->engine && !strncmp(p->engine, "fake:", 5) ? fake_kind(e, c) : option(e, c, "--model", p->model);
     rc = rc ? rc : option(e, c, "--kv-cache-dtype", p->kv_type);
     rc = rc ? rc : option(e, c, "--kv-cache-memory-bytes", p->kv_bytes);
     rc = rc ? rc : option(e, c, "--disk", p->disk);

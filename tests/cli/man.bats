@@ -15,6 +15,11 @@ setup() {
     chmod +x bin/ssh
 }
 
+# Services of an example that failed before their end.
+teardown() {
+    [ ! -e services/state.json ] || timeout 60 phasepipe down --run services --timeout 5 || true
+}
+
 # options_of_page PAGE: "-m, --model MODEL", a line each
 options_of_page() {
     awk '/^\.Sh/ { on = $2 == "OPTIONS" }
@@ -100,6 +105,20 @@ run_examples() {
     done
 }
 
+@test "the commands of phasepipe that run services have pages too, with the sections and their options" {
+    for command in up down ps top ctl; do
+        page=$ROOT/docs/man/phasepipe-$command.1
+        for section in NAME SYNOPSIS DESCRIPTION OPTIONS 'INPUT AND OUTPUT' SIGNALS ENVIRONMENT FILES 'EXIT STATUS' \
+            EXAMPLES 'SEE ALSO'; do
+            grep -qx "\.Sh $section" "$page" || { echo "phasepipe-$command.1 has no $section"; false; }
+        done
+        options_of_help phasepipe $command > help
+        [ -s help ]
+        options_of_page "$page" > page
+        diff help page || { echo "phasepipe $command: < --help, > page"; false; }
+    done
+}
+
 @test "phasepipe(7): the variables of the environment are those that the programs read" {
     grep -oh 'getenv("[A-Z_]*")' -r "$ROOT/cmd" "$ROOT/lib" "$ROOT/kernels" | sed 's/.*"\(.*\)".*/\1/' | grep PHASEPIPE |
         sort -u > read
@@ -120,6 +139,11 @@ run_examples() {
 @test "the examples of sched-exec(1)" { examples_of_page "$ROOT/docs/man/sched-exec.1" | run_examples; }
 @test "the examples of simulate(1)" { examples_of_page "$ROOT/docs/man/simulate.1" | run_examples; }
 @test "the examples of phasepipe(1)" { examples_of_page "$ROOT/docs/man/phasepipe.1" | run_examples; }
+@test "the examples of phasepipe-up(1)" { examples_of_page "$ROOT/docs/man/phasepipe-up.1" | run_examples; }
+@test "the examples of phasepipe-down(1)" { examples_of_page "$ROOT/docs/man/phasepipe-down.1" | run_examples; }
+@test "the examples of phasepipe-ps(1)" { examples_of_page "$ROOT/docs/man/phasepipe-ps.1" | run_examples; }
+@test "the examples of phasepipe-top(1)" { examples_of_page "$ROOT/docs/man/phasepipe-top.1" | run_examples; }
+@test "the examples of phasepipe-ctl(1)" { examples_of_page "$ROOT/docs/man/phasepipe-ctl.1" | run_examples; }
 @test "the pipelines of phasepipe(7)" { examples_of_page "$ROOT/docs/man/phasepipe.7" | run_examples; }
 @test "the pipelines of README.md" { examples_of_text "$ROOT/README.md" | run_examples; }
 

@@ -62,7 +62,7 @@ nothing_left() {
 }
 
 @test "up starts the services, in a directory of its user's alone; ps lists them; down ends them in turn" {
-    start -P 2 -m some.gguf --kv-cache-memory-bytes 1M --kv-cache-dtype f16 --max-num-seqs 9 --engine fake:1
+    start -P 2 -m some.gguf --kv-cache-memory-bytes 1M --kv-cache-dtype f16 --max-num-seqs 9 --engine cuda
     [ "$(stat -c %a "$run")" = 700 ]
     phasepipe ps --run "$run" --json > ps
     [ "$(jq -r '.[] | "\(.name) \(.program) \(.role) \(.state)"' ps | sort)" = "decode-0 decode decode ready
@@ -78,7 +78,7 @@ tokenize tokenize tokenizer ready" ]
     [[ $(args kvstore) == "--listen unix:$run/kv.sock --model some.gguf --kv-cache-dtype f16 --kv-cache-memory-bytes 1M --ready-fd "* ]]
     [[ $(args sched) == "--listen ipc://$run/sched.sock --kv unix:$run/kv.sock --ready-fd "* ]]
     [[ $(args tokenize) == "--listen ipc://$run/tokenize.sock --model some.gguf --ready-fd "* ]]
-    [[ $(args decode-0) == *"--sched ipc://$run/sched.sock --kv unix:$run/kv.sock --name decode-0 --model some.gguf"*"--max-num-seqs 9 --engine fake:1"* ]]
+    [[ $(args decode-0) == *"--sched ipc://$run/sched.sock --kv unix:$run/kv.sock --name decode-0 --model some.gguf"*"--max-num-seqs 9 --engine cuda"* ]]
     # Standard streams and the pipe of readiness; the descriptor of the listing itself is the next.
     jq -e '.fds | length == 5 or (length == 6 and max < 7)' stand/starts > /dev/null
     for name in kvstore sched tokenize prefill-0 prefill-1 decode-0; do grep -q "^$name | $name says hello" up.err; done
