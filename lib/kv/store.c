@@ -169,6 +169,7 @@ int kv_store_rejoin(struct err *e, struct kv_store *s, uint32_t *client, uint64_
         kv_store_gone(s, i, now_ns);
         return store_no(e, s, KV_WHY_EXPIRED, ERR_NO, "the lease has ended: all that was held is gone");
     }
+    credit_unwait(s, i); /* it asks anew: tags begin anew with a connection */
     s->client[i].state = CLIENT_HERE;
     s->client[i].absent = false;
     s->client[i].end_ns = now_ns + s->o.lease_ns;

@@ -189,6 +189,7 @@ uint64_t client_tag(const struct wire_frame *f)
 static int answer(struct err *e, struct store_client *c, struct wire_frame *out, enum wire_kind want, uint64_t tag,
                   int64_t end_ms)
 {
+    bool was = c->expired;
     for (;;) {
         int rc = client_receive(e, c, out, end_ms);
         if (rc == ERR_NO) { /* an answer that comes later is skipped by its tag */
@@ -199,6 +200,10 @@ static int answer(struct err *e, struct store_client *c, struct wire_frame *out,
             return rc;
         if (client_tag(out) != tag) {
             client_keep(c, out);
+            if (c->expired && !was) { /* no answer comes any more */
+                c->why = KV_WHY_EXPIRED;
+                return err_set(e, ERR_NO, "the lease has ended: all that was held is gone");
+            }
             continue;
         }
         if (out->kind == WIRE_KV_NO)

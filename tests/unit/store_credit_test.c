@@ -102,6 +102,28 @@ static void those_who_leave_the_queue_let_others_pass(void **state)
     box_close(&b);
 }
 
+/* A client that comes back on another connection waits for nothing, and may ask anew. */
+static void a_new_connection_asks_anew(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct box b;
+    uint32_t slot[8], again;
+    uint64_t got, id, key;
+    box_open(&b, 8);
+    OK(kv_store_credit(&e, b.s, b.c[0], slot, &got, 8, false));
+    OK(kv_store_credit_wait(&e, b.s, b.c[1], 3, 57, 100 * MS));
+    kv_store_identity(b.s, b.c[1], &id, &key);
+    OK(kv_store_rejoin(&e, b.s, &again, id, key, MS));
+    assert_int_equal(again, b.c[1]);
+    OK(kv_store_credit_wait(&e, b.s, b.c[1], 2, 1, 100 * MS));
+    OK(kv_store_uncredit(&e, b.s, b.c[0], slot, 8));
+    kv_store_tick(b.s, 2 * MS);
+    assert_true(b.h.n_credit == 1 && told(&b, 0)->tag == 1 && told(&b, 0)->n == 2);
+    sound(&b);
+    box_close(&b);
+}
+
 /* Small requests come without end, and each is given back a little later; a large one in between is served all the
  * same, as soon as those before it have gone back. */
 static void a_large_request_is_not_starved(void **state)
@@ -141,6 +163,7 @@ int main(void)
         cmocka_unit_test(those_who_wait_are_served_in_order),
         cmocka_unit_test(two_halves_end),
         cmocka_unit_test(those_who_leave_the_queue_let_others_pass),
+        cmocka_unit_test(a_new_connection_asks_anew),
         cmocka_unit_test(a_large_request_is_not_starved),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
