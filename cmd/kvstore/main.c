@@ -291,6 +291,7 @@ int main(int argc, char **argv)
         rc = err_set(&e, ERR_USAGE, "--listen unix:PATH is needed");
     many_descriptors();
     rc = rc ? rc : proc_signals(&e);
+    proc_wake_soon(true);
     rc = rc ? rc : run(&e, &f);
     return rc ? cli_fail(PROG, &e) : 0;
 }

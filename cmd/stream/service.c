@@ -325,6 +325,7 @@ static int gateway_start(struct err *e, struct service *s)
         .say = on_say,
         .arg = s,
     };
+    proc_wake_soon(true);
     return gateway_open(e, &s->g, &o);
 }
 

@@ -231,6 +231,7 @@ int main(int argc, char **argv)
             l.fd = open(f.file, O_RDONLY | O_CLOEXEC);
             r = l.fd < 0 ? err_sys(&e, "open %s", f.file) : 0;
         }
+        proc_wake_soon(f.listen != NULL);
         if (!r && !(r = open_vocabulary(&e, &t, &text, &g, &f, path, sizeof path)))
             r = run(&e, &t, &f, &l);
     }

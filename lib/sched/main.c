@@ -93,8 +93,10 @@ static int run(struct err *e, const struct sched_policy *p, struct flags *f)
         return rc;
     for (size_t i = 0; i < f->knobs.n && !rc; i++)
         rc = set_knob(e, s, f->knobs.v[i]);
-    if (!rc && f->listen)
+    if (!rc && f->listen) {
+        proc_wake_soon(true);
         rc = proc_signals(e);
+    }
     if (!rc)
         rc = f->listen ? sched_serve(e, s, &f->serve) : sched_run_filter(e, s, &f->filter);
     sched_free(s);
