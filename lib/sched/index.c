@@ -6,6 +6,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+#define HUGE_BYTES ((size_t)2 << 20)
 
 static void key_of(uint64_t key[2], const uint8_t *digest)
 {
@@ -29,10 +32,25 @@ static struct block *find(const struct index *x, const uint64_t key[2])
     return &x->slot[i];
 }
 
+/* A large table is touched everywhere: by small pages that would be a fault for every few blocks. */
+static struct block *new_slots(size_t n)
+{
+    size_t bytes = n * sizeof(struct block);
+    if (bytes < 2 * HUGE_BYTES)
+        return calloc(n, sizeof(struct block));
+    bytes = (bytes + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
+    struct block *p = aligned_alloc(HUGE_BYTES, bytes);
+    if (p) {
+        (void)madvise(p, bytes, MADV_HUGEPAGE);
+        memset(p, 0, bytes);
+    }
+    return p;
+}
+
 static int grow(struct err *e, struct index *x)
 {
     size_t size = x->slot ? 2 * (x->mask + 1) : 1024;
-    struct index bigger = {calloc(size, sizeof *bigger.slot), x->n, size - 1};
+    struct index bigger = {new_slots(size), x->n, size - 1};
     if (!bigger.slot)
         return err_nomem(e, "the index of blocks", size * sizeof *bigger.slot);
     for (size_t i = 0; x->slot && i <= x->mask; i++)

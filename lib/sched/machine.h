@@ -232,6 +232,7 @@ struct sched {
     uint64_t blocks_max; /* of the largest pool ever seen */
     uint64_t retried, preempted, stale, placed;
     struct times ttft, itl;
+    int32_t priority_last; /* the largest ever submitted */
     uint64_t scan_ns;
     bool begun, recheck; /* recheck: the first pool has joined, requests that wait may not fit */
     bool dirty;          /* something changed that a policy may act on */

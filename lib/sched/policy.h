@@ -78,6 +78,7 @@ uint64_t sched_waiting_tokens(const struct sched_view *v); /* prompt tokens that
 uint32_t sched_n_fresh(const struct sched_view *v);
 const struct sched_job *sched_fresh_at(const struct sched_view *v, uint32_t i);
 /* Requests running on a worker, newest last. */
+int32_t sched_priority_last(const struct sched_view *v); /* the largest that any request has had */
 const struct sched_job *sched_running(const struct sched_view *v, const struct sched_worker *w,
                                       const struct sched_job *before);
 

@@ -117,16 +117,6 @@ static bool full(const struct sched_view *v, const struct sched_job *j, const st
     return !w->seqs || sched_need(v, j, w, SCHED_ON_WHOLE) > w->blocks;
 }
 
-static bool any_seat(const struct kv *k, const struct sched_view *v, const struct sched_job *j)
-{
-    for (uint32_t i = 0; i < sched_n_worker(v); i++) {
-        const struct sched_worker *w = sched_worker_at(v, i);
-        if (pool_has(&k->p, w, SCHED_DECODE) && !full(v, j, w))
-            return true;
-    }
-    return false;
-}
-
 /* Its chunks go with steps of those that decode there; of equals the one with the fewest goes first. */
 static double beside(const struct sched_job *j, const struct sched_worker *w)
 {
@@ -136,11 +126,10 @@ static double beside(const struct sched_job *j, const struct sched_worker *w)
 
 static struct choice choose(struct kv *k, const struct sched_view *v, const struct sched_job *j)
 {
-    struct choice best = {NULL, SCHED_ON_PREFILL, INFINITY};
+    struct choice best = {NULL, SCHED_ON_PREFILL, INFINITY}, seatless = best;
     k->n_hit = sched_n_store(v);
     sched_hits(v, j, k->hits, k->n_hit);
     uint32_t elsewhere = best_hit(k), n_new;
-    bool seat = any_seat(k, v, j);
     for (uint32_t i = 0; i < sched_n_worker(v); i++) {
         const struct sched_worker *w = sched_worker_at(v, i);
         bool prefills = pool_has(&k->p, w, SCHED_PREFILL), decodes = pool_has(&k->p, w, SCHED_DECODE);
@@ -151,11 +140,14 @@ static struct choice choose(struct kv *k, const struct sched_view *v, const stru
         double cost = cost_on(k, j, w, elsewhere, &n_new);
         if (prefills && !alone && pool_fits(v, j, w, SCHED_ON_PREFILL) && cost < best.cost)
             best = (struct choice){w, SCHED_ON_PREFILL, cost};
+        if (!decodes || !(alone || local(k, j, w, n_new)))
+            continue;
         cost += beside(j, w);
-        if (decodes && (alone || local(k, j, w, n_new)) && pool_fits(v, j, w, SCHED_ON_WHOLE) && cost < best.cost &&
-            !(seat && full(v, j, w)))
-            best = (struct choice){w, SCHED_ON_WHOLE, cost};
+        struct choice *to = full(v, j, w) ? &seatless : &best;
+        if (cost < to->cost && pool_fits(v, j, w, SCHED_ON_WHOLE))
+            *to = (struct choice){w, SCHED_ON_WHOLE, cost};
     }
+    best = best.w ? best : seatless;
     for (uint32_t i = 0; i < sched_n_worker(v) && !best.w; i++) { /* too large for the pools: whoever can */
         const struct sched_worker *w = sched_worker_at(v, i);
         if (w->alive && !w->draining && pool_fits(v, j, w, SCHED_ON_WHOLE))
@@ -240,9 +232,9 @@ static void place_queued(struct kv *k, struct sched_view *v)
             const struct sched_worker *d = c.phase == SCHED_ON_PREFILL ? decoder(k, v, j, false, false) : NULL;
             placed = sched_place(v, j, c.w, c.phase, 0, d ? d->store : -1);
         }
-        if (placed) {
+        if (placed && (!c.w->seqs || !c.w->polls))
             pools_count(&k->p, v);
-        } else {
+        if (!placed) {
             look--;
             if (c.w)
                 sched_note(v, j, place_of(v, c.w), k->now_ns + NOTE_NS);
@@ -404,7 +396,8 @@ static const struct sched_job *victim(const struct sched_view *v, const struct s
 static void preempt(struct kv *k, struct sched_view *v)
 {
     const struct sched_job *urgent = sched_waiting(v, true, NULL);
-    if (!urgent || k->now_ns < k->preempt_ns || k->now_ns < urgent->since_ns + 1000000)
+    if (!urgent || urgent->priority >= sched_priority_last(v) || k->now_ns < k->preempt_ns ||
+        k->now_ns < urgent->since_ns + 1000000)
         return;
     const struct sched_job *best = NULL;
     double preempts = sched_view_knob(v, "preempts");

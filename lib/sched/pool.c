@@ -27,12 +27,6 @@ void pools_count(struct pools *p, const struct sched_view *v)
         p->open_decode = n ? open : 0;
 }
 
-bool pool_has(const struct pools *p, const struct sched_worker *w, enum sched_role role)
-{
-    uint32_t n = role == SCHED_PREFILL ? p->n_prefill : p->n_decode;
-    return lives(w) && (!n || (w->role & role));
-}
-
 bool pool_fits(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
                enum sched_phase phase)
 {

@@ -11,7 +11,11 @@ struct pools {
 };
 
 void pools_count(struct pools *p, const struct sched_view *v);
-bool pool_has(const struct pools *p, const struct sched_worker *w, enum sched_role role);
+static inline bool pool_has(const struct pools *p, const struct sched_worker *w, enum sched_role role)
+{
+    uint32_t n = role == SCHED_PREFILL ? p->n_prefill : p->n_decode;
+    return w->alive && !w->draining && (!n || (w->role & role));
+}
 /* Could the worker ever take it. */
 bool pool_fits(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
                enum sched_phase phase);

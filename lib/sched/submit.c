@@ -92,6 +92,7 @@ static int fill(struct err *e, struct sched *s, struct job *j, const struct wire
     j->pub.n_prompt = f->n_prompt ? f->n_prompt : 1;
     j->pub.max_tokens = f->max_tokens;
     j->pub.priority = f->priority;
+    s->priority_last = f->priority > s->priority_last ? f->priority : s->priority_last;
     j->pub.slo_ttft_ns = f->slo_ttft_ns;
     j->pub.slo_tpot_ns = f->slo_tpot_ns;
     j->pub.n_block = (uint32_t)(f->digests.n / 32);

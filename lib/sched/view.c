@@ -73,6 +73,11 @@ const struct sched_job *sched_running(const struct sched_view *v, const struct s
     return r ? &r->j->pub : NULL;
 }
 
+int32_t sched_priority_last(const struct sched_view *v)
+{
+    return of(v)->priority_last;
+}
+
 uint32_t sched_n_store(const struct sched_view *v)
 {
     return of(v)->n_store;
