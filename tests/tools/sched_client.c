@@ -380,7 +380,8 @@ static int hostile(void)
         .kind = WIRE_REPORT,
         .report = {.worker = me, .inc = 7, .gw = str("g1"), .job = 1, .order = 1, .what = str("ended")}});
     wrong_frame(&(struct wire_frame){.kind = WIRE_REPORT, .report = {.gw = me, .job = 1, .order = 1, .what = me}});
-    wrong_frame(&(struct wire_frame){.kind = WIRE_JOIN, .join = {.worker = me, .role = me, .seqs = 1, .blocks = 1, .max_len = 1, .chunk = 1}});
+    wrong_frame(&(struct wire_frame){
+        .kind = WIRE_JOIN, .join = {.worker = me, .role = me, .seqs = 1, .blocks = 1, .max_len = 1, .chunk = 1}});
     wrong_frame(&(struct wire_frame){.kind = WIRE_CANCEL, .cancel = {.gw = me, .job = UINT64_MAX}});
     wrong_frame(&(struct wire_frame){.kind = WIRE_KNOB, .knob = {.name = me, .value = -1}});
     size_t n = LINK_MESSAGE_BYTES_MAX + 65536;
