@@ -42,6 +42,11 @@ man-lint:
 	@bad=0; for p in $(MAN_PAGES); do \
 		mandoc -T lint -W warning $$p || bad=1; mandoc -T utf8 $$p > /dev/null || bad=1; done; exit $$bad
 
+# Every fault of tests/service/faults.bats with the real processes; `make check` has the quick ones.
+.PHONY: check-faults
+check-faults: all unit tools
+	@B=$(B) FAULTS=all scripts/run-tests unit/worker_link unit/worker_world service/faults
+
 # Unit tests, kernels, programs, policies and kvstore once more under the address and undefined-behaviour sanitizers.
 SAN_OPT := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 SAN_SUITES ?= unit kernels cli/tokenize cli/stream cli/chat cli/programs pipe/frames pipe/glue pipe/faults pipe/hostile \

@@ -189,6 +189,16 @@ static int drain(struct err *e, struct serve *v, bool *over)
 
 /* ---- the loop ---- */
 
+/* A scheduler that refuses this worker says why, and so does this worker: once. */
+static void say_refused(struct serve *v)
+{
+    struct err why;
+    bool refused = worker_link_state(v->link, &why) == WORKER_REFUSED;
+    if (refused && !v->refused)
+        serve_say(v, "the scheduler refuses this worker: %s; it is asked again every second", why.text);
+    v->refused = refused;
+}
+
 /* Until something is told, the store says something, or something is due. */
 static void wait_some(const struct serve *v)
 {
@@ -213,8 +223,10 @@ static int turn(struct err *e, struct serve *v, bool *over)
     if (rc || *over)
         return rc;
     tell_room(v);
-    if (!did)
+    if (!did) {
+        say_refused(v);
         wait_some(v);
+    }
     return 0;
 }
 

@@ -77,6 +77,7 @@ struct serve {
     uint64_t term_ns;              /* when SIGTERM was seen */
     uint64_t done_ns;              /* behind it: since when no order is open and no gateway waits; 0: not yet */
     bool told_drain;               /* the scheduler sends no orders any more */
+    bool refused;                  /* it takes no worker like this one; was said */
     uint64_t drain_ns;             /* when what runs is given up; 0: not draining */
     uint64_t n_preempted, said_ns; /* for want of slots; when it may be said again */
     struct worker_room room;
