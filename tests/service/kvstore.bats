@@ -161,7 +161,7 @@ until_counts() {
 }
 
 @test "a client that is stopped past its lease loses all; what it might write is kept from others until it is gone" {
-    start --lease-ms 300
+    start --lease-ms 1000
     client a
     client b
     tell a lease 1 6
@@ -169,7 +169,7 @@ until_counts() {
     tell a publish 4 7
     [ "$(counts b)" = "8 0 5 0 3" ]
     kill -STOP $a_pid
-    until_counts b 2000 "8 4 0 4 0"
+    until_counts b 5000 "8 4 0 4 0"
     grep -q "kv_client (process $a_pid) is silent" store.err
     [[ $(tell b credit 13) == "no 3:"*"12 of 16 can be had now" ]]
     [ "$(tell b credit 12)" = "credit 12" ]
@@ -179,10 +179,10 @@ until_counts() {
     [[ $(tell a publish 1) == "no 5:"*"lease has ended"* ]]
     [ "$(counts b)" = "12 0 0 4 0" ]
     [ "$(tell a again)" = ok ]
-    until_counts b 100 "16 0 0 0 0"
+    until_counts b 500 "16 0 0 0 0"
     [[ $(tell a lease 1 6) == *"blocks 0 tail 0" ]]
     kill -STOP $a_pid
-    sleep 0.5
+    sleep 1.5
     kill -9 $a_pid
     until_counts b 100 "16 0 0 0 0"
 }
@@ -232,14 +232,14 @@ until_counts() {
 }
 
 @test "kvstore is killed with a client that was stopped: it keeps its slots until it is gone" {
-    start --lease-ms 300
+    start --lease-ms 1000
     client a
     client b
     tell a credit 5
     kill -STOP $a_pid
     kill -9 "$store_pid"
-    start --lease-ms 300
-    until_counts b 2000 "11 0 0 5 0"
+    start --lease-ms 1000
+    until_counts b 5000 "11 0 0 5 0"
     kill -9 $a_pid
     until_counts b 1000 "16 0 0 0 0"
 }
@@ -349,7 +349,7 @@ P
 }
 
 @test "a sequence handed over is kept by who knows of it, ends by itself, and is freed by who gave it" {
-    start --handed-ms 400
+    start --handed-ms 1000
     client a
     client b
     client w watch
@@ -358,11 +358,11 @@ P
     tell a publish 4 7
     read -r _ seq _ gen _ < <(tell a hand)
     for _ in 1 2 3 4 5 6 7; do
-        sleep 0.15
+        sleep 0.3
         [ "$(tell b keep "$seq" "$gen")" = ok ]
     done
     [ "$(counts b)" = "7 0 5 0 4" ]
-    until_counts b 2000 "8 4 0 0 4" # nobody says any more that it is waited for
+    until_counts b 5000 "8 4 0 0 4" # nobody says any more that it is waited for
     [[ $(tell b keep "$seq" "$gen") == "no 4:"* ]]
     [[ $(tell b take "$seq" "$gen") == "no 4:"* ]]
     tell a lease 1 4
