@@ -26,11 +26,12 @@ int run_name(struct err *e, char out[RUN_BYTES_MAX + 1], const char *flag)
     if (n < 0 || (size_t)n >= sizeof name)
         return err_set(e, ERR_USAGE, "the name of the runtime directory is too long");
     const char *best = realpath(name, full) ? full : name;
-    if (strlen(best) > RUN_BYTES_MAX)
+    size_t size = strlen(best) + 1;
+    if (size > RUN_BYTES_MAX + 1)
         return err_set(e, ERR_USAGE,
                        "the runtime directory '%.200s' has a name of %zu bytes; its sockets need one of at most %d",
-                       best, strlen(best), RUN_BYTES_MAX);
-    snprintf(out, RUN_BYTES_MAX + 1, "%s", best);
+                       best, size - 1, RUN_BYTES_MAX);
+    memcpy(out, best, size);
     return 0;
 }
 
