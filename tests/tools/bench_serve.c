@@ -4,11 +4,11 @@
  *
  *     bench_serve --sched URL --tokenize URL < jobs
  *
- *     streams 3 depth 64 quiet 200 prompt 4000 tokens 16
+ *     streams 3 depth 64 skip 8 quiet 200 prompt 4000 tokens 16
  *
- * Starts so many streams on prompts of `depth` ids, and waits until each has `quiet` tokens behind its first 8; then
- * the prompt comes, with an answer of so many `tokens`. What still runs when that answer ends is cancelled. Gives the
- * times between tokens of the streams, in ms, before the prompt came ("quiet"), and those that end after that but
+ * Starts so many streams on prompts of `depth` ids, and waits until each has `quiet` tokens behind its first `skip`;
+ * then the prompt comes, with an answer of so many `tokens`. What still runs when that answer ends is cancelled. Gives
+ * the times between tokens of the streams, in ms, before the prompt came ("quiet"), and those that end after that but
  * begin before its first token ("during"); and of the prompt the time to its first token, and between the others on
  * average. Tokens that arrive together are 0 ms apart. No two prompts are the same, so nothing is found in a cache.
  */
@@ -21,13 +21,12 @@
 #include "proc/proc.h"
 
 #define STREAMS_MAX 64
-#define WARM 8 /* tokens of a stream before times count */
 #define IDS_BYTES 8
 #define STEP_MS 1000
 #define LONG_NS 300000000000u /* a job that has not ended by then has failed */
 
 struct job {
-    uint64_t streams, depth, quiet, prompt, tokens, vocab;
+    uint64_t streams, depth, skip, quiet, prompt, tokens, vocab;
 };
 
 struct gaps {
@@ -78,9 +77,9 @@ static void tokens_came(struct bench *b, struct answer *a, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         if (!a->n)
             a->first = now;
-        else if (a != p && a->n >= WARM && !p->asked)
+        else if (a != p && a->n >= b->j.skip && !p->asked)
             add(b, &b->quiet, (double)(now - a->last) / 1e6);
-        else if (a != p && a->n >= WARM && (!p->first || a->last < p->first))
+        else if (a != p && a->n >= b->j.skip && (!p->first || a->last < p->first))
             add(b, &b->during, (double)(now - a->last) / 1e6);
         a->last = now;
         a->n++;
@@ -182,7 +181,7 @@ static int run(struct err *e, struct bench *b)
     for (uint64_t i = 0; i < b->j.streams && !rc; i++)
         rc = ask(e, b, i, b->j.depth, 4000);
     if (!rc)
-        rc = until(e, b, WARM + b->j.quiet, false, begin);
+        rc = until(e, b, b->j.skip + b->j.quiet, false, begin);
     if (!rc && b->j.prompt)
         rc = ask(e, b, b->j.streams, b->j.prompt, b->j.tokens);
     if (!rc)
@@ -203,11 +202,15 @@ static int parse(struct err *e, struct job *j, char *line)
     struct {
         const char *name;
         uint64_t *value, lo, hi;
-    } word[] = {
-        {"streams", &j->streams, 0, STREAMS_MAX}, {"depth", &j->depth, 1, 1 << 20}, {"quiet", &j->quiet, 0, 3000},
-        {"prompt", &j->prompt, 0, 1 << 20},       {"tokens", &j->tokens, 1, 3000},  {"vocab", &j->vocab, 1, 900000}};
+    } word[] = {{"streams", &j->streams, 0, STREAMS_MAX},
+                {"depth", &j->depth, 1, 1 << 20},
+                {"skip", &j->skip, 1, 3000},
+                {"quiet", &j->quiet, 0, 3000},
+                {"prompt", &j->prompt, 0, 1 << 20},
+                {"tokens", &j->tokens, 1, 3000},
+                {"vocab", &j->vocab, 1, 900000}};
     char *save, *name = strtok_r(line, " \n", &save);
-    *j = (struct job){.depth = 64, .quiet = 200, .tokens = 2, .vocab = 40000};
+    *j = (struct job){.depth = 64, .skip = 8, .quiet = 200, .tokens = 2, .vocab = 40000};
     for (; name; name = strtok_r(NULL, " \n", &save)) {
         char *value = strtok_r(NULL, " \n", &save);
         size_t i = 0, n = sizeof word / sizeof *word;
