@@ -14,7 +14,8 @@
 #define STOPPED_NS (500 * NS_MS)  /* later than meant by this much: the process was stopped */
 #define ENDING_NS (60 * NS_S)     /* after SIGTERM answers may take this long */
 #define BATCH_MAX 4096            /* messages of an instant */
-#define SAY_NS (NS_S / 5)         /* of what peers do wrong, a line this often */
+#define KEEP_NS (5 * NS_S) /* between words to the stores on what waits for decode; well under their --handed-ms */
+#define SAY_NS (NS_S / 5)  /* of what peers do wrong, a line this often */
 
 /* ---- the clock ---- */
 
@@ -329,6 +330,10 @@ static int run(struct err *e, struct serve *v)
         }
         decide(v);
         speakers_flush(v);
+        if (proc_now_ns() > v->keep_ns) {
+            v->keep_ns = proc_now_ns() + KEEP_NS;
+            stores_keep(v);
+        }
         if (v->broken) {
             *e = v->why;
             return e->code;

@@ -29,11 +29,17 @@ struct news { /* of a store */
     struct wire_blocks blocks;
 };
 
+struct kept { /* a handed sequence that still waits for its decode worker */
+    uint64_t seq, gen;
+};
+
 struct watch {
     struct serve *v;
     char name[WIRE_NAME_BYTES_MAX + 1], url[WIRE_URL_BYTES_MAX + 1];
     pthread_t thread;
     bool has_thread;
+    struct kept *keep; /* to be told to the store; under the service's lock */
+    size_t n_keep;
 };
 
 struct serve {
@@ -51,7 +57,7 @@ struct serve {
     struct err why;
 
     bool ending;
-    uint64_t end_ns, said_ns, n_unsaid;
+    uint64_t end_ns, said_ns, n_unsaid, keep_ns;
 
     struct watch watch[SCHED_SERVE_STORES_MAX];
     size_t n_watch;
@@ -81,6 +87,8 @@ bool speakers_quiet(const struct serve *v); /* nothing waits for a gateway */
 
 int stores_open(struct err *e, struct serve *v);
 void stores_close(struct serve *v);
+/* What waits for decode is not to end before it is taken: called now and then. */
+void stores_keep(struct serve *v);
 struct news *stores_take(struct serve *v); /* oldest first, or NULL; freed by news_free */
 void news_free(struct news *n);
 

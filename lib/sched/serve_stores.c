@@ -68,6 +68,49 @@ struct news *stores_take(struct serve *v)
     return n;
 }
 
+static uint64_t le64(const uint8_t *p)
+{
+    uint64_t x = 0;
+    for (int i = 7; i >= 0; i--)
+        x = x << 8 | p[i];
+    return x;
+}
+
+static void keep_of(struct serve *v, struct watch *w)
+{
+    size_t n = 0;
+    struct kept *k = malloc((v->s->ready.n + 1) * sizeof *k);
+    for (const struct job *j = k ? v->s->ready.first[0] : NULL; j; j = j->skip.next[0])
+        if (j->n_handle >= 16 && j->pub.kv_store >= 0 && !strcmp(v->s->store[j->pub.kv_store].name, w->name))
+            k[n++] = (struct kept){le64(j->handle), le64(j->handle + 8)};
+    pthread_mutex_lock(&v->lock);
+    free(w->keep);
+    w->keep = k;
+    w->n_keep = n;
+    pthread_mutex_unlock(&v->lock);
+}
+
+void stores_keep(struct serve *v)
+{
+    for (size_t i = 0; i < v->n_watch; i++)
+        keep_of(v, &v->watch[i]);
+}
+
+/* One that has ended meanwhile is computed again by whoever is to decode it. */
+static void keep_all(struct watch *w, struct store_client *c)
+{
+    struct err e;
+    pthread_mutex_lock(&w->v->lock);
+    struct kept *k = w->keep;
+    size_t n = w->n_keep;
+    w->keep = NULL;
+    w->n_keep = 0;
+    pthread_mutex_unlock(&w->v->lock);
+    for (size_t i = 0; i < n; i++)
+        (void)store_client_keep(&e, c, k[i].seq, k[i].gen);
+    free(k);
+}
+
 /* Until it breaks: a store that comes after is watched from the beginning, so the client does not connect again. */
 static void follow(struct watch *w, struct store_client *c)
 {
@@ -76,6 +119,7 @@ static void follow(struct watch *w, struct store_client *c)
     if (store_client_watch(&e, c))
         return;
     while (!stopped(w->v)) {
+        keep_all(w, c);
         int rc = store_client_event(&e, c, &x, WAIT_MS);
         if (!rc)
             give(w, &x);
@@ -132,6 +176,8 @@ void stores_close(struct serve *v)
     pthread_mutex_unlock(&v->lock);
     for (size_t i = 0; i < v->n_watch; i++)
         pthread_join(v->watch[i].thread, NULL);
+    for (size_t i = 0; i < v->n_watch; i++)
+        free(v->watch[i].keep);
     for (struct news *n; (n = stores_take(v));)
         news_free(n);
 }
