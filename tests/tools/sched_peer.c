@@ -33,7 +33,7 @@ static struct peer {
 static struct link_box *box;
 static struct link_question *parked;
 static uint32_t parked_peer;
-static uint64_t delay_ns, n_poll;
+static uint64_t delay_ns, n_poll, n_open;
 static struct wire_arena *arena, *body_arena;
 static int for_sched, for_worker;
 static struct err e;
@@ -144,6 +144,7 @@ static void work(struct job *j)
         j->used = false;
     }
     check(link_ask(&e, j->to, &m, &for_worker));
+    n_open++;
     link_msg_free(&m);
 }
 
@@ -164,11 +165,12 @@ int main(int argc, char **argv)
         while (link_box_take(box, &v)) {
             if (v.what == LINK_DOWN && v.peer == parked_peer)
                 parked = NULL;
+            n_open -= v.what == LINK_ANSWER || v.what == LINK_FAILED;
             if (v.what == LINK_QUESTION)
                 question(&v);
         }
         for (struct job *j = jobs; j < jobs + JOBS; j++)
-            if (j->used && j->next_ns <= proc_now_ns())
+            if (j->used && j->next_ns <= proc_now_ns() && n_open < 1000)
                 work(j);
     }
     printf("polls %llu\n", (unsigned long long)n_poll);
