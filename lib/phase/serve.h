@@ -72,6 +72,7 @@ struct serve {
     bool unsure;  /* it may not know what we hold as we do: all is to be leased anew when it answers */
     bool expired; /* what we held is gone */
     uint64_t away_ns, credit_ns, stat_ns, idle_ns; /* when to try, to ask, to look again; since when nothing is done */
+    uint64_t anew_ns;                              /* not before */
     uint64_t room_blocks;
 
     uint64_t term_ns;              /* when SIGTERM was seen */

@@ -14,6 +14,7 @@
 #define AWAY_NS (5000 * NS_MS)
 #define STAT_NS (100 * NS_MS)
 #define IDLE_NS (1000 * NS_MS) /* then credit is given back */
+#define ANEW_NS (100 * NS_MS)  /* between two beginnings */
 #define RESERVE 16             /* of all slots, one in so many is kept as credit at most */
 #define NEWS_MAX 1024          /* a turn */
 
@@ -39,10 +40,12 @@ static enum fate fate_of(struct serve *v, int rc, const struct err *e)
         v->expired = true;
         return FATE_LATER;
     }
-    if (why) {
-        if (why != KV_WHY_STALE)
-            serve_say(v, "kvstore refuses: %s", e->text);
+    if (why == KV_WHY_STALE)
         return FATE_GONE;
+    if (why) { /* it counts otherwise than we do: anew, then both count the same */
+        serve_say(v, "kvstore refuses: %s", e->text);
+        v->unsure = true;
+        return FATE_LATER;
     }
     if (!v->away)
         serve_say(v, "%s: what needs it waits", e->text);
@@ -323,6 +326,10 @@ static int anew(struct err *e, struct serve *v)
 {
     struct err no;
     int rc = 0;
+    uint64_t now = proc_now_ns();
+    if (now < v->anew_ns)
+        return 0;
+    v->anew_ns = now + ANEW_NS;
     if (store_client_renew_all(&no, v->store)) {
         if (!v->away)
             serve_say(v, "%s", no.text);

@@ -1011,7 +1011,7 @@ static void drains(void)
     pthread_mutex_unlock(&lock);
     uint64_t t0 = proc_now_ns();
     stop(s, 1);
-    MUST(proc_now_ns() - t0 > 1900000000u && proc_now_ns() - t0 < 3000000000u);
+    MUST(proc_now_ns() - t0 > 1900000000u && proc_now_ns() - t0 < 20000000000u);
     MUST(jobs[0].at == DONE && jobs[1].at == DONE && jobs[2].at == WAITS && jobs[2].log.n > 100);
     same(&jobs[0].log, &want[0]);
     same(&jobs[1].log, &want[1]);
