@@ -140,6 +140,13 @@ static int end_stale(struct err *e, const char *run)
     return rc;
 }
 
+static bool has_state(const char *run)
+{
+    char path[RUN_BYTES_MAX + 16];
+    snprintf(path, sizeof path, "%s/state.json", run);
+    return !access(path, F_OK);
+}
+
 static int end(struct err *e, const char *run, uint64_t timeout_s)
 {
     pid_t pid = run_holder(run);
@@ -152,7 +159,8 @@ static int end(struct err *e, const char *run, uint64_t timeout_s)
     json_decref(o);
     if (rc == ERR_NO && run_holder(run) == pid && !wait_gone(pid, run, LATE_MS))
         return end_by_force(e, pid, run);
-    return rc;
+    /* It was killed just now: one that ends by itself takes its state along. */
+    return rc && !run_holder(run) && has_state(run) ? end_stale(e, run) : rc;
 }
 
 int down(int argc, char **argv)

@@ -182,7 +182,7 @@ while True:
             out += data
     except OSError:
         break
-    if not asked and time.time() - begin > 1:
+    if not asked and (out.count(b"\x1b[H") > 3 or time.time() - begin > 15):
         asked = True
         os.write(fd, b"q")
     if time.time() - begin > 20:
