@@ -306,7 +306,7 @@ static void unconfirmed(struct gateway *g, struct gw_choice *c)
 static void tell_done(struct gateway *g, bool ok)
 {
     g->telling = false;
-    if (ok) {
+    if (ok && g->n_saying) {
         g->n_last_word -= g->n_saying;
         memmove(g->last_word, g->last_word + g->n_saying, g->n_last_word * sizeof *g->last_word);
     }
