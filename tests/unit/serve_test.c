@@ -95,7 +95,8 @@ static void log_out(struct answer_log *a, const struct wire_out *o)
         t.lp = o->lp[0].logprob;
         t.n_top = o->lp[0].n_top;
         MUST(t.n_top <= 8);
-        memcpy(t.top, o->lp[0].top, t.n_top * sizeof *t.top);
+        if (t.n_top)
+            memcpy(t.top, o->lp[0].top, t.n_top * sizeof *t.top);
     }
     MUST(o->at <= a->n); /* a gap */
     if (o->at < a->n) {  /* a token that is there already is the same one */
