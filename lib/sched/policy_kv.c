@@ -266,7 +266,8 @@ static double decode_ahead(const struct kv *k, const struct sched_view *v, uint3
                : 0;
 }
 
-static double prefill_ahead(const struct kv *k, const struct sched_view *v, uint64_t tokens)
+/* What the workers have still to do and n requests of so many tokens that wait, spread over the pool. */
+static double prefill_ahead(const struct kv *k, const struct sched_view *v, uint64_t tokens, size_t n)
 {
     double ns = 0;
     const struct sched_worker *any = NULL;
@@ -275,32 +276,50 @@ static double prefill_ahead(const struct kv *k, const struct sched_view *v, uint
         ns += (double)w->prefill_left_ns;
         any = pool_has(&k->p, w, SCHED_PREFILL) ? w : any;
     }
-    uint64_t n = sched_n_waiting(v, false);
     if (any && n && tokens)
         ns += (double)n * sched_prefill_ns(any, (uint32_t)(tokens / n), 0);
     return ns / (k->p.n_prefill ? k->p.n_prefill : sched_n_worker(v) ? sched_n_worker(v) : 1);
 }
 
+static bool admit_one(struct kv *k, struct sched_view *v, const struct sched_job *j, double share, uint64_t tokens,
+                      size_t n)
+{
+    double slo = ttft_slo(k, j) * share, tpot = tpot_slo(k, j);
+    struct choice c = {NULL, SCHED_ON_PREFILL, 0};
+    if (slo || tpot)
+        c = choose(k, v, j);
+    if (!c.w)
+        return true;
+    double wait = n ? prefill_ahead(k, v, tokens, n) : 0;
+    double own = c.cost - (double)c.w->prefill_left_ns;
+    double eta = wait + own > c.cost ? wait + own : c.cost;
+    sched_set_eta(v, j, (uint64_t)eta);
+    if (slo && eta > slo)
+        return !sched_refuse(v, j, false, (uint64_t)(eta - slo),
+                             "its first token would come too late: try again later");
+    if (tpot && c.phase == SCHED_ON_PREFILL && decode_ahead(k, v, 1, j->n_prompt, k->p.n_decode) > tpot)
+        return !sched_refuse(v, j, false, (uint64_t)tpot * 16, "its tokens would come too slowly: try again later");
+    return true;
+}
+
+/* Of requests that come at one instant each waits for those before it alone: were all of them counted, nearly none of a
+ * burst would be taken. */
 static void admit(struct kv *k, struct sched_view *v)
 {
     double share = sched_view_knob(v, "admit_share");
-    for (uint32_t i = 0; i < sched_n_fresh(v); i++) {
+    uint64_t tokens = sched_waiting_tokens(v);
+    size_t n = sched_n_waiting(v, false), n_fresh = sched_n_fresh(v);
+    for (uint32_t i = 0; i < n_fresh; i++) {
         const struct sched_job *j = sched_fresh_at(v, i);
-        double slo = j ? ttft_slo(k, j) * share : 0, tpot = j ? tpot_slo(k, j) : 0;
-        if (!slo && !tpot)
-            continue;
-        struct choice c = choose(k, v, j);
-        if (!c.w)
-            continue;
-        uint64_t before = sched_waiting_tokens(v) - j->n_prompt;
-        double wait = sched_n_waiting(v, false) > 1 ? prefill_ahead(k, v, before) : 0;
-        double own = c.cost - (double)c.w->prefill_left_ns;
-        double eta = wait + own > c.cost ? wait + own : c.cost;
-        sched_set_eta(v, j, (uint64_t)eta);
-        if (slo && eta > slo)
-            sched_refuse(v, j, false, (uint64_t)(eta - slo), "its first token would come too late: try again later");
-        else if (tpot && c.phase == SCHED_ON_PREFILL && decode_ahead(k, v, 1, j->n_prompt, k->p.n_decode) > tpot)
-            sched_refuse(v, j, false, (uint64_t)tpot * 16, "its tokens would come too slowly: try again later");
+        n -= j && n;
+        tokens -= !j ? 0 : j->n_prompt < tokens ? j->n_prompt : tokens;
+    }
+    for (uint32_t i = 0; i < n_fresh; i++) {
+        const struct sched_job *j = sched_fresh_at(v, i);
+        if (j && admit_one(k, v, j, share, tokens, n)) {
+            tokens += j->n_prompt;
+            n++;
+        }
     }
 }
 
@@ -331,8 +350,9 @@ static struct pressure press(const struct kv *k, const struct sched_view *v, uin
 {
     double ttft = k->slo_ttft_ns ? (double)k->slo_ttft_ns : sched_view_knob(v, "role_ttft_ms") * 1e6;
     double tpot = k->slo_tpot_ns ? (double)k->slo_tpot_ns : sched_view_knob(v, "role_tpot_ms") * 1e6;
+    double ahead = prefill_ahead(k, v, sched_waiting_tokens(v), sched_n_waiting(v, false));
     struct pressure x;
-    x.prefill = 2 * prefill_ahead(k, v, sched_waiting_tokens(v)) * k->p.n_prefill / n_prefill / ttft;
+    x.prefill = 2 * ahead * k->p.n_prefill / n_prefill / ttft;
     x.decode = decode_ahead(k, v, 0, 0, n_decode) / tpot;
     double full = seats(k, v, n_decode) * 1.1;
     x.decode = full > x.decode ? full : x.decode;

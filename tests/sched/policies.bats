@@ -46,6 +46,18 @@ more() { awk -v a="$1" -v b="$2" -v x="${3:-1}" 'BEGIN { print a, "against", b; 
     done
 }
 
+@test "of a burst as many are taken as can have their first token in time" {
+    request() { echo "{\"timestamp\": 0, \"input_length\": $1, \"output_length\": 2, \"hash_ids\": [$2]}"; }
+    for i in 1 2 3 4 5 6; do
+        request 1000 "${i}1, ${i}2" # a second each: two of a worker are in time, the third is not
+    done >"$BATS_TEST_TMPDIR/burst"
+    for i in 7 8; do
+        request 5000 "${i}1, ${i}2, ${i}3, ${i}4, ${i}5, ${i}6, ${i}7, ${i}8, ${i}9, ${i}10" # never in time
+    done >>"$BATS_TEST_TMPDIR/burst"
+    run simulate --json --policy kv -P 2 -D 2 --coefs-prefill 0,1,0 --slo-ttft-ms 2500 "$BATS_TEST_TMPDIR/burst"
+    [ "$(jq -c '[.done, .good, .refused]' <<<"$output")" = '[4,4,4]' ]
+}
+
 @test "the same run gives the same figures" {
     run_it() { simulate --json -P 3 -D 3 --slo-ttft-ms 2000 "$TRACES/azure-conv.csv"; }
     [ "$(run_it)" = "$(run_it)" ]
