@@ -50,7 +50,8 @@ state_of() { phasepipe ps --run "$run" --json | jq -r ".[] | select(.name == \"$
 supervisor() { jq .pid "$run/state.json"; }
 is_state() { [ "$(state_of "$1")" = "$2" ]; }
 no() { ! "$@" || { echo "not wanted: $*"; false; }; }
-gone() { ! kill -0 "$1" 2> /dev/null; }
+# gone PID: or dead, and not yet waited for by whoever has it now
+gone() { [ ! -e "/proc/$1" ] || grep -qs '^State:.Z' "/proc/$1/status"; }
 # changed NAME PID: it is ready again, as another process
 changed() { [ "$(state_of "$1")" = ready ] && [ "$(pid_of "$1")" != "$2" ]; }
 
@@ -201,7 +202,7 @@ P
     [[ $output == *"pid $first"*"runs in $run already"* ]]
     pids=$(phasepipe ps --run "$run" --json | jq '.[].pid')
     kill -9 "$first"
-    for pid in $pids; do until_true 2 gone "$pid"; done
+    for pid in $pids; do until_true 10 gone "$pid"; done
     [ "$(phasepipe ps --run "$run" --json | jq -r '[.[].state] | unique | join(" ")')" = exited ]
     touch stand/stuck-decode-0
     start
@@ -210,7 +211,7 @@ P
     until_true 5 is_state decode-0 orphaned
     rm stand/stuck-decode-0
     start # the stuck one is ended first
-    until_true 5 gone "$stuck"
+    until_true 10 gone "$stuck"
     [ "$(phasepipe ps --run "$run" | grep -c ' ready ')" -eq 5 ]
     # down does the same where no other up comes
     touch stand/stuck-sched
@@ -244,7 +245,7 @@ P
     kill -INT "$(cat up.pid)"
     sleep 0.3
     kill -TERM "$(cat up.pid)"
-    until_true 3 gone "$(cat up.pid)"
+    until_true 10 gone "$(cat up.pid)"
     nothing_left
 }
 
