@@ -90,7 +90,9 @@ void report_orphan(struct worker_link *w, const char *what, struct wire_str gw, 
     }
     if (report_make(&e, &r, &f)) /* without memory the scheduler says it again after the next join */
         return;
-    memcpy(r->gw, gw.p, gw.n < sizeof r->gw ? gw.n : sizeof r->gw - 1);
+    size_t n = gw.n < sizeof r->gw ? gw.n : sizeof r->gw - 1;
+    if (n)
+        memcpy(r->gw, gw.p, n);
     report_add(w, r);
 }
 
