@@ -12,6 +12,7 @@
 #include "model/model.h"
 #include "proc/proc.h"
 
+#define BYTES_DEFAULT ((uint64_t)1 << 30)
 #define FD_NAME "arena"
 #define ADOPT_MS 500  /* after a kvstore that was killed: its clients may bring the arena */
 #define ABSENT_MS 200 /* between looks whether absent clients live */
@@ -82,9 +83,8 @@ void kvstore_say_arena(const struct kvstore *k, const char *what)
     char keep[64];
     if (k->verbose)
         cli_warn(PROG, "arena %s: %" PRIu64 " blocks of %d tokens, %.1f MiB, %.1f of them in huge pages%s%s", what,
-                 h->n_slot, KERN_KV_BLOCK, (double)h->bytes / 1048576.0,
-                 (double)k->huge_bytes / 1048576.0, *kv_arena_small_why(k->arena) ? "; " : "",
-                 kv_arena_small_why(k->arena));
+                 h->n_slot, KERN_KV_BLOCK, (double)h->bytes / 1048576.0, (double)k->huge_bytes / 1048576.0,
+                 *kv_arena_small_why(k->arena) ? "; " : "", kv_arena_small_why(k->arena));
     snprintf(keep, sizeof keep, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", FD_NAME);
     if (link_notify(&e, keep, kv_arena_fd(k->arena)))
         cli_warn(PROG, "%s", e.text);
@@ -254,7 +254,8 @@ int main(int argc, char **argv)
          .lo = 0},
         {0, "kv-cache-dtype", CLI_CHOICE, &f.type, "TYPE", "auto (int8), f16, bf16 or int8",
          .choices = "auto|f16|bf16|int8"},
-        {0, "kv-cache-memory-bytes", CLI_SIZE, &f.bytes, "B", "memory for blocks (a quarter of the memory)", .lo = 0},
+        {0, "kv-cache-memory-bytes", CLI_SIZE, &f.bytes, "B", "memory for blocks (1 GiB, or a quarter of the memory)",
+         .lo = 0},
         {0, "model-fingerprint", CLI_STR, &f.fingerprint, "HEX", "in place of a model: its fingerprint", .lo = 0},
         {0, "layers", CLI_U64, &f.layers, "N", "in place of a model: its layers", .lo = 1, .hi = 65536},
         {0, "kv-heads", CLI_U64, &f.heads, "N", "in place of a model: its KV heads", .lo = 1, .hi = 65536},
@@ -286,7 +287,8 @@ int main(int argc, char **argv)
     if (rc == CLI_DONE)
         return 0;
     f.disk_bytes = f.disk_bytes ? f.disk_bytes : (uint64_t)16 << 30;
-    f.bytes = f.bytes ? f.bytes : proc_memory("") / 4;
+    if (!f.bytes) /* all of it is touched at start, so that it is there: a start must not take long unasked */
+        f.bytes = proc_memory("") / 4 < BYTES_DEFAULT ? proc_memory("") / 4 : BYTES_DEFAULT;
     if (!rc && !f.listen)
         rc = err_set(&e, ERR_USAGE, "--listen unix:PATH is needed");
     many_descriptors();
