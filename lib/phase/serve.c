@@ -235,6 +235,7 @@ static int run(struct err *e, struct serve *v)
     bool over = false;
     int rc = 0;
     tell_room(v);
+    v->s.load_ns = 0; /* no request waits for what was loaded before it came */
     rc = say_ready(e, v);
     while (!rc && !over)
         rc = turn(e, v, &over);
