@@ -40,15 +40,12 @@ def processors():
     return sorted(os.sched_getaffinity(0))
 
 
-class Services:
-    """The services in a directory of their own, and a gateway that times them. It runs on the first processors, as all that
-    computes no answer does: decode has the last to itself."""
+class Up:
+    """The services, in a directory of their own."""
 
-    def __init__(self, model, options, name):
-        self.name = name
+    def __init__(self, model, options):
         self.dir = tempfile.TemporaryDirectory(prefix="bench.")
         self.run = os.path.join(self.dir.name, "run")
-        self.gateway = None
         self.said = tempfile.TemporaryFile("w+")
         notify = os.path.join(self.dir.name, "notify")
         self.ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -62,8 +59,6 @@ class Services:
         except Failed:
             self.close()
             raise
-        self.gateway = Lines(["taskset", "-c", str(processors()[0]), tool("bench_serve"), "--sched",
-                              f"ipc://{self.run}/sched.sock", "--tokenize", f"ipc://{self.run}/tokenize.sock"])
 
     def is_ready(self):
         if self.p.poll() is not None:
@@ -73,6 +68,32 @@ class Services:
             return b"READY=1" in self.ready.recv(4096)
         except BlockingIOError:
             return False
+
+    def close(self):
+        if self.p.poll() is None:
+            self.p.terminate()
+            self.p.wait()
+        self.ready.close()
+        self.said.close()
+        self.dir.cleanup()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Services(Up):
+    """The services, and a gateway that times them. It runs on the first processors, as all that computes no answer does:
+    decode has the last to itself."""
+
+    def __init__(self, model, options, name):
+        self.name = name
+        self.gateway = None
+        super().__init__(model, options)
+        self.gateway = Lines(["taskset", "-c", str(processors()[0]), tool("bench_serve"), "--sched",
+                              f"ipc://{self.run}/sched.sock", "--tokenize", f"ipc://{self.run}/tokenize.sock"])
 
     def ask(self, job):
         return self.gateway.ask(job)
@@ -94,18 +115,7 @@ class Services:
     def close(self):
         if self.gateway:
             self.gateway.close()
-        if self.p.poll() is None:
-            self.p.terminate()
-            self.p.wait()
-        self.ready.close()
-        self.said.close()
-        self.dir.cleanup()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+        super().close()
 
 
 class Llama:
