@@ -19,6 +19,7 @@
 #define WORKER_AGAIN_MS 100  /* after a question that led to nothing */
 #define WORKER_BROKEN_MS 10  /* after one that failed: by then it is known whether the connection is there */
 #define WORKER_REFUSED_MS 1000
+#define WORKER_QUIET_MS 3000 /* without any answer: both polls go once more */
 #define WORKER_PHASE_BYTES 16
 
 struct outlet;
@@ -117,6 +118,7 @@ struct worker_link {
     uint64_t tomb[WORKER_TOMBS], early[WORKER_EARLY];
     uint32_t tomb_at, early_at;
     struct told *first, **end;
+    bool quiet;               /* and have gone */
     bool draining, ctl_first; /* draining: told. ctl_first: no control poll was answered since the join */
 
     struct report *reports, **reports_end;

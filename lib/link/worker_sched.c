@@ -89,11 +89,18 @@ static void forget(struct worker_link *w, enum worker_link_state state)
     report_back(w, 0);
 }
 
+static void heard_of(struct worker_link *w, uint64_t now_ns)
+{
+    w->heard_ns = now_ns;
+    w->quiet = false;
+}
+
 static void joined(struct worker_link *w, uint64_t now_ns)
 {
     w->state = WORKER_JOINED;
     w->why = (struct err){0};
-    w->joined_ns = w->heard_ns = now_ns;
+    w->joined_ns = now_ns;
+    heard_of(w, now_ns);
     w->got = w->got_ctl = 0;
     w->ctl_first = true;
 }
@@ -272,7 +279,7 @@ static void ctl_answer(struct worker_link *w, const struct link_event *ev, uint6
         unknown(w, now_ns);
         return;
     }
-    w->heard_ns = now_ns;
+    heard_of(w, now_ns);
     if (w->ctl_first && w->draining && !h.drain && !w->drain) { /* this scheduler wants no drain */
         w->draining = false;
         order_tell(w, TOLD_RESUME, 0, (struct wire_str){0});
@@ -298,7 +305,7 @@ static void work_answer(struct worker_link *w, uint32_t i, const struct link_eve
         return;
     }
     report_done(w, q.id);
-    w->heard_ns = now_ns;
+    heard_of(w, now_ns);
     if (q.drain && !h.orders && !w->draining) { /* it has heard the wish, nothing is on its way */
         w->draining = true;
         order_tell(w, TOLD_DRAIN, 0, (struct wire_str){0});
@@ -326,6 +333,21 @@ void sched_link_event(struct worker_link *w, const struct link_event *ev, uint64
     }
 }
 
+/*
+ * A scheduler that was slow itself, and took this worker for silent, waits for a word of it as this worker waits for an
+ * answer. One that is stopped gets no more than one poll of each kind.
+ */
+static void break_silence(struct worker_link *w, uint64_t now_ns)
+{
+    const struct work *q = newest(w);
+    if (w->quiet || !w->ctl || !q || now_ns < w->heard_ns + WORKER_QUIET_MS * WORKER_MS)
+        return;
+    w->quiet = true;
+    ask_ctl(w, now_ns);
+    if (w->n_work < WORKER_OPEN)
+        ask_work(w, now_ns);
+}
+
 void sched_link_pump(struct worker_link *w, uint64_t now_ns)
 {
     if (!link_dialer_up(w->dialer))
@@ -339,6 +361,7 @@ void sched_link_pump(struct worker_link *w, uint64_t now_ns)
         ask_ctl(w, now_ns);
     if (work_is_due(w, now_ns))
         ask_work(w, now_ns);
+    break_silence(w, now_ns);
 }
 
 static uint64_t sooner(uint64_t a, uint64_t b, uint64_t now_ns)

@@ -298,6 +298,7 @@ stop_and_go() {
 
 @test "decode dies between the end of prefill and its take" {
     services
+    until_true 10 sched_says 'any(.workers[]; .name == "d0" and .seqs > 0)'
     kill_service d0 STOP # it lives as far as sched knows, and takes nothing
     grep '"id":"short' "$BATS_FILE_TMPDIR/load" > short
     gateway g < short

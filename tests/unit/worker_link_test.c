@@ -677,6 +677,29 @@ static void refused_in_words(void **state)
     assert_int_equal(why.code, 0);
 }
 
+/* One that takes this worker for silent waits for it as it waits for an answer: after three seconds both polls go once
+ * more, and then no more, for it may be stopped. */
+static void silence_is_broken_once(void **state)
+{
+    (void)state;
+    worker_open(4);
+    take_join(&sched);
+    struct message *work = work_with(&sched, 4);
+    need(&sched, CTL);
+    uint32_t came = sched.n_came;
+    uint64_t since = now_ms();
+    while (now_ms() < since + 2000)
+        pump(&sched, 50);
+    assert_int_equal(sched.n_came, came);
+    while (now_ms() < since + 5500)
+        pump(&sched, 50);
+    assert_int_equal(sched.n_came, came + 2);
+    struct wire_frame f = order(1, 71, "whole");
+    answer(&sched, work, NULL, 0);
+    answer(&sched, need(&sched, WORK), &f, 1);
+    told(TOLD_ORDER, 71);
+}
+
 /* A scheduler that takes every join and then knows nothing is not asked in a circle. */
 static void forgetful_scheduler(void **state)
 {
@@ -982,6 +1005,7 @@ int main(void)
         T(garbage_is_asked_again),
         T(wrong_names),
         T(newest_progress_counts),
+        T(silence_is_broken_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
