@@ -206,11 +206,25 @@ static int keep(struct err *e, struct kvstore *k, struct peer *p, const struct w
     return rc;
 }
 
+/* One that only watches holds nothing, but may know a handle that nobody will come for. */
+static int let_go(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_free *r)
+{
+    struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.tag = r->tag}};
+    if (!r->gen || r->n_slot)
+        return err_set(e, ERR_PROTO, "a kv_free frame of one that only watches, without a handle");
+    int rc = k->store ? kv_store_let_go(e, k->store, r->seq, r->gen) : err_set(e, ERR_NO, "the store is starting");
+    if (!rc)
+        link_send(p->conn, &f, -1);
+    return rc;
+}
+
 /* Any sign of life renews a lease; one that has ended is said. */
 static int client_call(struct err *e, struct kvstore *k, struct peer *p, const struct wire_frame *f)
 {
     if (f->kind == WIRE_KV_RENEW)
         return keep(e, k, p, &f->kv_handle);
+    if (p->client == KV_NONE && f->kind == WIRE_KV_FREE)
+        return let_go(e, k, p, &f->kv_free);
     if (p->client == KV_NONE)
         return err_set(e, ERR_PROTO, "a %s frame of one that only watches", wire_kind_name(f->kind));
     int rc = kv_store_renew(e, k->store, p->client, proc_now_ns());
@@ -244,7 +258,8 @@ void kvstore_serve(struct kvstore *k, struct peer *p, const struct wire_frame *f
     int rc = client_call(&e, k, p, f);
     if (!rc)
         return;
-    bool by_store = rc == ERR_NO && k->store && (p->client != KV_NONE || f->kind == WIRE_KV_RENEW);
+    bool by_handle = f->kind == WIRE_KV_RENEW || f->kind == WIRE_KV_FREE;
+    bool by_store = rc == ERR_NO && k->store && (p->client != KV_NONE || by_handle);
     enum kv_why why = by_store ? kv_store_why(k->store) : KV_WHY_REFUSED;
     if (k->draining && f->kind == WIRE_KV_LEASE)
         why = KV_WHY_DRAINING;

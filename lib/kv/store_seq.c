@@ -371,6 +371,15 @@ int kv_store_keep(struct err *e, struct kv_store *s, uint64_t seq, uint64_t gen,
     return 0;
 }
 
+int kv_store_let_go(struct err *e, struct kv_store *s, uint64_t seq, uint64_t gen)
+{
+    if (!is_handed(s, seq, gen))
+        return store_no(e, s, KV_WHY_STALE, ERR_NO,
+                        "sequence %" PRIu64 " (generation %" PRIu64 ") does not wait to be taken", seq, gen);
+    seq_drop(s, (uint32_t)seq, false);
+    return 0;
+}
+
 static int fork_tail(struct err *e, struct kv_store *s, uint32_t client, uint32_t from, uint32_t to)
 {
     uint32_t t = slot_get(s);

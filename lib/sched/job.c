@@ -220,6 +220,8 @@ void job_end(struct sched *s, struct job *j, enum end end, uint32_t code, const 
         run_abandon(s, r);
     job_hold(s, j, false);
     heap_drop(&s->deadlines, j);
+    if (j->state == JOB_READY)
+        handle_let_go(s, j);
     job_set(s, j, JOB_ENDED);
     if (!j->unasked) {
         s->ended[end]++;
@@ -239,7 +241,7 @@ void job_end(struct sched *s, struct job *j, enum end end, uint32_t code, const 
 void job_requeue(struct sched *s, struct job *j, bool retry)
 {
     j->attempt++;
-    j->n_handle = 0;
+    handle_let_go(s, j);
     j->pub.kv_store = -1;
     if (j->unasked) { /* nobody asks for it any more on this worker; a gateway may submit it yet */
         job_end(s, j, END_ERROR, ERR_SYS, "");
@@ -271,6 +273,12 @@ uint64_t job_blocks(const struct sched *s, const struct job *j, uint32_t max_len
     return (n + SCHED_BLOCK - 1) / SCHED_BLOCK;
 }
 
+uint64_t job_wants(const struct sched *s, const struct job *j, int store, uint32_t max_len, enum sched_phase phase)
+{
+    uint64_t n = job_blocks(s, j, max_len, phase), has = phase == SCHED_ON_DECODE ? handle_blocks(j, store) : 0;
+    return n > has ? n - has : 0;
+}
+
 /* ---- tries ---- */
 
 int run_open(struct err *e, struct run **out, struct sched *s, struct job *j, struct worker *w, enum sched_phase phase)
@@ -290,7 +298,7 @@ int run_open(struct err *e, struct run **out, struct sched *s, struct job *j, st
         w->first_run = r;
     w->last_run = r;
     w->n_run++;
-    r->blocks = job_blocks(s, j, w->pub.max_len, phase);
+    r->blocks = job_wants(s, j, w->pub.store, w->pub.max_len, phase);
     r->context = j->pub.n_prompt + j->pub.n_out;
     w->pub.n_prefill += phase == SCHED_ON_PREFILL;
     w->pub.n_decode += phase == SCHED_ON_DECODE;

@@ -21,7 +21,7 @@ int store_get(struct err *e, int *out, struct sched *s, struct wire_str name)
     char *copy = strndup(name.p, name.n);
     if (!copy)
         return err_nomem(e, "a store", name.n);
-    s->store[s->n_store] = (struct store){copy, hash};
+    s->store[s->n_store] = (struct store){.name = copy, .hash = hash};
     *out = (int)s->n_store++;
     return 0;
 }

@@ -176,6 +176,7 @@ struct tomb { /* a cancel that came before its request */
 struct store {
     char *name;
     uint64_t hash;
+    uint64_t stuck_ns; /* since when nothing that waits there can go on; 0: it can */
 };
 
 struct knob {
@@ -199,6 +200,8 @@ struct sched {
     const struct sched_policy *policy;
     void *policy_state;
     struct sched_sink sink;
+    void (*let_go)(void *arg, const char *store, const uint8_t handle[16]); /* may be NULL: it ends by itself */
+    void *let_go_arg;
     uint64_t now_ns, next_order, next_job, next_worker, next_gateway;
     struct knob knob[SCHED_KNOBS_MAX];
     size_t n_knob;
@@ -267,6 +270,8 @@ void job_end(struct sched *s, struct job *j, enum end end, uint32_t code, const 
 /* It waits again as a new attempt. `retry`: one that counts. The job may be ended and freed. */
 void job_requeue(struct sched *s, struct job *j, bool retry);
 uint64_t job_blocks(const struct sched *s, const struct job *j, uint32_t max_len, enum sched_phase phase);
+/* Less what it has there already. */
+uint64_t job_wants(const struct sched *s, const struct job *j, int store, uint32_t max_len, enum sched_phase phase);
 
 int run_open(struct err *e, struct run **out, struct sched *s, struct job *j, struct worker *w, enum sched_phase phase);
 void run_close(struct sched *s, struct run *r);    /* the worker knows it no longer; the job is not freed */
@@ -314,5 +319,13 @@ static inline void emit(struct sched *s, const struct wire_frame *f)
 {
     s->sink.emit(s->sink.arg, f);
 }
+
+/* ---- handle.c ---- */
+
+uint64_t handle_blocks(const struct job *j, int store); /* that the request has at the store, waiting to be taken */
+void handle_let_go(struct sched *s, struct job *j);
+/* The handle of a report that nobody goes by; j may be NULL. */
+void handle_unused(struct sched *s, const struct job *j, const struct wire_report *f);
+void handles_timers(struct sched *s);
 
 #endif

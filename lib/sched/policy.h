@@ -88,7 +88,7 @@ uint32_t sched_hit(const struct sched_view *v, const struct sched_job *j, int st
 void sched_hits(const struct sched_view *v, const struct sched_job *j, uint32_t *out, uint32_t n);
 uint32_t sched_n_store(const struct sched_view *v);
 
-/* Slots the request needs at most on a worker in a phase. */
+/* Slots the request needs at most on a worker in a phase, beside those that it has there already. */
 uint64_t sched_need(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
                     enum sched_phase phase);
 /* Could it take the request now: alive, not draining, polling, seats, tokens and slots. */

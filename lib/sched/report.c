@@ -51,12 +51,13 @@ static int prefilled(struct err *e, struct sched *s, struct run *r, const struct
     if (f->handle.n)
         memcpy(j->handle, f->handle.p, f->handle.n);
     run_close(s, r);
-    if (j->pub.n_out && j->pub.n_out >= j->pub.max_tokens)
-        job_end(s, j, END_LENGTH, 0, "");
-    else if (!j->unasked)
+    bool whole = j->pub.n_out && j->pub.n_out >= j->pub.max_tokens;
+    if (!whole && !j->unasked) {
         job_set(s, j, JOB_READY);
-    else
-        job_end(s, j, END_CANCELLED, 0, "");
+        return 0;
+    }
+    handle_let_go(s, j);
+    job_end(s, j, whole ? END_LENGTH : END_CANCELLED, 0, "");
     return 0;
 }
 
@@ -118,10 +119,11 @@ static int current(struct err *e, struct sched *s, struct run *r, enum what what
 }
 
 /* Of an old attempt, or of a request that has ended: all it can do is to answer. */
-static void old(struct sched *s, struct run *r, enum what what)
+static void old(struct sched *s, struct run *r, enum what what, const struct wire_report *f)
 {
     struct job *j = r->j;
     s->stale++;
+    handle_unused(s, j, f);
     if (what == PROGRESS || what == TOKENS || (what == PREFILLED && r->phase != SCHED_ON_PREFILL))
         return;
     run_close(s, r);
@@ -175,11 +177,12 @@ int report_event(struct err *e, struct sched *s, const struct wire_report *f)
     struct run *r = j ? j->runs : NULL;
     while (r && (r->w != w || r->order != f->order))
         r = r->next;
-    if (!r)
+    if (!r) {
         s->stale++;
-    else if (r->current)
+        handle_unused(s, j, f);
+    } else if (r->current)
         return current(e, s, r, what, f);
     else
-        old(s, r, what);
+        old(s, r, what, f);
     return 0;
 }

@@ -29,7 +29,7 @@ struct news { /* of a store */
     struct wire_blocks blocks;
 };
 
-struct kept { /* a handed sequence that still waits for its decode worker */
+struct kept { /* a handed sequence that still waits for its decode worker, or that none will come for */
     uint64_t seq, gen;
 };
 
@@ -40,6 +40,8 @@ struct watch {
     bool has_thread;
     struct kept *keep; /* to be told to the store; under the service's lock */
     size_t n_keep;
+    struct kept *go; /* to be ended there; the same */
+    size_t n_go, size_go;
 };
 
 struct serve {
@@ -89,6 +91,8 @@ int stores_open(struct err *e, struct serve *v);
 void stores_close(struct serve *v);
 /* What waits for decode is not to end before it is taken: called now and then. */
 void stores_keep(struct serve *v);
+/* Nobody will take it: the machine's let_go. */
+void stores_let_go(void *arg, const char *store, const uint8_t handle[16]);
 struct news *stores_take(struct serve *v); /* oldest first, or NULL; freed by news_free */
 void news_free(struct news *n);
 

@@ -3,10 +3,14 @@
 #include <string.h>
 
 #include "link/store_client.h"
+#include "proc/proc.h"
 #include "sched/serve_impl.h"
 
 #define NEWS_BYTES_MAX ((uint64_t)64 << 20) /* not taken yet; the threads wait */
-#define WAIT_MS 250
+#define CALL_MS 250
+#define WAIT_MS 50 /* for events; then what is to be told is told */
+#define RENEW_NS (250 * NS_MS)
+#define GO_MAX 65536 /* handles to be ended at most; more end by themselves */
 
 void news_free(struct news *n)
 {
@@ -96,6 +100,41 @@ void stores_keep(struct serve *v)
         keep_of(v, &v->watch[i]);
 }
 
+void stores_let_go(void *arg, const char *store, const uint8_t handle[16])
+{
+    struct serve *v = arg;
+    for (size_t i = 0; i < v->n_watch; i++) {
+        struct watch *w = &v->watch[i];
+        if (strcmp(w->name, store))
+            continue;
+        pthread_mutex_lock(&v->lock);
+        if (w->n_go == w->size_go && w->n_go < GO_MAX) {
+            size_t size = w->size_go ? 2 * w->size_go : 64;
+            struct kept *p = realloc(w->go, size * sizeof *p);
+            w->go = p ? p : w->go;
+            w->size_go = p ? size : w->size_go;
+        }
+        if (w->n_go < w->size_go)
+            w->go[w->n_go++] = (struct kept){le64(handle), le64(handle + 8)};
+        pthread_mutex_unlock(&v->lock);
+    }
+}
+
+/* One that was taken meanwhile is another's. */
+static void let_go_all(struct watch *w, struct store_client *c)
+{
+    struct err e;
+    pthread_mutex_lock(&w->v->lock);
+    struct kept *k = w->go;
+    size_t n = w->n_go;
+    w->go = NULL;
+    w->n_go = w->size_go = 0;
+    pthread_mutex_unlock(&w->v->lock);
+    for (size_t i = 0; i < n; i++)
+        (void)store_client_release(&e, c, k[i].seq, k[i].gen);
+    free(k);
+}
+
 /* One that has ended meanwhile is computed again by whoever is to decode it. */
 static void keep_all(struct watch *w, struct store_client *c)
 {
@@ -116,14 +155,18 @@ static void follow(struct watch *w, struct store_client *c)
 {
     struct err e = {0};
     struct store_event x;
+    uint64_t renewed_ns = proc_now_ns();
     if (store_client_watch(&e, c))
         return;
     while (!stopped(w->v)) {
         keep_all(w, c);
+        let_go_all(w, c);
         int rc = store_client_event(&e, c, &x, WAIT_MS);
+        bool due = rc && proc_now_ns() - renewed_ns >= RENEW_NS;
+        renewed_ns = due ? proc_now_ns() : renewed_ns;
         if (!rc)
             give(w, &x);
-        else if (store_client_why(c) || rc != ERR_NO || store_client_renew(&e, c))
+        else if (store_client_why(c) || rc != ERR_NO || (due && store_client_renew(&e, c)))
             return;
     }
 }
@@ -132,7 +175,7 @@ static void *watch_main(void *arg)
 {
     struct watch *w = arg;
     struct serve *v = w->v;
-    struct store_client_opts o = {.url = w->url, .name = v->o->prog, .timeout_ms = WAIT_MS, .no_thread = true};
+    struct store_client_opts o = {.url = w->url, .name = v->o->prog, .timeout_ms = CALL_MS, .no_thread = true};
     bool said = false;
     while (!stopped(v)) {
         struct err e = {0};
@@ -177,7 +220,7 @@ void stores_close(struct serve *v)
     for (size_t i = 0; i < v->n_watch; i++)
         pthread_join(v->watch[i].thread, NULL);
     for (size_t i = 0; i < v->n_watch; i++)
-        free(v->watch[i].keep);
+        free(v->watch[i].keep), free(v->watch[i].go);
     for (struct news *n; (n = stores_take(v));)
         news_free(n);
 }

@@ -164,7 +164,7 @@ void sched_hits(const struct sched_view *v, const struct sched_job *p, uint32_t 
 uint64_t sched_need(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
                     enum sched_phase phase)
 {
-    return job_blocks(of(v), job_of(j), w->max_len, phase);
+    return job_wants(of(v), job_of(j), w->store, w->max_len, phase);
 }
 
 bool sched_room(const struct sched_view *v, const struct sched_job *p, const struct sched_worker *w,
@@ -178,7 +178,7 @@ bool sched_room(const struct sched_view *v, const struct sched_job *p, const str
         return false;
     if (j->avoid == w->number && s->n_worker > 1 && s->now_ns < p->since_ns + s->grace_ns)
         return false;
-    return job_blocks(s, j, w->max_len, phase) <= w->blocks;
+    return job_wants(s, j, w->store, w->max_len, phase) <= w->blocks;
 }
 
 double sched_prefill_ns(const struct sched_worker *w, uint32_t n_new, uint32_t n_cached)

@@ -365,6 +365,7 @@ void worker_timers(struct sched *s)
     s->scan_ns = s->now_ns + s->heartbeat_ns / 4;
     s->dirty = true;
     gateways_timers(s);
+    handles_timers(s);
     for (uint32_t i = s->n_worker; i-- > 0;) {
         struct worker *w = s->worker[i];
         if (w->pub.alive && w->heard_ns + 3 * s->heartbeat_ns <= s->now_ns)

@@ -273,6 +273,13 @@ static void a_handed_sequence_is_kept_or_freed(void **state)
     assert_true(stat_of(&b).leased == 0 && stat_of(&b).cached == 3 && stat_of(&b).free == 5);
     IS_NO(kv_store_take(&e, b.s, b.c[1], &t, h.seq, h.gen), "not there to be taken");
     sound(&b);
+    OK(lease(&e, &b, b.c[0], &q, &p, true));
+    IS_NO(kv_store_let_go(&e, b.s, q.seq, q.gen), "does not wait to be taken");
+    OK(kv_store_hand(&e, b.s, b.c[0], &h, q.seq, q.gen, 41 * S));
+    OK(kv_store_let_go(&e, b.s, h.seq, h.gen));
+    assert_true(stat_of(&b).leased == 0 && stat_of(&b).cached == 3);
+    IS_NO(kv_store_let_go(&e, b.s, h.seq, h.gen), "does not wait to be taken");
+    sound(&b);
     /* Once taken it is the taker's; and a client with the number of one that is gone did not give anything. */
     OK(lease(&e, &b, b.c[0], &q, &p, true));
     OK(kv_store_hand(&e, b.s, b.c[0], &h, q.seq, q.gen, 41 * S));

@@ -1,0 +1,185 @@
+/*
+ * A pool that is smaller than what is asked of it: what waits for decode with its blocks held must not wait for those
+ * blocks. The authority is arithmetic: a pool of 75 blocks of 32 tokens, of which those are free that no sequence
+ * holds.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "sched/sched.h"
+
+#define MS 1000000ull
+#define POOL 75
+
+struct world {
+    struct sched *s;
+    uint64_t now;
+    uint32_t n_order;
+    struct wire_order last; /* its strings are gone */
+    char phase[8];
+    size_t n_handle;
+};
+
+static struct wire_str str(const char *s)
+{
+    return (struct wire_str){s, strlen(s)};
+}
+
+static void emit(void *arg, const struct wire_frame *f)
+{
+    struct world *x = arg;
+    if (f->kind == WIRE_DONE || (f->kind == WIRE_REFUSE && f->refuse.job))
+        fail_msg("request %u ended", (unsigned)(f->kind == WIRE_DONE ? f->done.job : f->refuse.job));
+    if (f->kind != WIRE_ORDER)
+        return;
+    x->n_order++;
+    x->last = f->order;
+    x->n_handle = f->order.handle.n;
+    memset(x->phase, 0, sizeof x->phase);
+    memcpy(x->phase, f->order.phase.p, f->order.phase.n);
+}
+
+static void event(struct world *x, struct wire_frame *f)
+{
+    struct err e = {0};
+    f->tick.at_ns = x->now;
+    if (sched_event(&e, x->s, f) || sched_decide(&e, x->s) || sched_check(&e, x->s))
+        fail_msg("%s: %s", wire_kind_name(f->kind), e.text);
+}
+
+static void join(struct world *x, const char *name)
+{
+    struct wire_frame f = {.kind = WIRE_JOIN};
+    f.join = (struct wire_join){.worker = str(name),
+                                .inc = 1,
+                                .role = str(name),
+                                .store = str("s"),
+                                .compat = str("m"),
+                                .seqs = 8,
+                                .blocks = POOL,
+                                .max_len = 2048,
+                                .chunk = 512};
+    event(x, &f);
+}
+
+static void poll(struct world *x, const char *name, uint64_t got, uint64_t blocks)
+{
+    struct wire_frame f = {.kind = WIRE_POLL};
+    f.poll = (struct wire_poll){.worker = str(name), .inc = 1, .got = got, .seqs = 8, .tokens = 4096, .blocks = blocks};
+    event(x, &f);
+}
+
+static void submit(struct world *x, uint64_t job, uint32_t n_prompt, uint32_t max_tokens)
+{
+    struct wire_frame f = {.kind = WIRE_SUBMIT};
+    f.submit = (struct wire_submit){.gw = str("gw"),
+                                    .job = job,
+                                    .n_prompt = n_prompt,
+                                    .max_tokens = max_tokens,
+                                    .reply = str("r"),
+                                    .body = {(const uint8_t *)"b", 1}};
+    event(x, &f);
+}
+
+/* The last order was its prefill. */
+static void prefilled(struct world *x, uint64_t job, uint32_t n_prompt)
+{
+    static const uint32_t id = 7;
+    uint8_t handle[16] = {(uint8_t)job, [8] = 1};
+    struct wire_frame f = {.kind = WIRE_REPORT};
+    assert_true(x->last.job == job && !strcmp(x->phase, "prefill"));
+    f.report = (struct wire_report){.worker = str("prefill"),
+                                    .inc = 1,
+                                    .gw = str("gw"),
+                                    .job = job,
+                                    .order = x->last.order,
+                                    .attempt = x->last.attempt,
+                                    .what = str("prefilled"),
+                                    .n_done = n_prompt,
+                                    .n_out = 1,
+                                    .out = &id,
+                                    .n_out_id = 1,
+                                    .handle = {handle, sizeof handle},
+                                    .store = str("s")};
+    event(x, &f);
+}
+
+static void start(struct world *x, const struct sched_policy *policy)
+{
+    struct err e = {0};
+    const struct sched_sink sink = {emit, x};
+    *x = (struct world){.now = 1000 * MS};
+    assert_int_equal(sched_new(&e, &x->s, policy, &sink), 0);
+    join(x, "prefill");
+    join(x, "decode");
+}
+
+/* 1,200 tokens are 38 blocks, with 1,000 more 69: of the 37 that are left it wants 31. */
+static void more_than_half_of_the_pool(const struct sched_policy *policy)
+{
+    struct world x;
+    start(&x, policy);
+    poll(&x, "prefill", 0, POOL);
+    submit(&x, 1, 1200, 1000);
+    assert_int_equal(x.n_order, 1);
+    poll(&x, "decode", 0, POOL - 38);
+    prefilled(&x, 1, 1200);
+    assert_int_equal(x.n_order, 2);
+    assert_true(!strcmp(x.phase, "decode") && x.last.job == 1 && x.n_handle == 16);
+    sched_free(x.s);
+}
+
+/* Two of 35 blocks leave 5, and each wants 12 more: the second gives its blocks up, and goes on without. */
+static void two_that_block_each_other(const struct sched_policy *policy)
+{
+    struct world x;
+    start(&x, policy);
+    poll(&x, "decode", 0, POOL);
+    for (uint64_t job = 1; job <= 2; job++) {
+        poll(&x, "prefill", job - 1, POOL - 35 * (job - 1));
+        submit(&x, job, 1100, 400);
+        assert_int_equal(x.n_order, job);
+        poll(&x, "decode", 0, 5);
+        prefilled(&x, job, 1100);
+        assert_int_equal(x.n_order, job);
+    }
+    for (int i = 0; i < 4; i++) { /* not at once */
+        x.now += 250 * MS;
+        poll(&x, "prefill", 2, 5);
+        poll(&x, "decode", 0, 5);
+        assert_int_equal(x.n_order, 2);
+    }
+    poll(&x, "decode", 0, 40);
+    assert_int_equal(x.n_order, 3);
+    assert_true(!strcmp(x.phase, "decode") && x.last.job == 1 && x.n_handle == 16);
+    poll(&x, "decode", 1, 60);
+    assert_int_equal(x.n_order, 4);
+    assert_true(!strcmp(x.phase, "decode") && x.last.job == 2 && x.n_handle == 0);
+    sched_free(x.s);
+}
+
+static void half(void **state)
+{
+    (void)state;
+    more_than_half_of_the_pool(&sched_policy_kv);
+    more_than_half_of_the_pool(&sched_policy_fcfs);
+}
+
+static void two(void **state)
+{
+    (void)state;
+    two_that_block_each_other(&sched_policy_kv);
+    two_that_block_each_other(&sched_policy_fcfs);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(half), cmocka_unit_test(two)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
