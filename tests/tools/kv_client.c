@@ -145,16 +145,17 @@ static int time_publish(struct err *e, struct store_client *c)
     static uint64_t ns[BLOCKS_MAX / 16 + 1];
     struct kv_arena *a = store_client_arena(c);
     uint64_t n = 0, got;
-    for (int rc; q.n_block + 16 <= n_prompt; n++) {
-        rc = store_client_credit(e, c, slot, &got, 16, false);
-        for (uint64_t k = 0; k < 16 && !rc; k++)
+    for (int rc; q.n_block < n_prompt; n++) {
+        uint64_t left = n_prompt - q.n_block, n_block = left < 16 ? left : 16;
+        rc = store_client_credit(e, c, slot, &got, n_block, false);
+        for (uint64_t k = 0; k < n_block && !rc; k++)
             sum[k] = kv_arena_sum(a, slot[k]);
         struct kv_publish u = {.seq = q.seq,
                                .gen = q.gen,
                                .at = q.n_block,
                                .slot = slot,
                                .sum = sum,
-                               .n_block = 16,
+                               .n_block = n_block,
                                .digests = digests + q.n_block * KV_DIGEST,
                                .ids = ids + q.n_block * KERN_KV_BLOCK,
                                .tail = KV_NONE};
@@ -162,8 +163,8 @@ static int time_publish(struct err *e, struct store_client *c)
         rc = rc ? rc : store_client_publish(e, c, out, &u);
         if (rc)
             return rc;
-        ns[n] = (now_ns() - begin) / 16;
-        q.n_block += 16;
+        ns[n] = (now_ns() - begin) / n_block;
+        q.n_block += n_block;
     }
     qsort(ns, n / 4, sizeof *ns, by_value);
     qsort(ns + n - n / 4, n / 4, sizeof *ns, by_value);
