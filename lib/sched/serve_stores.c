@@ -100,39 +100,48 @@ void stores_keep(struct serve *v)
         keep_of(v, &v->watch[i]);
 }
 
+/* Under the service's lock. */
+static void put_go(struct watch *w, const struct kept *k)
+{
+    if (w->n_go == w->size_go && w->n_go < GO_MAX) {
+        size_t size = w->size_go ? 2 * w->size_go : 64;
+        struct kept *p = realloc(w->go, size * sizeof *p);
+        w->go = p ? p : w->go;
+        w->size_go = p ? size : w->size_go;
+    }
+    if (w->n_go < w->size_go)
+        w->go[w->n_go++] = *k;
+}
+
 void stores_let_go(void *arg, const char *store, const uint8_t handle[16])
 {
     struct serve *v = arg;
-    for (size_t i = 0; i < v->n_watch; i++) {
-        struct watch *w = &v->watch[i];
-        if (strcmp(w->name, store))
-            continue;
-        pthread_mutex_lock(&v->lock);
-        if (w->n_go == w->size_go && w->n_go < GO_MAX) {
-            size_t size = w->size_go ? 2 * w->size_go : 64;
-            struct kept *p = realloc(w->go, size * sizeof *p);
-            w->go = p ? p : w->go;
-            w->size_go = p ? size : w->size_go;
-        }
-        if (w->n_go < w->size_go)
-            w->go[w->n_go++] = (struct kept){le64(handle), le64(handle + 8)};
-        pthread_mutex_unlock(&v->lock);
-    }
+    const struct kept k = {le64(handle), le64(handle + 8)};
+    pthread_mutex_lock(&v->lock);
+    for (size_t i = 0; i < v->n_watch; i++)
+        if (!strcmp(v->watch[i].name, store))
+            put_go(&v->watch[i], &k);
+    pthread_mutex_unlock(&v->lock);
 }
 
-/* One that was taken meanwhile is another's. */
-static void let_go_all(struct watch *w, struct store_client *c)
+/* One that was taken meanwhile is another's. False: the store does not answer, the rest is told to the next one. */
+static bool let_go_all(struct watch *w, struct store_client *c)
 {
     struct err e;
     pthread_mutex_lock(&w->v->lock);
     struct kept *k = w->go;
-    size_t n = w->n_go;
+    size_t n = w->n_go, i = 0;
     w->go = NULL;
     w->n_go = w->size_go = 0;
     pthread_mutex_unlock(&w->v->lock);
-    for (size_t i = 0; i < n; i++)
-        (void)store_client_release(&e, c, k[i].seq, k[i].gen);
+    while (i < n && (!store_client_release(&e, c, k[i].seq, k[i].gen) || store_client_why(c)))
+        i++;
+    pthread_mutex_lock(&w->v->lock);
+    for (size_t left = i; left < n; left++)
+        put_go(w, &k[left]);
+    pthread_mutex_unlock(&w->v->lock);
     free(k);
+    return i == n;
 }
 
 /* One that has ended meanwhile is computed again by whoever is to decode it. */
@@ -160,7 +169,8 @@ static void follow(struct watch *w, struct store_client *c)
         return;
     while (!stopped(w->v)) {
         keep_all(w, c);
-        let_go_all(w, c);
+        if (!let_go_all(w, c))
+            return;
         int rc = store_client_event(&e, c, &x, WAIT_MS);
         bool due = rc && proc_now_ns() - renewed_ns >= RENEW_NS;
         renewed_ns = due ? proc_now_ns() : renewed_ns;
