@@ -112,8 +112,8 @@ ends_at() {
     done
 }
 
+# bats test_tags=long
 @test "262,080 tokens where each row attends to all before it, in chunks of other sizes" {
-    [ -n "${PHASEPIPE_LONG:-}" ] || skip "make check-long"
     prompt $((N - 64)) | tokenize -m layers2.gguf --jsonl > full2.tok
     through 2 512 < full2.tok > want
     ends_at want $N
