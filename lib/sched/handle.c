@@ -2,9 +2,9 @@
  * Sequences that wait at their store to be taken by a decode worker. They hold blocks, and a request that waits with
  * one wants fewer more. A handle that nobody will come for is let go, so that its store need not wait for its end.
  *
- * Many that wait can fill a pool together so that none of them finds room to decode. Where nothing decodes at a store,
- * and nothing that waits there fits, all but the first give their handles up: their blocks stay cached under their
- * names, and are leased again or computed again when their turn comes.
+ * Many that wait can fill a pool together, so that none of them finds room to decode, nor what decodes room to go on.
+ * Then all but the first give their handles up: their blocks stay cached under their names, and are leased again or
+ * computed again when their turn comes.
  */
 #include "sched/machine.h"
 
@@ -59,23 +59,23 @@ static struct job *first_at(const struct sched *s, int store)
     return j;
 }
 
-/* Somebody could decode there, nobody does, and the first in the queue has too few blocks. */
+/* The first in the queue has too few blocks, and no end that is near will bring any: nothing decodes there, or what
+ * does finds no more to write into. */
 static bool stuck(const struct sched *s, int store)
 {
-    uint64_t room = 0;
+    uint64_t room = 0, running = 0;
     bool any = false;
     for (uint32_t i = 0; i < s->n_worker; i++) {
         const struct sched_worker *w = &s->worker[i]->pub;
         if (w->store != store || !w->alive)
             continue;
-        if (w->n_decode || w->n_whole)
-            return false;
+        running += w->n_decode + w->n_whole;
         if (w->draining || !w->seqs)
             continue;
         any = true;
         room = w->blocks > room ? w->blocks : room;
     }
-    const struct job *j = any ? first_at(s, store) : NULL;
+    const struct job *j = any && (!running || room < running) ? first_at(s, store) : NULL;
     return j && job_wants(s, j, store, s->max_len, SCHED_ON_DECODE) > room;
 }
 
