@@ -126,8 +126,7 @@ static struct wire_report frame_of(const struct worker_link *w, const struct rep
         return f;
     if (r->closes) {
         f.what = (struct wire_str){words[CANCELLED], strlen(words[CANCELLED])};
-        f.handle.n = 0;
-        f.code = 0;
+        f.code = 0; /* the handle stays: nobody will come for it, and the scheduler lets it go */
         f.reason = 0;
     }
     uint32_t more = f.n_out > o->n_out ? f.n_out - o->n_out : 0;

@@ -98,6 +98,7 @@ struct run {                     /* an order that a worker has, or may have */
     enum sched_phase phase;
     bool current, cancelled, preempted, seen; /* cancelled, preempted: the worker is told; seen: in its join */
     bool prefilling;
+    bool answered;            /* its gateway has said that the answer is there */
     uint64_t blocks, drop_ns; /* drop: the lease of a silent worker is over */
     uint64_t est_ns;          /* of what is left to prefill */
     uint32_t cached, n_new, context, chunk;

@@ -110,6 +110,7 @@ static int current(struct err *e, struct sched *s, struct run *r, enum what what
         job_requeue(s, j, false);
         return 0;
     case CANCELLED: /* not asked for: its lease had run out there */
+        handle_unused(s, j, f);
         run_close(s, r);
         job_requeue(s, j, true);
         return 0;
@@ -122,7 +123,7 @@ static int current(struct err *e, struct sched *s, struct run *r, enum what what
 static void old(struct sched *s, struct run *r, enum what what, const struct wire_report *f)
 {
     struct job *j = r->j;
-    s->stale++;
+    s->stale += !r->answered;
     handle_unused(s, j, f);
     if (what == PROGRESS || what == TOKENS || (what == PREFILLED && r->phase != SCHED_ON_PREFILL))
         return;
@@ -139,6 +140,7 @@ static void ended_there(struct sched *s, struct job *j, const struct wire_report
     for (struct run *r = j->runs; r; r = r->next)
         if (r->current) {
             r->cancelled = true; /* it need not be told */
+            r->answered = true;
             run_abandon(s, r);
         }
     job_end(s, j, f->reason ? ends[f->reason] : END_STOP, 0, "");
