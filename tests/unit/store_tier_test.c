@@ -397,6 +397,8 @@ static void run_one(struct run *r)
         r->h[i].used = false;
     } else if (what < 90) {
         kv_store_flush(r->s);
+        if (!atomic_load(&stuck) && dice(2)) /* or a slow machine would see no hits */
+            settle(r->s, r->t);
         kv_store_tier(r->s);
     } else if (what < 94) {
         atomic_store(&stuck, dice(3) == 0);
