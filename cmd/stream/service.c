@@ -14,6 +14,7 @@
 #include "cli/cli.h"
 #include "proc/proc.h"
 
+#define SAY_QUIET_NS ((uint64_t)10 * 1000 * 1000 * 1000)
 #define SAY_ABSENT_NS ((uint64_t)1000 * 1000 * 1000)   /* a service is missing: said after this long */
 #define GIVE_UP_NS ((uint64_t)10 * 1000 * 1000 * 1000) /* … and where it never was there, an error */
 #define ABSENT_MS 500                                  /* how often that is looked at */
@@ -107,6 +108,7 @@ static void push(struct service *s, const struct wire_frame *f)
         fail(s, &e);
         return;
     }
+    s->heard_ns = proc_now_ns();
     pthread_mutex_lock(&s->lock);
     pieces_add(&s->frames, x);
     pthread_cond_broadcast(&s->changed);
@@ -158,6 +160,8 @@ static void take_lines(struct service *s)
     for (struct piece *x = all; x; x = x->next)
         if (gateway_ask(&e, s->g, x->seq, (const char *)x->p, x->n))
             fail(s, &e);
+    if (all)
+        s->heard_ns = proc_now_ns();
     pieces_free(all);
 }
 
@@ -192,6 +196,20 @@ static void absent(struct service *s, bool *said, bool *was_there)
     }
 }
 
+/* All is there, and yet nothing comes: no worker takes orders, or all are busy. */
+static void quiet(struct service *s, bool *said)
+{
+    uint64_t since = 0, now = proc_now_ns(), running = gateway_running(s->g);
+    if (!running || gateway_absent(s->g, &since) || now - s->heard_ns < SAY_QUIET_NS) {
+        *said = *said && running && now - s->heard_ns >= SAY_QUIET_NS;
+        return;
+    }
+    if (!*said)
+        cli_warn(PROG, "no token has come for %d s, %" PRIu64 " %s: phasepipe ctl sched shows what the workers do",
+                 (int)(SAY_QUIET_NS / 1000000000), running, running == 1 ? "answer waits" : "answers wait");
+    *said = true;
+}
+
 /* Waits for the gateway, for a wake, and for the end of whoever reads standard output. */
 static bool wait_for_news(struct service *s, uint64_t ms)
 {
@@ -222,7 +240,7 @@ static void *gateway_main(void *arg)
     struct service *s = arg;
     struct err e;
     sigset_t set;
-    bool said = false, was_there = false, cancelled = false;
+    bool said = false, said_quiet = false, was_there = false, cancelled = false;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
@@ -244,8 +262,10 @@ static void *gateway_main(void *arg)
             end_input(s, false);
         if (gateway_step(&e, s->g, 0))
             fail(s, &e);
-        if (!s->over)
+        if (!s->over) {
             absent(s, &said, &was_there);
+            quiet(s, &said_quiet);
+        }
     }
     return NULL;
 }

@@ -39,10 +39,11 @@ struct service {
     struct pieces lines, frames;
     struct slot *slot; /* [running_max] */
     uint64_t n_used, next_seq;
-    bool input_over;  /* no more lines */
-    bool reader_over; /* its thread has ended */
-    bool over;        /* the gateway has nothing more to say */
-    bool quit;        /* the printer has ended */
+    bool input_over;   /* no more lines */
+    bool reader_over;  /* its thread has ended */
+    bool over;         /* the gateway has nothing more to say */
+    uint64_t heard_ns; /* when a frame or a line came last; of the thread of the gateway */
+    bool quit;         /* the printer has ended */
     struct err reader_err, gateway_err;
     struct show *show;
 };
