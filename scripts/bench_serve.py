@@ -245,7 +245,7 @@ def others(b):
     whole = ["-P", "0", "-D", "1", "--cores", "fixed"]
     many = str(len(processors()))
     yield from ((f"one worker, steps of {n} rows", lambda n=n: Services(
-        b.a.model, [*whole, "--max-num-batched-tokens", str(n)], "chunked")) for n in CHUNKS)
+        b.a.model, [*whole, "--max-num-seqs", "16", "--max-num-batched-tokens", str(n)], "chunked")) for n in CHUNKS)
     yield "sched-colocate, a worker a core", lambda: Services(
         b.a.model, ["--sched", "sched-colocate", "-P", "0", "-D", many, "--cores", "fixed"], "colocate")
     missing = peer.missing("llama-server")
