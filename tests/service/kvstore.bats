@@ -111,9 +111,12 @@ until_counts() {
     start
     client a
     client b
-    # Times swing on a shared machine: three tries.
+    # A search or a walk for each block would make the last ones cost 8 to 15 times the first. Times swing on a shared
+    # machine: three tries.
+    local n_try=0
     flat() {
         local first last short long
+        n_try=$((n_try + 1))
         [[ $(tell a lease "$1" 8192) == *" blocks "[02]" "* ]]
         read -r _ first _ last < <(tell a time-publish)
         long=$(tell a time-lease)
@@ -121,7 +124,7 @@ until_counts() {
         short=$(tell b time-lease)
         echo "publish $first and $last ns, lease $short and $long ns a block"
         [ "$(tell b release)" = ok ]
-        [ $((last * 10)) -le $((first * 15)) ] && [ $((long * 10)) -le $((short * 15)) ]
+        [ "$last" -le $((first * 3)) ] && [ "$long" -le $((short * 3)) ]
     }
     flat 1 || { tell a release && flat 2; } || { tell a release && flat 3; }
     read -r _ seq _ gen _ blocks _ < <(tell a hand)
@@ -129,7 +132,8 @@ until_counts() {
     [[ $(tell b take "$seq" "$gen") == *"blocks 8192 tail 0" ]]
     [[ $(tell b fork) == *"blocks 8192 tail 0" ]]
     kill -9 $b_pid
-    until_counts a 500 "1108 8192 0 0 0"
+    local cached=$((n_try == 1 ? 8192 : 9300)) # what was tried before is cached, too, as far as it fits
+    until_counts a 500 "$((9300 - cached)) $cached 0 0 0"
 }
 
 @test "a client that is killed leaves nothing behind within 100 ms" {
