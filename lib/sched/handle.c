@@ -35,6 +35,12 @@ static void let_go(struct sched *s, int store, const uint8_t *p, size_t n)
         s->let_go(s->let_go_arg, s->store[store].name, p);
 }
 
+void handle_tell(struct sched *s, void (*fn)(void *arg, const char *store, const uint8_t handle[16]), void *arg)
+{
+    s->let_go = fn;
+    s->let_go_arg = arg;
+}
+
 void handle_let_go(struct sched *s, struct job *j)
 {
     let_go(s, j->pub.kv_store, j->handle, j->n_handle);

@@ -325,6 +325,8 @@ static inline void emit(struct sched *s, const struct wire_frame *f)
 
 uint64_t handle_blocks(const struct job *j, int store); /* that the request has at the store, waiting to be taken */
 void handle_let_go(struct sched *s, struct job *j);
+/* Who is told of handles that nobody will come for; fn NULL: nobody. */
+void handle_tell(struct sched *s, void (*fn)(void *arg, const char *store, const uint8_t handle[16]), void *arg);
 /* The handle of a report that nobody goes by; j may be NULL. */
 void handle_unused(struct sched *s, const struct job *j, const struct wire_report *f);
 void handles_timers(struct sched *s);

@@ -351,8 +351,7 @@ int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o
     pthread_cond_init(&v.room, NULL);
     v.last_news = &v.news;
     sched_set_sink(s, &sink);
-    s->let_go = stores_let_go;
-    s->let_go_arg = &v;
+    handle_tell(s, stores_let_go, &v);
     v.arena = wire_arena_new();
     int rc = v.arena ? 0 : err_nomem(e, "messages", 65536);
     rc = rc ? rc : link_box_new(e, &v.box);
@@ -362,7 +361,7 @@ int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o
     rc = rc ? rc : run(e, &v);
     stores_close(&v);
     sched_set_sink(s, &(struct sched_sink){0});
-    s->let_go = NULL;
+    handle_tell(s, NULL, NULL);
     speakers_free(&v);
     link_listener_free(v.listener);
     link_box_free(v.box);
