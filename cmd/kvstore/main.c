@@ -121,19 +121,6 @@ static int new_arena(struct err *e, struct kvstore *k)
     return rc;
 }
 
-static int say_ready(struct err *e, const struct flags *f)
-{
-    struct err n = {0};
-    if (link_notify(&n, "READY=1", -1))
-        cli_warn(PROG, "%s", n.text);
-    if (!f->has_ready)
-        return 0;
-    if (write((int)f->ready_fd, "ready\n", 6) != 6)
-        return err_sys(e, "--ready-fd %" PRIu64, f->ready_fd);
-    close((int)f->ready_fd);
-    return 0;
-}
-
 static int until_ms(uint64_t ns, uint64_t now)
 {
     uint64_t ms = ns <= now ? 0 : (ns - now) / 1000000 + 1;
@@ -181,7 +168,10 @@ static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool s
         if (!rc && k->store && !ready) {
             ready = true;
             absent = true;
-            rc = say_ready(e, f);
+            struct err manager = {0};
+            rc = link_ready(e, &manager, f->has_ready ? (int)f->ready_fd : -1);
+            if (manager.code)
+                cli_warn(PROG, "%s", manager.text);
         }
         if (proc_term_count() && !k->draining) {
             struct err n = {0};

@@ -111,11 +111,6 @@ static void tell(struct cluster *c, struct wire_frame *f)
         sched_event(&c->failed, c->s, f);
 }
 
-static struct wire_str str(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 /* ---- workers speak ---- */
 
 static void poll_soon(struct cluster *c, struct worker *w)
@@ -132,7 +127,7 @@ static void poll(struct cluster *c, struct worker *w)
     uint32_t ahead = POLL_TOKENS * c->o->chunk, used = w->n_prompt + w->n_answer;
     struct wire_frame f = {.kind = WIRE_POLL};
     w->poll_due = false;
-    f.poll = (struct wire_poll){.worker = str(w->name),
+    f.poll = (struct wire_poll){.worker = wire_str_of(w->name),
                                 .inc = 1,
                                 .got = w->got,
                                 .seqs = used < c->o->seqs ? c->o->seqs - used : 0,
@@ -151,20 +146,20 @@ static void ctl_poll(struct cluster *c, struct worker *w)
     struct wire_frame f = {.kind = WIRE_POLL};
     w->ctl_due = false;
     w->ctl_polls = true;
-    f.poll = (struct wire_poll){.worker = str(w->name), .inc = 1, .ctl = true, .got = w->ctl_got};
+    f.poll = (struct wire_poll){.worker = wire_str_of(w->name), .inc = 1, .ctl = true, .got = w->ctl_got};
     tell(c, &f);
 }
 
 static void report(struct cluster *c, const struct worker *w, const struct task *k, const char *what, uint64_t busy_ns)
 {
     struct wire_frame f = {.kind = WIRE_REPORT};
-    f.report = (struct wire_report){.worker = str(w->name),
+    f.report = (struct wire_report){.worker = wire_str_of(w->name),
                                     .inc = 1,
-                                    .gw = str("gateway"),
+                                    .gw = wire_str_of("gateway"),
                                     .job = k->job,
                                     .order = k->order,
                                     .attempt = k->attempt,
-                                    .what = str(what),
+                                    .what = wire_str_of(what),
                                     .n_done = k->cached + k->done,
                                     .cached = k->cached,
                                     .n_out = k->n_out,
@@ -207,8 +202,9 @@ static void keep(struct cluster *c, int store, const struct request *q)
     snprintf(name, sizeof name, "s%d", store);
     c->n_stored = c->n_evicted = 0;
     store_keep(&c->failed, c->store[store], q->block, q->n_block, moved, c);
-    f.blocks = (struct wire_blocks){
-        .store = str(name), .stored = {c->digests, c->n_stored * 32}, .evicted = {c->evicted, c->n_evicted * 32}};
+    f.blocks = (struct wire_blocks){.store = wire_str_of(name),
+                                    .stored = {c->digests, c->n_stored * 32},
+                                    .evicted = {c->evicted, c->n_evicted * 32}};
     if (c->n_stored || c->n_evicted)
         tell(c, &f);
 }
@@ -517,7 +513,7 @@ static void arrive(struct cluster *c, uint32_t i)
     }
     for (uint32_t b = 0; b < q->n_block; b++)
         memcpy(digests + (size_t)b * 32, &q->block[b], sizeof q->block[b]);
-    f.submit = (struct wire_submit){.gw = str("gateway"),
+    f.submit = (struct wire_submit){.gw = wire_str_of("gateway"),
                                     .job = i + 1,
                                     .n_prompt = q->n_prompt,
                                     .max_tokens = q->n_out,
@@ -565,12 +561,12 @@ static void join(struct cluster *c, uint32_t i)
     w->last_prompt = &w->prompts;
     w->store = o->shared ? 0 : (int)i;
     snprintf(name, sizeof name, "s%d", w->store);
-    f.join = (struct wire_join){.worker = str(w->name),
+    f.join = (struct wire_join){.worker = wire_str_of(w->name),
                                 .inc = 1,
-                                .role = str(i < o->n_prefill                 ? "prefill"
-                                            : i < o->n_prefill + o->n_decode ? "decode"
-                                                                             : "both"),
-                                .store = str(name),
+                                .role = wire_str_of(i < o->n_prefill                 ? "prefill"
+                                                    : i < o->n_prefill + o->n_decode ? "decode"
+                                                                                     : "both"),
+                                .store = wire_str_of(name),
                                 .seqs = o->seqs,
                                 .blocks = o->blocks,
                                 .max_len = o->max_len,

@@ -9,11 +9,6 @@
 #include "cmd/tokenize/tokenize.h"
 #include "proc/proc.h"
 
-static struct wire_str str(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 int emit_hello(struct err *e, struct tokenize *t)
 {
     if (!t->put)
@@ -21,7 +16,7 @@ int emit_hello(struct err *e, struct tokenize *t)
     struct wire_frame f = {.kind = WIRE_HELLO};
     f.hello = (struct wire_hello){
         .version = WIRE_VERSION,
-        .from = str(PROG),
+        .from = wire_str_of(PROG),
         .has_vocab = true,
         .vocab_fp = {text_fingerprint(t->text), 32},
         .vocab_n = text_n_token(t->text),
@@ -34,7 +29,7 @@ int emit_bye(struct err *e, struct tokenize *t)
     if (!t->put)
         return 0;
     struct wire_frame f = {.kind = WIRE_BYE};
-    f.bye = (struct wire_bye){.from = str(PROG), .n_ok = t->n_ok, .n_error = t->n_error};
+    f.bye = (struct wire_bye){.from = wire_str_of(PROG), .n_ok = t->n_ok, .n_error = t->n_error};
     return t->put(e, t->put_arg, &f);
 }
 
@@ -60,7 +55,7 @@ int emit_error(struct err *e, struct tokenize *t, const struct ask *a, const cha
     }
     struct wire_frame f = {.kind = WIRE_ERR};
     /* The number was taken above, so that whatever happens here, no two requests have the same one. */
-    f.error = (struct wire_error){.seq = t->seq - 1, .id = id, .code = (uint32_t)why->code, .text = str(text)};
+    f.error = (struct wire_error){.seq = t->seq - 1, .id = id, .code = (uint32_t)why->code, .text = wire_str_of(text)};
     return t->put(e, t->put_arg, &f);
 }
 
@@ -218,8 +213,8 @@ static int write_request(struct err *e, struct tokenize *t, const struct ask *a,
         return e->code;
     r.digests = (struct wire_bytes){d, n_d};
     struct wire_span span = {
-        .stage = str(PROG),
-        .host = str(proc_host()),
+        .stage = wire_str_of(PROG),
+        .host = wire_str_of(proc_host()),
         .pid = (uint32_t)getpid(),
         .queued_ns = start_ns, /* what came before was loading, which load_ns counts */
         .start_ns = start_ns,

@@ -233,17 +233,6 @@ static void loop(struct server *s)
     link_msg_free(&m);
 }
 
-static int say_ready(struct err *e, int fd)
-{
-    if (link_notify(e, "READY=1", -1))
-        return e->code;
-    if (fd >= 0 && write(fd, "ready\n", 6) != 6)
-        return err_sys(e, "--ready-fd %d", fd);
-    if (fd >= 0)
-        close(fd);
-    return 0;
-}
-
 static void server_close(struct server *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -281,7 +270,7 @@ int service(struct err *e, const struct tokenize *t, const struct ask *base, con
         rc = err_sys(e, "cannot start a thread");
     s.has_thread = !rc;
     pthread_sigmask(SIG_SETMASK, &was, NULL);
-    rc = rc ? rc : say_ready(e, ready_fd);
+    rc = rc ? rc : link_ready(e, NULL, ready_fd);
     if (!rc)
         loop(&s);
     server_close(&s);

@@ -20,11 +20,6 @@
 #define EARLY_NS ((uint64_t)50 * 1000 * 1000)   /* the scheduler's clock may be this much before ours */
 #define PARKED_NS ((uint64_t)200 * 1000 * 1000) /* a poll that came back empty before was not parked */
 
-static struct wire_str str(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 /* ---- what is to be said ---- */
 
 void gw_tell_add(struct gateway *g, struct gw_choice *c)
@@ -141,7 +136,7 @@ static int add_submit(struct err *e, struct gateway *g, struct gw_choice *c, uin
         return e->code;
     uint64_t left = c->r->deadline_ns > now ? c->r->deadline_ns - now : 1;
     f.submit = (struct wire_submit){
-        .gw = str(g->name),
+        .gw = wire_str_of(g->name),
         .job = c->job,
         .n_prompt = tok.req.n_id,
         .max_tokens = tok.req.s.max_tokens,
@@ -150,7 +145,7 @@ static int add_submit(struct err *e, struct gateway *g, struct gw_choice *c, uin
         .deadline_ns = c->r->deadline_ns ? left : 0,
         .slo_ttft_ns = g->o.slo_ttft_ns,
         .slo_tpot_ns = g->o.slo_tpot_ns,
-        .reply = str(g->reply),
+        .reply = wire_str_of(g->reply),
         .body = {c->body.p, c->body.n},
         .again = c->again,
         .attempt = c->again ? c->attempt : 0,
@@ -173,10 +168,10 @@ static int add_report(struct err *e, struct gateway *g, struct gw_choice *c, uin
 {
     struct wire_frame f = {.kind = WIRE_REPORT};
     f.report = (struct wire_report){
-        .gw = str(g->name),
+        .gw = wire_str_of(g->name),
         .job = c->job,
         .attempt = c->attempt,
-        .what = str("tokens"),
+        .what = wire_str_of("tokens"),
         .n_out = c->n_out,
         .out = c->out + c->n_told,
         .n_out_id = c->n_out - c->n_told,
@@ -209,10 +204,10 @@ static int add_last_words(struct err *e, struct gateway *g)
         const struct gw_last *w = &g->last_word[g->n_saying];
         struct wire_frame f = {.kind = w->ended ? WIRE_REPORT : WIRE_CANCEL};
         if (w->ended)
-            f.report =
-                (struct wire_report){.gw = str(g->name), .job = w->job, .what = str("ended"), .reason = w->ended};
+            f.report = (struct wire_report){
+                .gw = wire_str_of(g->name), .job = w->job, .what = wire_str_of("ended"), .reason = w->ended};
         else
-            f.cancel = (struct wire_cancel){.gw = str(g->name), .job = w->job};
+            f.cancel = (struct wire_cancel){.gw = wire_str_of(g->name), .job = w->job};
         if (link_msg_add(e, &g->msg, &f))
             return e->code;
         g->n_saying++;
@@ -248,7 +243,7 @@ static void poll_sched(struct gateway *g, uint64_t now)
 {
     struct err e;
     struct wire_frame f = {.kind = WIRE_POLL};
-    f.poll.gw = str(g->name);
+    f.poll.gw = wire_str_of(g->name);
     /* This process was stopped, or busy: the scheduler may have taken it for gone. */
     if (g->poll_ns && now - g->poll_ns > POLL_NS * 5 / 2)
         gw_tell_again(g);

@@ -33,6 +33,18 @@ int link_notify(struct err *e, const char *text, int fd)
     return rc;
 }
 
+int link_ready(struct err *e, struct err *manager, int fd)
+{
+    if (link_notify(manager ? manager : e, "READY=1", -1) && !manager)
+        return e->code;
+    if (fd < 0)
+        return 0;
+    if (write(fd, "ready\n", 6) != 6)
+        return err_sys(e, "--ready-fd %d", fd);
+    close(fd);
+    return 0;
+}
+
 /* The i-th of names between colons is `name`. */
 static int place_of(const char *names, const char *name)
 {

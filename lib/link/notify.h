@@ -6,6 +6,9 @@
 
 /* Sends `text` ("READY=1") to $NOTIFY_SOCKET, with a descriptor (-1: none). Without that variable: nothing, 0. */
 int link_notify(struct err *e, const char *text, int fd);
+/* A service is ready: the manager is told, and a line is written to fd (-1: none), which is closed. *manager: where the
+ * manager cannot be told, why, and the rest is done all the same; NULL: that is an error too. */
+int link_ready(struct err *e, struct err *manager, int fd);
 /* A descriptor of this name that the manager kept ($LISTEN_FDS); -1: none. The caller's from here on. */
 int link_kept_fd(const char *name);
 

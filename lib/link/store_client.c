@@ -257,16 +257,11 @@ int client_done(struct store_client *c, int rc)
 
 /* ---- opening ---- */
 
-static struct wire_str str_of(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 static void open_frame(struct wire_frame *f, const struct store_client *c)
 {
     *f = (struct wire_frame){.kind = WIRE_KV_OPEN,
                              .kv_open = {.tag = 1,
-                                         .from = str_of(c->name),
+                                         .from = wire_str_of(c->name),
                                          .client = c->id,
                                          .key = c->key,
                                          .brings_arena = c->arena != NULL && c->id}};
@@ -275,9 +270,9 @@ static void open_frame(struct wire_frame *f, const struct store_client *c)
     struct wire_kv_open *o = &f->kv_open;
     o->has_kv = true;
     o->model_fp = (struct wire_bytes){c->kind.model, 32};
-    o->kv_type = str_of(kern_kv_name(c->kind.type));
-    o->arith = str_of(c->kind.arith);
-    o->layout = str_of(c->kind.layout);
+    o->kv_type = wire_str_of(kern_kv_name(c->kind.type));
+    o->arith = wire_str_of(c->kind.arith);
+    o->layout = wire_str_of(c->kind.layout);
     o->n_layer = c->kind.n_layer;
     o->n_kv_head = c->kind.n_kv_head;
     o->head_dim = c->kind.head_dim;

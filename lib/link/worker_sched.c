@@ -7,11 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct wire_str str_c(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 static bool ask(struct worker_link *w, struct link_msg *m, uint64_t id)
 {
     struct err e;
@@ -27,11 +22,11 @@ static void put_runs(struct wire_run *run, uint32_t n, const struct worker_link 
     uint32_t k = 0;
     for (uint32_t i = 0; i < WORKER_BUCKETS; i++)
         for (const struct order *o = w->order[i]; o && k < n; o = o->next)
-            run[k++] = (struct wire_run){.gw = str_c(o->gw),
+            run[k++] = (struct wire_run){.gw = wire_str_of(o->gw),
                                          .job = o->job,
                                          .order = o->id,
                                          .attempt = o->attempt,
-                                         .phase = str_c(o->phase),
+                                         .phase = wire_str_of(o->phase),
                                          .n_prompt = o->n_prompt,
                                          .max_tokens = o->max_tokens,
                                          .n_out = o->n_out};
@@ -45,11 +40,11 @@ int sched_join_message(struct err *e, struct link_msg *m, const struct worker_li
         return err_nomem(e, "a join", (n + 1) * sizeof *run);
     put_runs(run, n, w);
     struct wire_frame f = {.kind = WIRE_JOIN,
-                           .join = {.worker = str_c(w->name),
+                           .join = {.worker = wire_str_of(w->name),
                                     .inc = w->inc,
-                                    .role = str_c(w->role),
-                                    .store = str_c(w->store),
-                                    .compat = str_c(w->compat),
+                                    .role = wire_str_of(w->role),
+                                    .store = wire_str_of(w->store),
+                                    .compat = wire_str_of(w->compat),
                                     .seqs = w->o.seqs,
                                     .blocks = w->o.blocks,
                                     .max_len = w->o.max_len,
@@ -125,7 +120,7 @@ static int put_poll(struct err *e, struct link_msg *m, const struct worker_link 
                     const struct worker_room *r)
 {
     struct wire_frame f = {.kind = WIRE_POLL,
-                           .poll = {.worker = str_c(w->name),
+                           .poll = {.worker = wire_str_of(w->name),
                                     .inc = w->inc,
                                     .ctl = ctl,
                                     .got = ctl ? w->got_ctl : w->got,

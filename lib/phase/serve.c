@@ -66,20 +66,6 @@ static int join(struct err *e, struct serve *v)
     return worker_link_open(e, &v->link, &w);
 }
 
-static int say_ready(struct err *e, const struct serve *v)
-{
-    struct err n = {0};
-    int fd = v->s.o->ready_fd;
-    if (link_notify(&n, "READY=1", -1))
-        serve_say(v, "%s", n.text);
-    if (fd < 0)
-        return 0;
-    if (write(fd, "ready\n", 6) != 6)
-        return err_sys(e, "--ready-fd %d", fd);
-    close(fd);
-    return 0;
-}
-
 /* ---- what it is told ---- */
 
 static int told(struct err *e, struct serve *v, struct worker_told *t)
@@ -233,10 +219,12 @@ static int turn(struct err *e, struct serve *v, bool *over)
 static int run(struct err *e, struct serve *v)
 {
     bool over = false;
-    int rc = 0;
+    struct err manager = {0};
     tell_room(v);
     v->s.load_ns = 0; /* no request waits for what was loaded before it came */
-    rc = say_ready(e, v);
+    int rc = link_ready(e, &manager, v->s.o->ready_fd);
+    if (manager.code)
+        serve_say(v, "%s", manager.text);
     while (!rc && !over)
         rc = turn(e, v, &over);
     return rc;

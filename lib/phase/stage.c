@@ -183,15 +183,10 @@ int stage_engine(struct err *e, struct stage *s, enum kern_kv kv)
     return rc ? rc : stage_engine_take(e, s, kv, pool);
 }
 
-static struct wire_str str_of(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 void stage_hello(const struct stage *s, struct wire_hello *h, bool with_kv)
 {
     *h = (struct wire_hello){.version = WIRE_VERSION,
-                             .from = str_of(s->o->prog),
+                             .from = wire_str_of(s->o->prog),
                              .has_vocab = true,
                              .vocab_fp = {text_fingerprint(s->text), 32},
                              .vocab_n = text_n_token(s->text)};
@@ -199,9 +194,9 @@ void stage_hello(const struct stage *s, struct wire_hello *h, bool with_kv)
         return;
     h->has_kv = true;
     h->model_fp = (struct wire_bytes){s->m->fingerprint, 32};
-    h->kv_type = str_of(kern_kv_name(s->kv));
-    h->arith = str_of(s->arith);
-    h->layout = str_of(KV_LAYOUT);
+    h->kv_type = wire_str_of(kern_kv_name(s->kv));
+    h->arith = wire_str_of(s->arith);
+    h->layout = wire_str_of(KV_LAYOUT);
     h->n_layer = (uint32_t)s->m->c.n_layer;
     h->n_kv_head = (uint32_t)s->m->c.n_kv_head;
     h->head_dim = (uint32_t)s->m->c.head_dim;

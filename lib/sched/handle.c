@@ -18,7 +18,7 @@ static bool real(size_t n)
     return n >= 16;
 }
 
-static bool waits_at(const struct job *j, int store)
+bool handle_waits_at(const struct job *j, int store)
 {
     return real(j->n_handle) && j->pub.kv_store >= 0 && j->pub.kv_store == store;
 }
@@ -26,7 +26,7 @@ static bool waits_at(const struct job *j, int store)
 uint64_t handle_blocks(const struct job *j, int store)
 {
     uint64_t n = (uint64_t)j->pub.n_prompt + j->pub.n_out;
-    return waits_at(j, store) && n ? (n - 1 + SCHED_BLOCK - 1) / SCHED_BLOCK : 0;
+    return handle_waits_at(j, store) && n ? (n - 1 + SCHED_BLOCK - 1) / SCHED_BLOCK : 0;
 }
 
 static void let_go(struct sched *s, int store, const uint8_t *p, size_t n)
@@ -60,7 +60,7 @@ void handle_unused(struct sched *s, const struct job *j, const struct wire_repor
 static struct job *first_at(const struct sched *s, int store)
 {
     struct job *j = s->ready.first[0];
-    while (j && !waits_at(j, store))
+    while (j && !handle_waits_at(j, store))
         j = j->skip.next[0];
     return j;
 }
@@ -90,7 +90,7 @@ static void give_up(struct sched *s, int store)
     struct job *first = first_at(s, store), *j = first->skip.next[0];
     bool others = false;
     for (; j; j = j->skip.next[0])
-        if (waits_at(j, store)) {
+        if (handle_waits_at(j, store)) {
             others = true;
             handle_let_go(s, j);
         }

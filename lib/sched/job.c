@@ -204,13 +204,13 @@ static void tell_done(struct sched *s, const struct job *j, enum end end, uint32
         [END_EXPIRED] = WIRE_CANCELLED, [END_ERROR] = WIRE_ERROR,   [END_REFUSED] = WIRE_ERROR};
     struct wire_frame f = {.kind = WIRE_DONE};
     f.done = (struct wire_done){.at_ns = s->now_ns,
-                                .to = str_c(j->gw->name),
+                                .to = wire_str_of(j->gw->name),
                                 .job = j->pub.job,
                                 .attempt = j->attempt,
                                 .n_out = j->pub.n_out,
                                 .reason = reason[end],
                                 .code = code,
-                                .text = str_c(text)};
+                                .text = wire_str_of(text)};
     emit(s, &f);
 }
 

@@ -11,11 +11,6 @@ bool str_is(struct wire_str s, const char *what)
     return s.n == n && !memcmp(s.p, what, n);
 }
 
-struct wire_str str_c(const char *s)
-{
-    return (struct wire_str){s, s ? strlen(s) : 0};
-}
-
 /* ---- knobs ---- */
 
 static const struct sched_default own[] = {

@@ -256,7 +256,6 @@ static inline struct wire_str str_of(const char *s, size_t n)
     return (struct wire_str){s, n};
 }
 bool str_is(struct wire_str s, const char *what);
-struct wire_str str_c(const char *s);
 
 /* ---- job.c: requests and their tries ---- */
 
@@ -324,6 +323,7 @@ static inline void emit(struct sched *s, const struct wire_frame *f)
 /* ---- handle.c ---- */
 
 uint64_t handle_blocks(const struct job *j, int store); /* that the request has at the store, waiting to be taken */
+bool handle_waits_at(const struct job *j, int store);   /* with a handle that the store knows */
 void handle_let_go(struct sched *s, struct job *j);
 /* Who is told of handles that nobody will come for; fn NULL: nobody. */
 void handle_tell(struct sched *s, void (*fn)(void *arg, const char *store, const uint8_t handle[16]), void *arg);

@@ -141,7 +141,6 @@ static void ended_there(struct sched *s, struct job *j, const struct wire_report
         if (r->current) {
             r->cancelled = true; /* it need not be told */
             r->answered = true;
-            run_abandon(s, r);
         }
     job_end(s, j, f->reason ? ends[f->reason] : END_STOP, 0, "");
 }

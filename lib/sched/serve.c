@@ -66,7 +66,7 @@ static void refuse(struct serve *v, struct wire_str to, uint64_t job, bool never
 {
     struct err e;
     struct wire_frame f = {.kind = WIRE_REFUSE};
-    f.refuse = (struct wire_refuse){.to = to, .job = job, .never = never, .text = str_c(text)};
+    f.refuse = (struct wire_refuse){.to = to, .job = job, .never = never, .text = wire_str_of(text)};
     if (link_msg_add(&e, &v->direct, &f))
         serve_broken(v, &e);
 }
@@ -81,7 +81,7 @@ static void wrong(struct serve *v, struct wire_str who, const struct err *e)
     char line[700];
     snprintf(line, sizeof line, "%.*s: %.600s", who.n ? (int)who.n : 4, who.n ? who.p : "peer", e->text);
     say_some(v, line);
-    refuse(v, who.n ? who : str_c("peer"), 0, false, e->text);
+    refuse(v, who.n ? who : wire_str_of("peer"), 0, false, e->text);
 }
 
 static struct wire_str who_of(const struct wire_frame *f, bool *gateway)
@@ -140,9 +140,9 @@ static void put_worker(struct serve *v, const struct worker *w)
     struct wire_frame f = {.kind = WIRE_WORKER};
     f.worker = (struct wire_worker){
         .at_ns = v->s->now_ns,
-        .name = str_c(w->name),
-        .role = str_c(roles[w->pub.role]),
-        .store = str_c(w->pub.store >= 0 ? v->s->store[w->pub.store].name : ""),
+        .name = wire_str_of(w->name),
+        .role = wire_str_of(roles[w->pub.role]),
+        .store = wire_str_of(w->pub.store >= 0 ? v->s->store[w->pub.store].name : ""),
         .alive = w->pub.alive,
         .draining = w->pub.draining,
         .seqs = w->pub.seqs,
@@ -171,7 +171,7 @@ static bool taken_at_the_end(struct serve *v, const struct wire_frame *f)
         return false;
     struct wire_frame r = {.kind = WIRE_REFUSE};
     r.refuse = (struct wire_refuse){
-        .to = f->submit.gw, .job = f->submit.job, .never = true, .text = str_c("the scheduler is ending")};
+        .to = f->submit.gw, .job = f->submit.job, .never = true, .text = wire_str_of("the scheduler is ending")};
     speaker_tell(v, &r);
     return true;
 }
@@ -303,20 +303,8 @@ static void wait(struct serve *v)
     ns = ns < WAIT_NS_MAX ? ns : WAIT_NS_MAX;
     if (v->ending && ns > 20 * NS_MS)
         ns = 20 * NS_MS;
-    v->allowed_ns = ns;
     link_box_wait(v->box, (int)((ns + NS_MS - 1) / NS_MS));
     v->allowed_ns = ns;
-}
-
-static int say_ready(struct err *e, int fd)
-{
-    if (link_notify(e, "READY=1", -1))
-        return e->code;
-    if (fd >= 0 && write(fd, "ready\n", 6) != 6)
-        return err_sys(e, "--ready-fd %d", fd);
-    if (fd >= 0)
-        close(fd);
-    return 0;
 }
 
 static int run(struct err *e, struct serve *v)
@@ -349,7 +337,6 @@ int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o
     struct sched_sink sink = {speaker_tell, &v};
     pthread_mutex_init(&v.lock, NULL);
     pthread_cond_init(&v.room, NULL);
-    v.last_news = &v.news;
     sched_set_sink(s, &sink);
     handle_tell(s, stores_let_go, &v);
     v.arena = wire_arena_new();
@@ -357,7 +344,7 @@ int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o
     rc = rc ? rc : link_box_new(e, &v.box);
     rc = rc ? rc : link_listen(e, &v.listener, v.box, o->url, NULL);
     rc = rc ? rc : stores_open(e, &v);
-    rc = rc ? rc : say_ready(e, o->ready_fd);
+    rc = rc ? rc : link_ready(e, NULL, o->ready_fd);
     rc = rc ? rc : run(e, &v);
     stores_close(&v);
     sched_set_sink(s, &(struct sched_sink){0});

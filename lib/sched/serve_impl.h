@@ -37,7 +37,6 @@ struct watch {
     struct serve *v;
     char name[WIRE_NAME_BYTES_MAX + 1], url[WIRE_URL_BYTES_MAX + 1];
     pthread_t thread;
-    bool has_thread;
     struct kept *keep; /* to be told to the store; under the service's lock */
     size_t n_keep;
     struct kept *go; /* to be ended there; the same */

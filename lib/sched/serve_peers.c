@@ -179,7 +179,7 @@ static void tell_gone(struct serve *v, const struct speaker *p)
     struct err e;
     struct wire_frame f = {.kind = WIRE_GONE};
     f.gone.at_ns = serve_now(v);
-    *(p->gateway ? &f.gone.gw : &f.gone.worker) = str_c(p->name);
+    *(p->gateway ? &f.gone.gw : &f.gone.worker) = wire_str_of(p->name);
     f.gone.inc = p->inc;
     if (sched_event(&e, v->s, &f) == ERR_SYS)
         serve_broken(v, &e);

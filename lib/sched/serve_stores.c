@@ -43,7 +43,7 @@ static void give(struct watch *w, struct store_event *x)
         store_event_free(x);
         return;
     }
-    n->blocks = (struct wire_blocks){.store = str_c(w->name),
+    n->blocks = (struct wire_blocks){.store = wire_str_of(w->name),
                                      .reset = x->reset,
                                      .stored = {x->stored, x->n_stored * 32},
                                      .evicted = {x->evicted, x->n_evicted * 32}};
@@ -83,9 +83,12 @@ static uint64_t le64(const uint8_t *p)
 static void keep_of(struct serve *v, struct watch *w)
 {
     size_t n = 0;
+    uint32_t store = 0;
+    while (store < v->s->n_store && strcmp(v->s->store[store].name, w->name))
+        store++;
     struct kept *k = malloc((v->s->ready.n + 1) * sizeof *k);
     for (const struct job *j = k ? v->s->ready.first[0] : NULL; j; j = j->skip.next[0])
-        if (j->n_handle >= 16 && j->pub.kv_store >= 0 && !strcmp(v->s->store[j->pub.kv_store].name, w->name))
+        if (handle_waits_at(j, (int)store))
             k[n++] = (struct kept){le64(j->handle), le64(j->handle + 8)};
     pthread_mutex_lock(&v->lock);
     free(w->keep);
@@ -215,7 +218,6 @@ int stores_open(struct err *e, struct serve *v)
         strncat(w->url, v->o->store[i].url, sizeof w->url - 1);
         if (pthread_create(&w->thread, NULL, watch_main, w))
             return err_set(e, ERR_SYS, "no thread for the store %s", w->name);
-        w->has_thread = true;
         v->n_watch++;
     }
     return 0;

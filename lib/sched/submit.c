@@ -132,11 +132,11 @@ void refuse_job(struct sched *s, struct job *j, bool never, uint64_t retry_ns, c
 {
     struct wire_frame f = {.kind = WIRE_REFUSE};
     f.refuse = (struct wire_refuse){.at_ns = s->now_ns,
-                                    .to = str_c(j->gw->name),
+                                    .to = wire_str_of(j->gw->name),
                                     .job = j->pub.job,
                                     .never = never,
                                     .retry_ns = never ? 0 : retry_ns,
-                                    .text = str_c(text)};
+                                    .text = wire_str_of(text)};
     emit(s, &f);
     job_end(s, j, END_REFUSED, ERR_NO, text);
 }
@@ -181,11 +181,11 @@ static int again(struct err *e, struct sched *s, struct job *j, const struct wir
     if (j->state == JOB_ENDED) { /* a late copy: it has been answered, workers still finish with it */
         struct wire_frame d = {.kind = WIRE_DONE};
         d.done = (struct wire_done){.at_ns = s->now_ns,
-                                    .to = str_c(j->gw->name),
+                                    .to = wire_str_of(j->gw->name),
                                     .job = j->pub.job,
                                     .attempt = j->attempt,
                                     .reason = WIRE_CANCELLED,
-                                    .text = str_c("this request has ended before")};
+                                    .text = wire_str_of("this request has ended before")};
         emit(s, &d);
         return 0;
     }
@@ -294,7 +294,7 @@ void submit_acks(struct sched *s)
         before = j->state == JOB_QUEUED ? (uint32_t)(s->queued.n - 1) : 0;
         struct wire_frame f = {.kind = WIRE_ACK};
         f.ack = (struct wire_ack){.at_ns = s->now_ns,
-                                  .to = str_c(j->gw->name),
+                                  .to = wire_str_of(j->gw->name),
                                   .job = j->pub.job,
                                   .attempt = j->attempt,
                                   .n_before = before,

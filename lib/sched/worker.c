@@ -111,7 +111,7 @@ void worker_touch(struct sched *s, struct worker *w)
 void worker_refuse(struct sched *s, struct wire_str name, const char *text)
 {
     struct wire_frame f = {.kind = WIRE_REFUSE};
-    f.refuse = (struct wire_refuse){.at_ns = s->now_ns, .to = name, .text = str_c(text)};
+    f.refuse = (struct wire_refuse){.at_ns = s->now_ns, .to = name, .text = wire_str_of(text)};
     emit(s, &f);
 }
 
@@ -122,14 +122,14 @@ static void put_control(struct sched *s, const struct worker *w, const struct me
     static const char *const roles[] = {"", "prefill", "decode", "both"};
     struct wire_frame f = {.kind = WIRE_CONTROL};
     f.control = (struct wire_control){.at_ns = s->now_ns,
-                                      .to = str_c(w->name),
+                                      .to = wire_str_of(w->name),
                                       .n = m->n,
-                                      .what = str_c(m->what),
-                                      .gw = str_c(m->gw),
+                                      .what = wire_str_of(m->what),
+                                      .gw = wire_str_of(m->gw),
                                       .job = m->job,
                                       .order = m->order,
                                       .attempt = m->attempt,
-                                      .role = str_c(roles[m->role])};
+                                      .role = wire_str_of(roles[m->role])};
     emit(s, &f);
 }
 
@@ -198,13 +198,13 @@ void worker_send(struct sched *s, struct run *r)
     bool decode = r->phase == SCHED_ON_DECODE;
     struct wire_frame f = {.kind = WIRE_ORDER};
     f.order = (struct wire_order){.at_ns = s->now_ns,
-                                  .to = str_c(w->name),
+                                  .to = wire_str_of(w->name),
                                   .n = r->n,
                                   .order = r->order,
-                                  .gw = str_c(j->gw->name),
+                                  .gw = wire_str_of(j->gw->name),
                                   .job = j->pub.job,
                                   .attempt = r->attempt,
-                                  .phase = str_c(phases[r->phase]),
+                                  .phase = wire_str_of(phases[r->phase]),
                                   .n_prompt = j->pub.n_prompt,
                                   .max_tokens = j->pub.max_tokens,
                                   .cached = r->cached,
@@ -219,9 +219,9 @@ void worker_send(struct sched *s, struct run *r)
     if (decode && j->n_handle)
         f.order.handle = (struct wire_bytes){j->handle, j->n_handle};
     if (decode && j->pub.kv_store >= 0)
-        f.order.from = str_c(s->store[j->pub.kv_store].name);
+        f.order.from = wire_str_of(s->store[j->pub.kv_store].name);
     if (!decode && r->next_store >= 0)
-        f.order.next = str_c(s->store[r->next_store].name);
+        f.order.next = wire_str_of(s->store[r->next_store].name);
     emit(s, &f);
     w->sent = true;
     worker_touch(s, w);
@@ -324,7 +324,7 @@ int poll_event(struct err *e, struct sched *s, const struct wire_poll *f)
 static void idle(struct sched *s, struct worker *w, bool ctl)
 {
     struct wire_frame f = {.kind = WIRE_IDLE};
-    f.idle = (struct wire_idle){.at_ns = s->now_ns, .to = str_c(w->name), .ctl = ctl};
+    f.idle = (struct wire_idle){.at_ns = s->now_ns, .to = wire_str_of(w->name), .ctl = ctl};
     emit(s, &f);
 }
 

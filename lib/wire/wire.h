@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/uio.h>
 
 #include "err/err.h"
@@ -103,6 +104,12 @@ struct wire_str {
     const char *p; /* not NUL-terminated */
     size_t n;
 };
+
+/* Borrowed; NULL is an empty one. */
+static inline struct wire_str wire_str_of(const char *s)
+{
+    return (struct wire_str){s, s ? strlen(s) : 0};
+}
 
 /* Unknown fields: n_pair key-value pairs as msgpack bytes, no key twice. */
 struct wire_extra {

@@ -70,6 +70,19 @@ until_counts() {
     done
 }
 
+# six_blocks_on_disk: a store with a file has come, got six blocks of the prompt 1, and gone
+six_blocks_on_disk() {
+    start --disk kv.disk --disk-size 10M
+    client a
+    tell a lease 1 6
+    tell a credit 6
+    tell a publish 6
+    [ "$(tell a release)" = ok ]
+    kill -9 $a_pid
+    kill -TERM "$store_pid"
+    wait "$store_pid"
+}
+
 @test "blocks are published, found again, handed over; handing over costs the same whatever the length" {
     kv+=(--kv-cache-memory-bytes $((600 * 12288)))
     start
@@ -390,15 +403,7 @@ P
 }
 
 @test "blocks survive a restart in the file; one that is damaged is dropped, and computed again" {
-    start --disk kv.disk --disk-size 10M
-    client a
-    tell a lease 1 6
-    tell a credit 6
-    tell a publish 6
-    [ "$(tell a release)" = ok ]
-    kill -9 $a_pid
-    kill -TERM "$store_pid"
-    wait "$store_pid"
+    six_blocks_on_disk
     [ ! -e kv.sock ]
     start --disk kv.disk --disk-size 10M
     client b
@@ -453,15 +458,7 @@ ssize_t pwritev(int fd, const struct iovec *v, int n, off_t at)
 { wait_for_it(); return syscall(SYS_pwritev, fd, v, n, at, 0); }
 C
     ${CC:-cc} -shared -fPIC -o still.so still.c
-    start --disk kv.disk --disk-size 10M
-    client a
-    tell a lease 1 6
-    tell a credit 6
-    tell a publish 6
-    [ "$(tell a release)" = ok ]
-    kill -9 $a_pid
-    kill -TERM "$store_pid"
-    wait "$store_pid"
+    six_blocks_on_disk
     export LD_PRELOAD="$PWD/still.so" ASAN_OPTIONS="verify_asan_link_order=0:$ASAN_OPTIONS"
     start --disk kv.disk --disk-size 10M --disk-ms 1500
     unset LD_PRELOAD

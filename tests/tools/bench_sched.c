@@ -51,11 +51,6 @@ static uint64_t n_sent, n_order, n_done, n_refused, run;
 static unsigned long n_worker, seqs, queued, rate, hold;
 static char name[32];
 
-static struct wire_str str(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 static void must(int rc)
 {
     if (!rc)
@@ -72,10 +67,10 @@ static void add(const struct wire_frame *f)
 static struct wire_frame join_of(const struct fake *w)
 {
     struct wire_frame f = {.kind = WIRE_JOIN};
-    f.join = (struct wire_join){.worker = str(w->name),
+    f.join = (struct wire_join){.worker = wire_str_of(w->name),
                                 .inc = run,
-                                .role = str("both"),
-                                .compat = str("bench"),
+                                .role = wire_str_of("both"),
+                                .compat = wire_str_of("bench"),
                                 .seqs = (uint32_t)seqs,
                                 .blocks = 1 << 20,
                                 .max_len = 4096,
@@ -91,7 +86,7 @@ static struct wire_frame join_of(const struct fake *w)
 static struct wire_frame poll_of(const struct fake *w, bool ctl)
 {
     struct wire_frame f = {.kind = WIRE_POLL};
-    f.poll = (struct wire_poll){.worker = str(w->name),
+    f.poll = (struct wire_poll){.worker = wire_str_of(w->name),
                                 .inc = run,
                                 .ctl = ctl,
                                 .got = ctl ? 0 : w->got,
@@ -104,8 +99,11 @@ static struct wire_frame poll_of(const struct fake *w, bool ctl)
 static struct wire_frame submit_of(uint64_t job)
 {
     struct wire_frame f = {.kind = WIRE_SUBMIT};
-    f.submit = (struct wire_submit){
-        .gw = str(name), .job = job, .n_prompt = PROMPT, .max_tokens = 16, .reply = str("ipc:///nowhere")};
+    f.submit = (struct wire_submit){.gw = wire_str_of(name),
+                                    .job = job,
+                                    .n_prompt = PROMPT,
+                                    .max_tokens = 16,
+                                    .reply = wire_str_of("ipc:///nowhere")};
     return f;
 }
 
@@ -129,13 +127,13 @@ static void poll_work(struct fake *w, uint64_t now)
             w->last = &w->first;
         w->held--;
         struct wire_frame f = {.kind = WIRE_REPORT};
-        f.report = (struct wire_report){.worker = str(w->name),
+        f.report = (struct wire_report){.worker = wire_str_of(w->name),
                                         .inc = run,
-                                        .gw = str(name),
+                                        .gw = wire_str_of(name),
                                         .job = h->job,
                                         .order = h->order,
                                         .attempt = h->attempt,
-                                        .what = str("ended"),
+                                        .what = wire_str_of("ended"),
                                         .n_done = PROMPT,
                                         .n_out = 16,
                                         .reason = WIRE_LENGTH};
@@ -165,7 +163,7 @@ static void take_order(struct fake *w, const struct wire_order *o, uint64_t now)
 
 static void poll_gateway(void)
 {
-    struct wire_frame f = {.kind = WIRE_POLL, .poll = {.gw = str(name)}};
+    struct wire_frame f = {.kind = WIRE_POLL, .poll = {.gw = wire_str_of(name)}};
     add(&f);
     must(link_ask(&e, gateway, &m, gateway));
 }

@@ -31,11 +31,6 @@ static struct link_dialer *to;
 static struct wire_arena *arena;
 static struct link_msg m;
 
-static struct wire_str str(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 static void must(int rc)
 {
     if (!rc)
@@ -113,11 +108,11 @@ static unsigned long cancel_every;
 static void add_submit(uint64_t k, bool again)
 {
     struct wire_frame f = {.kind = WIRE_SUBMIT};
-    f.submit = (struct wire_submit){.gw = str(name),
+    f.submit = (struct wire_submit){.gw = wire_str_of(name),
                                     .job = k + 1,
                                     .n_prompt = 64,
                                     .max_tokens = max_tokens,
-                                    .reply = str("ipc:///nowhere"),
+                                    .reply = wire_str_of("ipc:///nowhere"),
                                     .body = {(const uint8_t *)"body", 4},
                                     .again = again,
                                     .attempt = request[k].attempt};
@@ -126,7 +121,7 @@ static void add_submit(uint64_t k, bool again)
 
 static void add_cancel(uint64_t k)
 {
-    struct wire_frame f = {.kind = WIRE_CANCEL, .cancel = {.gw = str(name), .job = k + 1}};
+    struct wire_frame f = {.kind = WIRE_CANCEL, .cancel = {.gw = wire_str_of(name), .job = k + 1}};
     must(link_msg_add(&e, &m, &f));
     request[k].state = CANCELLED;
 }
@@ -180,7 +175,7 @@ static void told(const struct wire_frame *f)
 static void poll_again(void)
 {
     struct link_msg p = {0};
-    struct wire_frame f = {.kind = WIRE_POLL, .poll = {.gw = str(name)}};
+    struct wire_frame f = {.kind = WIRE_POLL, .poll = {.gw = wire_str_of(name)}};
     must(link_msg_add(&e, &p, &f));
     must(link_ask(&e, to, &p, NULL));
     link_msg_free(&p);
@@ -248,7 +243,7 @@ static void report(const struct task *t, const char *what)
     static uint32_t ids[65536];
     static const uint8_t handle[16] = {1};
     const struct wire_order *o = t->told->o;
-    struct wire_report r = {.what = str(what), .n_done = o->n_prompt, .n_out = o->n_out};
+    struct wire_report r = {.what = wire_str_of(what), .n_done = o->n_prompt, .n_out = o->n_out};
     uint32_t n = o->max_tokens < 65536 ? o->max_tokens : 65536;
     if (!strcmp(what, "prefilled")) {
         r.handle = (struct wire_bytes){handle, sizeof handle};
@@ -364,13 +359,13 @@ static void wrong_frame(const struct wire_frame *f)
 static int hostile(void)
 {
     static const uint8_t huge[] = {0xce, 0x0f, 0xff, 0xff, 0xff, 0x81}, cut[] = {0xce, 0, 0, 0, 9, 0x81, 0xa1, 'k'};
-    struct wire_str me = str("hostile");
+    struct wire_str me = wire_str_of("hostile");
     raw("", 0);
     raw("GET / HTTP/1.1\r\n\r\n", 18);
     raw(huge, sizeof huge);
     raw(cut, sizeof cut);
     wrong_frame(&(struct wire_frame){.kind = WIRE_IDLE, .idle = {.to = me}});
-    wrong_frame(&(struct wire_frame){.kind = WIRE_GONE, .gone = {.worker = str("w1")}});
+    wrong_frame(&(struct wire_frame){.kind = WIRE_GONE, .gone = {.worker = wire_str_of("w1")}});
     wrong_frame(&(struct wire_frame){.kind = WIRE_BLOCKS, .blocks = {.store = me, .reset = true}});
     wrong_frame(&(struct wire_frame){.kind = WIRE_HELLO, .hello = {.version = WIRE_VERSION, .from = me}});
     wrong_frame(&(struct wire_frame){.kind = WIRE_ORDER,
@@ -378,7 +373,8 @@ static int hostile(void)
     wrong_frame(&(struct wire_frame){.kind = WIRE_POLL, .poll = {.worker = me, .inc = 7}});
     wrong_frame(&(struct wire_frame){
         .kind = WIRE_REPORT,
-        .report = {.worker = me, .inc = 7, .gw = str("g1"), .job = 1, .order = 1, .what = str("ended")}});
+        .report = {
+            .worker = me, .inc = 7, .gw = wire_str_of("g1"), .job = 1, .order = 1, .what = wire_str_of("ended")}});
     wrong_frame(&(struct wire_frame){.kind = WIRE_REPORT, .report = {.gw = me, .job = 1, .order = 1, .what = me}});
     wrong_frame(&(struct wire_frame){
         .kind = WIRE_JOIN, .join = {.worker = me, .role = me, .seqs = 1, .blocks = 1, .max_len = 1, .chunk = 1}});
@@ -437,9 +433,10 @@ int main(int argc, char **argv)
     else if (!strcmp(what, "stat"))
         rc = once(&(struct wire_frame){.kind = WIRE_STAT});
     else if (!strcmp(what, "knob") && argc > 4)
-        rc = once(&(struct wire_frame){
-            .kind = WIRE_KNOB,
-            .knob = {.name = str(arg[0]), .value = strtof(arg[1], NULL), .worker = str(argc > 5 ? arg[2] : "")}});
+        rc = once(&(struct wire_frame){.kind = WIRE_KNOB,
+                                       .knob = {.name = wire_str_of(arg[0]),
+                                                .value = strtof(arg[1], NULL),
+                                                .worker = wire_str_of(argc > 5 ? arg[2] : "")}});
     else if (!strcmp(what, "hostile"))
         rc = hostile();
     link_dialer_free(to);

@@ -19,10 +19,7 @@
 
 #include "proc/cores.h"
 #include "proc/proc.h"
-
-static char dir[] = "/tmp/cores_test.XXXXXX";
-static char path[64];
-static cpu_set_t all;
+#include "unit/cores_file.h"
 
 static struct cores *worker(int cpu, uint64_t rest_ns)
 {
@@ -370,29 +367,6 @@ static void alone(void **state)
     cores_rest(c);
     assert_false(is_free(c, 0));
     cores_close(c);
-}
-
-/* Tests that take a core tie this thread to it. */
-static int set_free(void **state)
-{
-    (void)state;
-    return sched_setaffinity(0, sizeof all, &all);
-}
-
-static int set_up(void **state)
-{
-    (void)state;
-    if (!mkdtemp(dir))
-        return -1;
-    snprintf(path, sizeof path, "%s/cores", dir);
-    return sched_getaffinity(0, sizeof all, &all);
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    unlink(path);
-    return rmdir(dir);
 }
 
 int main(void)

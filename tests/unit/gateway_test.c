@@ -51,11 +51,6 @@ struct world {
 
 static const uint8_t fp[32] = "a vocabulary of the test";
 
-static struct wire_str str(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 static void keep(json_t *list, const struct wire_frame *f)
 {
     char *line = NULL;
@@ -87,8 +82,11 @@ static void on_say(void *arg, const char *text)
 static void hello_of(struct wire_frame *f)
 {
     *f = (struct wire_frame){.kind = WIRE_HELLO};
-    f->hello = (struct wire_hello){
-        .version = WIRE_VERSION, .from = str("tokenize"), .has_vocab = true, .vocab_fp = {fp, 32}, .vocab_n = 100};
+    f->hello = (struct wire_hello){.version = WIRE_VERSION,
+                                   .from = wire_str_of("tokenize"),
+                                   .has_vocab = true,
+                                   .vocab_fp = {fp, 32},
+                                   .vocab_n = 100};
 }
 
 static void tok_of(struct wire_frame *f, uint64_t seq, uint32_t index)
@@ -99,7 +97,7 @@ static void tok_of(struct wire_frame *f, uint64_t seq, uint32_t index)
     wire_sampling_default(&f->req.s);
     f->req.seq = seq;
     f->req.index = index;
-    f->req.id = str("mine");
+    f->req.id = wire_str_of("mine");
     f->req.ids = ids;
     f->req.n_id = 3;
     f->req.s.max_tokens = 4;
@@ -122,7 +120,8 @@ static void answer_line(struct world *w, struct link_question *q, uint64_t seq)
     }
     if (w->n_choice == -1) {
         f = (struct wire_frame){.kind = WIRE_ERR};
-        f.error = (struct wire_error){.seq = seq, .id = str("mine"), .code = ERR_NO, .text = str("no such field")};
+        f.error = (struct wire_error){
+            .seq = seq, .id = wire_str_of("mine"), .code = ERR_NO, .text = wire_str_of("no such field")};
         OK(link_msg_add(e, &m, &f));
     }
     link_answer(q, &m);
@@ -166,7 +165,7 @@ static void sched_question(struct world *w, struct link_event *v)
     if (w->forget) {
         w->forget = false;
         struct wire_frame no = {.kind = WIRE_REFUSE};
-        no.refuse = (struct wire_refuse){.to = str("x"), .text = str("who are you")};
+        no.refuse = (struct wire_refuse){.to = wire_str_of("x"), .text = wire_str_of("who are you")};
         say_sched(w, &no, 1);
     }
 }
@@ -329,7 +328,7 @@ static uint64_t ask(struct world *w, uint64_t seq)
 static void ack(struct world *w, uint64_t job)
 {
     struct wire_frame f = {.kind = WIRE_ACK};
-    f.ack = (struct wire_ack){.to = str("x"), .job = job, .attempt = 1};
+    f.ack = (struct wire_ack){.to = wire_str_of("x"), .job = job, .attempt = 1};
     int n = w->n_taken;
     UNTIL(w->parked);
     say_sched(w, &f, 1);
@@ -339,7 +338,8 @@ static void ack(struct world *w, uint64_t job)
 static void done(struct world *w, uint64_t job, enum wire_reason reason, uint32_t code, const char *why)
 {
     struct wire_frame f = {.kind = WIRE_DONE};
-    f.done = (struct wire_done){.to = str("x"), .job = job, .reason = reason, .code = code, .text = str(why)};
+    f.done = (struct wire_done){
+        .to = wire_str_of("x"), .job = job, .reason = reason, .code = code, .text = wire_str_of(why)};
     UNTIL(w->parked);
     say_sched(w, &f, 1);
 }
@@ -347,8 +347,11 @@ static void done(struct world *w, uint64_t job, enum wire_reason reason, uint32_
 static void refuse(struct world *w, uint64_t job, bool never, uint64_t retry_ns)
 {
     struct wire_frame f = {.kind = WIRE_REFUSE};
-    f.refuse = (struct wire_refuse){
-        .to = str("x"), .job = job, .never = never, .retry_ns = retry_ns, .text = str("the queue is full")};
+    f.refuse = (struct wire_refuse){.to = wire_str_of("x"),
+                                    .job = job,
+                                    .never = never,
+                                    .retry_ns = retry_ns,
+                                    .text = wire_str_of("the queue is full")};
     UNTIL(w->parked);
     say_sched(w, &f, 1);
 }
@@ -369,7 +372,8 @@ static void send_worker(struct world *w, const struct wire_frame *f, size_t n)
 static struct wire_frame out_of(uint64_t job, uint32_t at, const uint32_t *ids, uint32_t n, const char *s)
 {
     struct wire_frame f = {.kind = WIRE_OUT};
-    f.out = (struct wire_out){.seq = job, .id = str("mine"), .ids = ids, .n_id = n, .text = str(s), .at = at};
+    f.out = (struct wire_out){
+        .seq = job, .id = wire_str_of("mine"), .ids = ids, .n_id = n, .text = wire_str_of(s), .at = at};
     return f;
 }
 
@@ -383,7 +387,7 @@ static void end(struct world *w, uint64_t job, uint32_t n)
 {
     struct wire_frame f = {.kind = WIRE_END};
     f.end = (struct wire_end){.seq = job,
-                              .id = str("mine"),
+                              .id = wire_str_of("mine"),
                               .reason = WIRE_STOP,
                               .prompt_tokens = 3,
                               .completion_tokens = n,
@@ -533,7 +537,8 @@ static void test_tokens_that_do_not_fit(void **state)
             f = out_of(job, 1, &other, 1, "x");
         if (k == 3) {
             f = (struct wire_frame){.kind = WIRE_END};
-            f.end = (struct wire_end){.seq = job, .id = str("mine"), .reason = WIRE_STOP, .completion_tokens = 3};
+            f.end =
+                (struct wire_end){.seq = job, .id = wire_str_of("mine"), .reason = WIRE_STOP, .completion_tokens = 3};
         }
         send_worker(w, &f, 1);
         UNTIL(count(w->told, "submit") == 2 && count(w->told, "cancel") == 1);
@@ -606,7 +611,7 @@ static void test_sched_forgets(void **state)
     uint64_t job = ask(w, 1);
     UNTIL(w->parked);
     struct wire_frame no = {.kind = WIRE_REFUSE};
-    no.refuse = (struct wire_refuse){.to = str("x"), .text = str("who are you")};
+    no.refuse = (struct wire_refuse){.to = wire_str_of("x"), .text = wire_str_of("who are you")};
     say_sched(w, &no, 1);
     UNTIL(count(w->told, "submit") == 2);
     const json_t *s = nth(w->told, "submit", 1);

@@ -64,11 +64,6 @@ struct world {
     uint64_t retried, preempted, stale, restarts;
 };
 
-static struct wire_str str(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 /* Token i of a request, so that any order or stream can be judged. */
 static uint32_t token(uint64_t job, uint32_t i)
 {
@@ -155,13 +150,13 @@ static void say(struct world *x, struct fake_worker *w, const struct fake_run *r
 {
     uint32_t out[64];
     struct wire_frame f = {.kind = WIRE_REPORT};
-    f.report = (struct wire_report){.worker = str(w->name),
+    f.report = (struct wire_report){.worker = wire_str_of(w->name),
                                     .inc = w->inc,
-                                    .gw = str("gw"),
+                                    .gw = wire_str_of("gw"),
                                     .job = r->job,
                                     .order = r->order,
                                     .attempt = r->attempt,
-                                    .what = str(what),
+                                    .what = wire_str_of(what),
                                     .n_done = r->n_prompt,
                                     .n_out = r->n_out,
                                     .out = out,
@@ -260,11 +255,11 @@ static void join(struct world *x, struct fake_worker *w)
     static const char *const roles[] = {"prefill", "decode", "decode", "prefill", "both", "decode"};
     struct wire_run run[N_RUN];
     struct wire_frame f = {.kind = WIRE_JOIN};
-    f.join = (struct wire_join){.worker = str(w->name),
+    f.join = (struct wire_join){.worker = wire_str_of(w->name),
                                 .inc = w->inc,
-                                .role = str(roles[w - x->w]),
-                                .store = str("s"),
-                                .compat = str("m"),
+                                .role = wire_str_of(roles[w - x->w]),
+                                .store = wire_str_of("s"),
+                                .compat = wire_str_of("m"),
                                 .seqs = w->seqs,
                                 .blocks = 4000,
                                 .max_len = 100000,
@@ -275,11 +270,11 @@ static void join(struct world *x, struct fake_worker *w)
     for (int i = 0; i < N_RUN; i++) {
         const struct fake_run *r = &w->run[i];
         if (r->used)
-            run[f.join.n_run++] = (struct wire_run){.gw = str("gw"),
+            run[f.join.n_run++] = (struct wire_run){.gw = wire_str_of("gw"),
                                                     .job = r->job,
                                                     .order = r->order,
                                                     .attempt = r->attempt,
-                                                    .phase = str(r->phase),
+                                                    .phase = wire_str_of(r->phase),
                                                     .n_prompt = r->n_prompt,
                                                     .max_tokens = r->max_tokens,
                                                     .n_out = r->n_out};
@@ -299,7 +294,7 @@ static void poll(struct world *x, struct fake_worker *w, bool ctl)
     uint32_t used = 0;
     for (int i = 0; i < N_RUN; i++)
         used += w->run[i].used;
-    f.poll = (struct wire_poll){.worker = str(w->name),
+    f.poll = (struct wire_poll){.worker = wire_str_of(w->name),
                                 .inc = w->inc,
                                 .ctl = ctl,
                                 .got = ctl ? w->ctl_got : w->got,
@@ -315,7 +310,7 @@ static void poll(struct world *x, struct fake_worker *w, bool ctl)
 static void die(struct world *x, struct fake_worker *w)
 {
     struct wire_frame f = {.kind = WIRE_GONE};
-    f.gone = (struct wire_gone){.worker = str(w->name), .inc = w->inc};
+    f.gone = (struct wire_gone){.worker = wire_str_of(w->name), .inc = w->inc};
     memset(w->run, 0, sizeof w->run);
     w->up = w->joined = w->polls = w->ctl_polls = w->stopped = false;
     w->n_dead = 0;
@@ -370,7 +365,7 @@ static void submit(struct world *x, uint64_t id, bool again)
     struct fake_job *j = &x->job[id];
     uint32_t out[64];
     struct wire_frame f = {.kind = WIRE_SUBMIT};
-    f.submit = (struct wire_submit){.gw = str("gw"),
+    f.submit = (struct wire_submit){.gw = wire_str_of("gw"),
                                     .job = id,
                                     .n_prompt = j->n_prompt,
                                     .max_tokens = j->max_tokens,
@@ -420,7 +415,7 @@ static void move(struct world *x, bool faults)
         submit(x, id, false);
     } else if (what < 160 && faults && x->n_job) {
         uint64_t id = x->n_job > 40 ? x->n_job - draw(40) : 1;
-        struct wire_frame f = {.kind = WIRE_CANCEL, .cancel = {.gw = str("gw"), .job = id}};
+        struct wire_frame f = {.kind = WIRE_CANCEL, .cancel = {.gw = wire_str_of("gw"), .job = id}};
         x->job[id].cancel_sent = true;
         event(x, &f);
     } else if (what < 163 && faults) {
@@ -434,7 +429,7 @@ static void move(struct world *x, bool faults)
     } else if (what < 171 && faults) {
         struct wire_frame f = {.kind = WIRE_KNOB};
         struct fake_worker *w = &x->w[draw(N_WORKER)];
-        f.knob = (struct wire_knob){.name = str("hand_over"), .worker = str(w->name), .value = 1};
+        f.knob = (struct wire_knob){.name = wire_str_of("hand_over"), .worker = wire_str_of(w->name), .value = 1};
         if (w->joined)
             event(x, &f);
     }

@@ -26,11 +26,6 @@ struct world {
     size_t n_handle;
 };
 
-static struct wire_str str(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 static void emit(void *arg, const struct wire_frame *f)
 {
     struct world *x = arg;
@@ -56,11 +51,11 @@ static void event(struct world *x, struct wire_frame *f)
 static void join(struct world *x, const char *name)
 {
     struct wire_frame f = {.kind = WIRE_JOIN};
-    f.join = (struct wire_join){.worker = str(name),
+    f.join = (struct wire_join){.worker = wire_str_of(name),
                                 .inc = 1,
-                                .role = str(name),
-                                .store = str("s"),
-                                .compat = str("m"),
+                                .role = wire_str_of(name),
+                                .store = wire_str_of("s"),
+                                .compat = wire_str_of("m"),
                                 .seqs = 8,
                                 .blocks = POOL,
                                 .max_len = 2048,
@@ -71,18 +66,19 @@ static void join(struct world *x, const char *name)
 static void poll(struct world *x, const char *name, uint64_t got, uint64_t blocks)
 {
     struct wire_frame f = {.kind = WIRE_POLL};
-    f.poll = (struct wire_poll){.worker = str(name), .inc = 1, .got = got, .seqs = 8, .tokens = 4096, .blocks = blocks};
+    f.poll = (struct wire_poll){
+        .worker = wire_str_of(name), .inc = 1, .got = got, .seqs = 8, .tokens = 4096, .blocks = blocks};
     event(x, &f);
 }
 
 static void submit(struct world *x, uint64_t job, uint32_t n_prompt, uint32_t max_tokens)
 {
     struct wire_frame f = {.kind = WIRE_SUBMIT};
-    f.submit = (struct wire_submit){.gw = str("gw"),
+    f.submit = (struct wire_submit){.gw = wire_str_of("gw"),
                                     .job = job,
                                     .n_prompt = n_prompt,
                                     .max_tokens = max_tokens,
-                                    .reply = str("r"),
+                                    .reply = wire_str_of("r"),
                                     .body = {(const uint8_t *)"b", 1}};
     event(x, &f);
 }
@@ -94,19 +90,19 @@ static void prefilled(struct world *x, uint64_t job, uint32_t n_prompt)
     uint8_t handle[16] = {(uint8_t)job, [8] = 1};
     struct wire_frame f = {.kind = WIRE_REPORT};
     assert_true(x->last.job == job && !strcmp(x->phase, "prefill"));
-    f.report = (struct wire_report){.worker = str("prefill"),
+    f.report = (struct wire_report){.worker = wire_str_of("prefill"),
                                     .inc = 1,
-                                    .gw = str("gw"),
+                                    .gw = wire_str_of("gw"),
                                     .job = job,
                                     .order = x->last.order,
                                     .attempt = x->last.attempt,
-                                    .what = str("prefilled"),
+                                    .what = wire_str_of("prefilled"),
                                     .n_done = n_prompt,
                                     .n_out = 1,
                                     .out = &id,
                                     .n_out_id = 1,
                                     .handle = {handle, sizeof handle},
-                                    .store = str("s")};
+                                    .store = wire_str_of("s")};
     event(x, &f);
 }
 

@@ -16,14 +16,11 @@
 
 #include "engine/team.h"
 #include "proc/proc.h"
+#include "unit/cores_file.h"
 
 #define PHASES 60
 #define UNITS 37 /* at most */
 #define BORROWED 3
-
-static char dir[] = "/tmp/team_test.XXXXXX";
-static char path[64];
-static cpu_set_t all;
 
 /* Cores above those of the machine do as well: a thread that cannot be tied to one runs anywhere. */
 static struct cores *worker(const int *cpu, int n, const int *borrow, int n_borrow)
@@ -252,28 +249,6 @@ static void never_free(void **state)
     cores_close(mine);
     cores_close(o);
     free(j);
-}
-
-static int set_free(void **state)
-{
-    (void)state;
-    return sched_setaffinity(0, sizeof all, &all);
-}
-
-static int set_up(void **state)
-{
-    (void)state;
-    if (!mkdtemp(dir))
-        return -1;
-    snprintf(path, sizeof path, "%s/cores", dir);
-    return sched_getaffinity(0, sizeof all, &all);
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    unlink(path);
-    return rmdir(dir);
 }
 
 int main(void)

@@ -34,11 +34,6 @@ static uint64_t now_ms(void)
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-static struct wire_str str(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 static bool is(struct wire_str s, const char *what)
 {
     return s.n == strlen(what) && !memcmp(s.p, what, s.n);
@@ -189,7 +184,7 @@ static void answer(struct side *s, struct message *m, const struct wire_frame *f
 
 static void refuse(struct side *s, struct message *m, const char *text)
 {
-    struct wire_frame f = {.kind = WIRE_REFUSE, .refuse = {.to = str("w"), .text = str(text)}};
+    struct wire_frame f = {.kind = WIRE_REFUSE, .refuse = {.to = wire_str_of("w"), .text = wire_str_of(text)}};
     answer(s, m, &f, 1);
 }
 
@@ -291,17 +286,17 @@ static int teardown(void **state)
 static struct wire_frame order(uint64_t n, uint64_t id, const char *phase)
 {
     struct wire_frame f = {.kind = WIRE_ORDER};
-    f.order = (struct wire_order){.to = str("w"),
+    f.order = (struct wire_order){.to = wire_str_of("w"),
                                   .n = n,
                                   .order = id,
-                                  .gw = str("g"),
+                                  .gw = wire_str_of("g"),
                                   .job = 1000 + id,
                                   .attempt = 2,
-                                  .phase = str(phase),
+                                  .phase = wire_str_of(phase),
                                   .n_prompt = 40,
                                   .max_tokens = 20,
                                   .lease_ns = 60000000000,
-                                  .reply = str(gw.url),
+                                  .reply = wire_str_of(gw.url),
                                   .body = {(const uint8_t *)"body", 4}};
     return f;
 }
@@ -309,8 +304,13 @@ static struct wire_frame order(uint64_t n, uint64_t id, const char *phase)
 static struct wire_frame control(uint64_t n, uint64_t id, const char *what)
 {
     struct wire_frame f = {.kind = WIRE_CONTROL};
-    f.control = (struct wire_control){
-        .to = str("w"), .n = n, .what = str(what), .gw = str("g"), .job = 1000 + id, .order = id, .attempt = 2};
+    f.control = (struct wire_control){.to = wire_str_of("w"),
+                                      .n = n,
+                                      .what = wire_str_of(what),
+                                      .gw = wire_str_of("g"),
+                                      .job = 1000 + id,
+                                      .order = id,
+                                      .attempt = 2};
     return f;
 }
 
@@ -363,7 +363,8 @@ static void report(uint64_t id, const char *what, uint32_t n_out)
     static uint32_t ids[64];
     for (uint32_t i = 0; i < n_out; i++)
         ids[i] = i;
-    struct wire_report r = {.what = str(what), .n_out = n_out, .out = ids, .n_out_id = n_out, .reason = WIRE_STOP};
+    struct wire_report r = {
+        .what = wire_str_of(what), .n_out = n_out, .out = ids, .n_out_id = n_out, .reason = WIRE_STOP};
     if (strcmp(what, "ended"))
         r.reason = 0;
     OK(worker_link_report(&e, w, id, &r));
@@ -407,7 +408,7 @@ static void joins_and_polls(void **state)
     assert_int_equal(poll_of(m)->step_ns, 9);
     assert_int_equal(poll_of(m)->batch, 2);
     /* What the scheduler answers empty is asked again. */
-    struct wire_frame idle = {.kind = WIRE_IDLE, .idle = {.to = str("w")}};
+    struct wire_frame idle = {.kind = WIRE_IDLE, .idle = {.to = wire_str_of("w")}};
     answer(&sched, m, &idle, 1);
     m = newest_work(&sched);
     assert_int_equal(poll_of(m)->step_ns, 0); /* a step is told once */
@@ -494,7 +495,7 @@ static void tokens_go_before_reports(void **state)
     assert_int_equal(t->n, 1);
     assert_true(t->f[0].kind == WIRE_OUT && t->f[0].out.seq == 1071 && t->f[0].out.n_id == 1);
     uint32_t id = 7;
-    struct wire_report p = {.what = str("prefilled"),
+    struct wire_report p = {.what = wire_str_of("prefilled"),
                             .n_out = 1,
                             .out = &id,
                             .n_out_id = 1,
@@ -522,7 +523,7 @@ static void tokens_go_before_reports(void **state)
     struct wire_frame f = {.kind = WIRE_OUT, .out = {.seq = 1071, .ids = &id, .n_id = 1}};
     assert_int_equal(worker_link_send(&e, w, 71, &f, 2), ERR_NO);
     assert_int_equal(worker_link_report(&e, w, 71, &p), ERR_NO);
-    p.what = str("no such report");
+    p.what = wire_str_of("no such report");
     assert_int_equal(worker_link_report(&e, w, 71, &p), ERR_USAGE);
 }
 
@@ -839,7 +840,7 @@ static void no_such_address(void **state)
     worker_open(4);
     take_join(&sched);
     struct wire_frame f = order(1, 71, "whole");
-    f.order.reply = str("pigeon://loft");
+    f.order.reply = wire_str_of("pigeon://loft");
     answer(&sched, work_with(&sched, 4), &f, 1);
     const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "failed") && r->order == 71 && r->code == ERR_NO);
@@ -892,7 +893,7 @@ static void drain_and_role_by_the_scheduler(void **state)
     worker_open(4);
     take_join(&sched);
     struct wire_frame c[] = {control(1, 0, "drain"), control(2, 0, "drain"), control(3, 0, "role")};
-    c[2].control.role = str("prefill");
+    c[2].control.role = wire_str_of("prefill");
     answer(&sched, need(&sched, CTL), c, 3);
     told(TOLD_DRAIN, 0);
     struct worker_told *t = take(WAIT_MS);
@@ -964,7 +965,7 @@ static void newest_progress_counts(void **state)
     side_kill(&sched);
     usleep(50000);
     for (uint32_t i = 1; i <= 5; i++) {
-        struct wire_report r = {.what = str("progress"), .n_done = 8 * i};
+        struct wire_report r = {.what = wire_str_of("progress"), .n_done = 8 * i};
         OK(worker_link_report(&e, w, 71, &r));
     }
     report(71, "failed", 0);

@@ -64,11 +64,6 @@ static uint64_t ran_ns(void)
     return ran;
 }
 
-static struct wire_str str(const char *s)
-{
-    return (struct wire_str){s, strlen(s)};
-}
-
 static bool is(struct wire_str s, const char *what)
 {
     return s.n == strlen(what) && !memcmp(s.p, what, s.n);
@@ -266,11 +261,11 @@ static void submit(struct job *j, bool again)
     for (uint32_t i = 0; i < j->n; i++)
         out[i] = token_of(j->id, i);
     struct wire_frame f = {.kind = WIRE_SUBMIT};
-    f.submit = (struct wire_submit){.gw = str(gw[j->gw].name),
+    f.submit = (struct wire_submit){.gw = wire_str_of(gw[j->gw].name),
                                     .job = j->id,
                                     .n_prompt = j->n_prompt,
                                     .max_tokens = j->max_tokens,
-                                    .reply = str(gw[j->gw].url),
+                                    .reply = wire_str_of(gw[j->gw].url),
                                     .again = again,
                                     .attempt = 1,
                                     .n_out = j->n,
@@ -295,7 +290,8 @@ static void sched_begin(void)
             submit(&job[i], true);
     for (uint32_t i = 0; i < n_asked; i++)
         if (!job[i].ended && job[i].cancelled)
-            event(&(struct wire_frame){.kind = WIRE_CANCEL, .cancel = {.gw = str(gw[job[i].gw].name), .job = i + 1}});
+            event(&(struct wire_frame){.kind = WIRE_CANCEL,
+                                       .cancel = {.gw = wire_str_of(gw[job[i].gw].name), .job = i + 1}});
 }
 
 static void sched_end(void)
@@ -348,7 +344,7 @@ static struct seat *message(const struct link_event *ev, bool *parked)
 static void refuse(struct link_question *q)
 {
     struct link_msg m = {0};
-    OK(link_msg_add(&e, &m, &(struct wire_frame){.kind = WIRE_REFUSE, .refuse = {.to = str("w")}}));
+    OK(link_msg_add(&e, &m, &(struct wire_frame){.kind = WIRE_REFUSE, .refuse = {.to = wire_str_of("w")}}));
     link_answer(q, &m);
     link_msg_free(&m);
 }
@@ -376,7 +372,8 @@ static void peer_gone(uint32_t peer)
         if (seat[i].peer == peer) {
             seat[i].peer = 0;
             seat[i].q[0] = seat[i].q[1] = NULL;
-            event(&(struct wire_frame){.kind = WIRE_GONE, .gone = {.worker = str(seat[i].name), .inc = seat[i].inc}});
+            event(&(struct wire_frame){.kind = WIRE_GONE,
+                                       .gone = {.worker = wire_str_of(seat[i].name), .inc = seat[i].inc}});
         }
 }
 
@@ -460,7 +457,7 @@ static void close_task(struct worker *w, uint32_t i, const char *what)
     for (uint32_t n = 0; n < k->n_out; n++)
         out[n] = token_of(o->job, n);
     struct wire_report r = {
-        .what = str(what), .n_out = k->n_out, .out = out, .n_out_id = k->n_out, .n_done = o->n_prompt};
+        .what = wire_str_of(what), .n_out = k->n_out, .out = out, .n_out_id = k->n_out, .n_done = o->n_prompt};
     if (!strcmp(what, "ended"))
         r.reason = WIRE_LENGTH;
     if (!strcmp(what, "failed"))
@@ -505,7 +502,8 @@ static void step_task(struct worker *w, uint32_t i)
     bool prefill = is(o->phase, "prefill");
     if (!is(o->phase, "decode") && !k->prefilled && draw(3)) {
         if (draw(2))
-            OK(worker_link_report(&e, w->link, id, &(struct wire_report){.what = str("progress"), .n_done = 5}));
+            OK(worker_link_report(&e, w->link, id,
+                                  &(struct wire_report){.what = wire_str_of("progress"), .n_done = 5}));
         return;
     }
     k->prefilled = true;
@@ -556,13 +554,14 @@ static void cancel(void)
     if (j->ended || j->cancelled)
         return;
     j->cancelled = true;
-    event(&(struct wire_frame){.kind = WIRE_CANCEL, .cancel = {.gw = str(gw[j->gw].name), .job = j->id}});
+    event(&(struct wire_frame){.kind = WIRE_CANCEL, .cancel = {.gw = wire_str_of(gw[j->gw].name), .job = j->id}});
 }
 
 static void knob(const char *name, int i, float value)
 {
     struct wire_frame f = {.kind = WIRE_KNOB};
-    f.knob = (struct wire_knob){.at_ns = now_ns(), .name = str(name), .worker = str(seat[i].name), .value = value};
+    f.knob = (struct wire_knob){
+        .at_ns = now_ns(), .name = wire_str_of(name), .worker = wire_str_of(seat[i].name), .value = value};
     if (sched_event(&e, sched.s, &f))
         e.code = 0; /* not there now */
 }
