@@ -9,9 +9,9 @@ OPT     ?= -O3 -g
 # -ffp-contract=off: docs/arithmetic.md says where a product and a sum are fused, nowhere else.
 CFLAGS  += $(CSTD) $(WARN) $(OPT) -ffp-contract=off -fno-math-errno -D_GNU_SOURCE -Ilib -I. -pthread
 LDFLAGS += -pthread
-LDLIBS  += -lnng -lmsgpackc -lutf8proc -ljansson -lsodium -lxxhash -lm
+LDLIBS  += -lmicrohttpd -lnng -lmsgpackc -lutf8proc -ljansson -lsodium -lxxhash -lm
 
-AREAS   := err cli proc wire text model kv engine phase edge sched link
+AREAS   := err cli proc wire text model kv engine phase edge sched link http api
 LIB_SRC := $(foreach a,$(AREAS),$(wildcard lib/$(a)/*.c)) $(wildcard kernels/*.c) $(wildcard kernels/cpu/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
 LIB     := $(B)/libphasepipe.a

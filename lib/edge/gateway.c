@@ -145,6 +145,8 @@ void gateway_close(struct gateway *g)
     struct err e = {0};
     g->o.frame = unheard; /* whoever closes it wants to hear no more */
     g->o.taken = NULL;
+    g->o.read = NULL;
+    g->o.full = NULL;
     while (g->box && g->sched && !g->sched_down_ns && (g->telling || g->n_last_word) && proc_now_ns() < end &&
            !gateway_step(&e, g, 10))
         ;

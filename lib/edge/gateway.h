@@ -29,6 +29,10 @@ struct gateway_opts {
     void (*frame)(void *arg, const struct wire_frame *f);
     /* The scheduler has taken it, or has it wait: may be NULL. */
     void (*taken)(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns);
+    /* tokenize has read it: the first of its choices, borrowed. May be NULL. */
+    void (*read)(void *arg, uint64_t seq, const struct wire_req *q);
+    /* The err frame that follows is of the scheduler, which cannot take the request now, and says when: may be NULL. */
+    void (*full)(void *arg, uint64_t seq, uint64_t retry_ns);
     /* What a person should know and no request is told: may be NULL. */
     void (*say)(void *arg, const char *text);
     void *arg;

@@ -84,7 +84,8 @@ static int read_answer(struct err *e, struct gateway *g, struct wire_frame *f, b
         int rc = gw_choice_new(e, g, r, &h.hello, &f->req);
         if (rc)
             return rc;
-        count++;
+        if (!count++ && g->o.read)
+            g->o.read(g->o.arg, r->seq, &f->req);
     }
     if (e->code || !count)
         return e->code ? e->code : nonsense(e, "without a prompt");

@@ -344,6 +344,8 @@ static void refused(struct gateway *g, struct gw_choice *c, const struct wire_re
             err_set(&e, ERR_NO, "%.*s", n, f->text.p ? f->text.p : "");
         else
             err_set(&e, ERR_NO, "%.*s: ask again in %.3g s", n, f->text.p ? f->text.p : "", (double)f->retry_ns / 1e9);
+        if (!f->never && g->o.full)
+            g->o.full(g->o.arg, c->r->seq, f->retry_ns);
         gw_choice_fail(g, c, &e);
         return;
     }

@@ -1,0 +1,24 @@
+/*
+ * What the scheduler and the store say of themselves, asked every second and kept: for /metrics, /api/ps, readiness.
+ * Never waited for: what cannot be had is old, and its age is known.
+ */
+#ifndef API_WATCH_H
+#define API_WATCH_H
+
+#include "err/err.h"
+#include "wire/wire.h"
+
+struct api_watch;
+/* sched: url; kv: url of a store, or NULL. */
+int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *kv);
+void watch_close(struct api_watch *w);
+int watch_fd(const struct api_watch *w);
+uint64_t watch_next_ms(const struct api_watch *w);
+void watch_step(struct api_watch *w); /* does not wait */
+
+/* The last answer, borrowed until the next step; NULL: none yet, or older than 5 s. */
+const struct wire_stat *watch_stat(const struct api_watch *w);
+const struct wire_worker *watch_workers(const struct api_watch *w, size_t *n);
+const struct wire_kv_stat *watch_store(const struct api_watch *w);
+
+#endif
