@@ -33,6 +33,9 @@ struct http_opts {
     void (*fail)(void *arg, struct http_request *r, int status, const char *text);
     /* The client of a request that is not answered to its end has gone; r is no more after this returns. */
     void (*gone)(void *arg, struct http_request *r);
+    /* r is no more after this, whatever its end: its answer was given whole (status), or it is gone (0). Called by
+     * http_reply, http_end and after `gone`: what http_set keeps is freed here. */
+    void (*over)(void *arg, struct http_request *r, int status);
     void (*say)(void *arg, const char *text); /* what a person should know; may be NULL */
     void *arg;
 };
