@@ -9,9 +9,9 @@
 #include "cmd/phasepipe/service.h"
 #include "proc/proc.h"
 
-/* Turns of leaving: the scheduler refuses what is new and ends when nothing runs any more, then nobody needs the rest.
- */
-enum { LEAVES_SCHED, LEAVES_WORKER, LEAVES_TOKENIZE, LEAVES_STORE };
+/* Turns of leaving: the edge refuses what is new and ends when its answers have, then the scheduler, then nobody needs
+ * the rest. */
+enum { LEAVES_EDGE, LEAVES_SCHED, LEAVES_WORKER, LEAVES_TOKENIZE, LEAVES_STORE };
 
 static int words(struct err *e, struct command *c, const char *const *w)
 {
@@ -115,6 +115,30 @@ static int plan_worker(struct err *e, struct service *v, const struct plan *p, c
     return rc ? rc : option(e, c, "--cores", cpus ? p->cores : NULL);
 }
 
+/* What the HTTP server is told: a file of keys, a certificate and names go through as they are. */
+static int plan_edge(struct err *e, struct command *c, const struct plan *p, const char *run)
+{
+    char sched[RUN_BYTES_MAX + 32], tokenize[RUN_BYTES_MAX + 32], kv[RUN_BYTES_MAX + 32];
+    snprintf(sched, sizeof sched, "ipc://%s/sched.sock", run);
+    snprintf(tokenize, sizeof tokenize, "ipc://%s/tokenize.sock", run);
+    snprintf(kv, sizeof kv, "unix:%s/kv.sock", run);
+    int rc = begin(e, c, "stream");
+    rc = rc ? rc : words(e, c, (const char *const[]){"--sched", sched, "--tokenize", tokenize, "--kv", kv, NULL});
+    rc = rc ? rc : option(e, c, "--http", p->http);
+    if (!rc && strcmp(p->ollama, "off"))
+        rc = option(e, c, "--ollama", p->ollama);
+    if (!rc && !p->ollama_given)
+        rc = command_add(e, c, "--ollama-if-free");
+    for (size_t i = 0; i < p->names.n && !rc; i++)
+        rc = option(e, c, "--served-model-name", p->names.v[i]);
+    rc = rc ? rc : option(e, c, "--model", p->model);
+    rc = rc ? rc : option(e, c, "--api-key-file", p->key_file);
+    rc = rc ? rc : option(e, c, "--ssl-certfile", p->tls_cert);
+    rc = rc ? rc : option(e, c, "--ssl-keyfile", p->tls_key);
+    rc = rc ? rc : option(e, c, "--allowed-origins", p->origins);
+    return !rc && p->access_log ? command_add(e, c, "--access-log") : rc;
+}
+
 /* ---- cores ---- */
 
 struct cpus {
@@ -210,6 +234,11 @@ int plan_services(struct err *e, struct service *v, size_t *n, const struct plan
     s = add(v, n, "tokenize", "tokenizer", LEAVES_TOKENIZE);
     rc = rc ? rc : plan_tokenize(e, &s->command, p, run);
     pin(s, all.cpu, n_pre);
+    if (strcmp(p->http, "off")) {
+        s = add(v, n, "stream", "edge", LEAVES_EDGE);
+        rc = rc ? rc : plan_edge(e, &s->command, p, run);
+        pin(s, all.cpu, n_pre);
+    }
     rc = rc ? rc : plan_pool(e, v, n, p, run, "prefill", p->n_prefill, all.cpu, n_pre);
     return rc ? rc : plan_pool(e, v, n, p, run, "decode", p->n_decode, all.cpu + n_pre, all.n - n_pre);
 }

@@ -17,13 +17,14 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "cli/cli.h"
 #include "err/err.h"
 
 #define UP "phasepipe up"
 
 #define RUN_BYTES_MAX 72 /* so that the path of a socket within fits the 107 bytes of its address */
 #define WORKERS_MAX 64   /* of a pool */
-#define SERVICES_MAX (3 + 2 * WORKERS_MAX)
+#define SERVICES_MAX (4 + 2 * WORKERS_MAX)
 #define FAILS_MAX 5        /* deaths in a row of what was never ready */
 #define BACKOFF_MS_MIN 100 /* doubles */
 #define BACKOFF_MS_MAX 5000
@@ -74,7 +75,7 @@ const char *service_state_name(enum service_state s);
 /* What is run: the words are owned. `--ready-fd N` is put behind them. */
 struct command {
     char path[PATH_MAX];
-    char *argv[48];
+    char *argv[128];
     size_t n;
 };
 int command_add(struct err *e, struct command *c, const char *word);
@@ -129,8 +130,10 @@ void status_words(char *out, size_t n, int status);
 struct plan {
     const char *model, *sched, *kv_type, *disk, *cores, *engine, *run;
     const char *kv_bytes, *disk_size, *batched, *seqs;
+    const char *http, *ollama, *key_file, *tls_cert, *tls_key, *origins; /* http, ollama: "off", or an address */
+    struct cli_list names;
     uint64_t n_prefill, n_decode, drain_s;
-    bool detach;
+    bool detach, ollama_given, access_log;
 };
 /* A policy: "NAME", "PATH", or either with a word behind a blank for its argument. */
 int plan_sched(struct err *e, struct command *out, const struct plan *p, const char *run, const char *policy);

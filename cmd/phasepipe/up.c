@@ -37,6 +37,18 @@ static int parse(struct err *e, struct plan *p, int argc, char **argv)
         {0, "cores", CLI_CHOICE, &p->cores, "HOW", "lease (a pool lends its idle cores) or fixed (lease)",
          .choices = "lease|fixed"},
         {0, "engine", CLI_STR, &p->engine, "SPEC", "of the workers, fake:COEFFICIENTS for tests", .lo = 0},
+        {0, "http", CLI_STR, &p->http, "ADDR",
+         "OpenAI API and metrics at [HOST:]PORT, unix:PATH or off (127.0.0.1:8000)", .lo = 0},
+        {0, "ollama", CLI_STR, &p->ollama, "ADDR", "Ollama API, or off (127.0.0.1:11434 where that is free)", .lo = 0,
+         .given = &p->ollama_given},
+        {0, "served-model-name", CLI_LIST, &p->names, "NAME", "how requests call the model; further ones are aliases",
+         .lo = 0},
+        {0, "api-key-file", CLI_STR, &p->key_file, "FILE", "a key a line; without one requests are refused", .lo = 0},
+        {0, "ssl-certfile", CLI_STR, &p->tls_cert, "FILE", "certificates in PEM: HTTPS", .lo = 0},
+        {0, "ssl-keyfile", CLI_STR, &p->tls_key, "FILE", "their key", .lo = 0},
+        {0, "allowed-origins", CLI_STR, &p->origins, "LIST", "origins whose pages may ask (CORS), with commas, or *",
+         .lo = 0},
+        {0, "access-log", CLI_FLAG, &p->access_log, NULL, "a line for each HTTP answer", .lo = 0},
         {0, "drain-seconds", CLI_U64, &p->drain_s, "N", "what does not end within this is killed (40)", .lo = 0,
          .hi = 86400},
     };
@@ -171,9 +183,20 @@ static int supervise(struct err *e, struct super *s, const struct plan *p)
 int up(int argc, char **argv)
 {
     struct err e = {0};
-    struct plan p = {.sched = "sched", .n_prefill = 1, .n_decode = 1, .cores = "lease", .drain_s = DRAIN_MS / 1000};
+    struct plan p = {.sched = "sched",
+                     .n_prefill = 1,
+                     .n_decode = 1,
+                     .cores = "lease",
+                     .http = "127.0.0.1:8000",
+                     .ollama = "127.0.0.1:11434",
+                     .drain_s = DRAIN_MS / 1000};
     struct parting parting = {-1, -1};
     int words[2], status[2];
+    const char *http = getenv("PHASEPIPE_HTTP");
+    if (http && *http) {
+        p.http = http;
+        p.ollama = "off";
+    }
     int r = parse(&e, &p, argc, argv);
     if (r == CLI_DONE)
         return 0;

@@ -18,13 +18,49 @@ struct flags {
     struct ask_flags ask;
     const char *model, *run;
     bool jsonl, unordered, stats, running_given, deadline_given;
+    struct http_flags http;
     char url[2][URL_BYTES];
 };
+
+#define HTTP_FLAGS_N 15
 
 #define OPT(l, nm, k, o, a, ...)                                                                                       \
     {                                                                                                                  \
         .letter = l, .name = nm, .kind = k, .out = o, .arg = a, .help = __VA_ARGS__                                    \
     }
+
+static void http_options(struct cli_opt out[HTTP_FLAGS_N], struct flags *f)
+{
+    struct http_flags *h = &f->http;
+    const struct cli_opt own[] = {
+        OPT(0, "http", CLI_LIST, &h->listen, "ADDR", "serve the OpenAI API and metrics at [HOST:]PORT or unix:PATH"),
+        OPT(0, "ollama", CLI_STR, &h->ollama, "ADDR", "serve the Ollama API there", .given = &h->given),
+        OPT(0, "ollama-if-free", CLI_FLAG, &h->ollama_if_free, NULL, "… and do without it where somebody listens there",
+            .given = &h->given),
+        OPT(0, "served-model-name", CLI_LIST, &h->name, "NAME",
+            "how requests call the model; the first is its name, others are aliases"),
+        OPT(0, "kv", CLI_STR, &h->kv, "URL", "a store that the metrics tell of"),
+        OPT(0, "api-key-file", CLI_STR, &h->key_file, "FILE", "a key a line; without one requests are refused",
+            .given = &h->given),
+        OPT(0, "ssl-certfile", CLI_STR, &h->tls_cert, "FILE", "certificates in PEM: TLS on all addresses",
+            .given = &h->given),
+        OPT(0, "ssl-keyfile", CLI_STR, &h->tls_key, "FILE", "their key", .given = &h->given),
+        OPT(0, "allowed-origins", CLI_STR, &h->origins, "LIST", "origins whose pages may ask (CORS), with commas, or *",
+            .given = &h->given),
+        OPT(0, "max-body", CLI_SIZE, &h->body_bytes, "B", "of a request; default 16M", .lo = 1024, .hi = 16u << 20,
+            .given = &h->given),
+        OPT(0, "max-connections", CLI_U64, &h->connections, "N", "at once; default 4096", .lo = 1, .hi = 65536,
+            .given = &h->given),
+        OPT(0, "max-waiting", CLI_U64, &h->waiting, "N", "answers without a first token; beyond, 429; default 4096",
+            .lo = 1, .hi = 16384, .given = &h->given),
+        OPT(0, "access-log", CLI_FLAG, &h->access_log, NULL, "a line on stderr for each answer", .given = &h->given),
+        OPT(0, "drain-seconds", CLI_F64, &h->drain_s, "N", "after SIGTERM what runs goes on for so long; default 30",
+            .flo = 0, .fhi = 86400, .given = &h->given),
+        OPT(0, "ready-fd", CLI_U64, &h->ready_fd, "N", "write a line there when ready", .lo = 3, .hi = 1 << 20,
+            .given = &h->ready_given),
+    };
+    memcpy(out, own, sizeof own);
+}
 
 static int parse(struct err *e, struct flags *f, int argc, char **argv)
 {
@@ -46,13 +82,14 @@ static int parse(struct err *e, struct flags *f, int argc, char **argv)
             .given = &f->deadline_given),
         OPT(0, "listen", CLI_STR, &f->o.listen, "URL", "where workers send tokens; default: beside the scheduler"),
     };
-    struct cli_opt opts[sizeof own / sizeof *own + ASK_FLAGS_N];
+    struct cli_opt opts[sizeof own / sizeof *own + ASK_FLAGS_N + HTTP_FLAGS_N];
     memcpy(opts, own, sizeof own);
-    ask_flags_options(opts + sizeof own / sizeof *own, &f->ask);
+    http_options(opts + sizeof own / sizeof *own, f);
+    ask_flags_options(opts + sizeof own / sizeof *own + HTTP_FLAGS_N, &f->ask);
     const struct cli_prog prog = {
         .name = PROG,
-        .synopsis = "[--sched URL --tokenize URL | --run DIR] [-p TEXT] [--jsonl] [OPTION ...]",
-        .about = "Shows the answers of decode, or of the services, as text or as JSON lines.",
+        .synopsis = "[--sched URL --tokenize URL | --run DIR] [-p TEXT | --http ADDR] [--jsonl] [OPTION ...]",
+        .about = "Shows the answers of decode, or of the services, as text, as JSON lines or over HTTP.",
         .opts = opts,
         .n_opt = sizeof opts / sizeof *opts,
     };
@@ -128,10 +165,31 @@ static int pipe_in(struct err *e, struct show *s)
     return r;
 }
 
+static bool is_http(const struct flags *f)
+{
+    return f->http.listen.n || f->http.ollama || f->http.given || f->http.name.n || f->http.ready_given;
+}
+
+/* A server has no input and prints nothing. */
+static int run_http(struct err *e, struct flags *f, const char *dir)
+{
+    if (!f->http.listen.n && !f->http.ollama && !getenv("LISTEN_FDS"))
+        return err_set(e, ERR_USAGE, "--http ADDR is needed to serve HTTP");
+    if (f->o.prompt || f->o.raw || f->o.lines || f->running_given || f->jsonl || f->unordered || f->stats ||
+        ask_flags_given(&f->ask))
+        return err_set(e, ERR_USAGE,
+                       "--http serves requests that say all that themselves: no -p, --jsonl or flags of a request");
+    if (url_of(e, &f->o.sched, f->url[0], dir, "sched") || url_of(e, &f->o.tokenize, f->url[1], dir, "tokenize"))
+        return e->code;
+    return http_serve(e, &f->http, &f->o, f->model);
+}
+
 static int run(struct err *e, struct show *s, struct flags *f)
 {
     const char *dir = f->run ? f->run : getenv("PHASEPIPE_RUN");
     bool serves = false;
+    if (is_http(f))
+        return run_http(e, f, dir && *dir ? dir : NULL);
     if (is_service(e, &serves, f, dir && *dir ? dir : NULL))
         return e->code;
     /* Whoever presses Ctrl-C wants the text to stop, and the stages before learn of it by their closed pipe. */
@@ -151,6 +209,7 @@ int main(int argc, char **argv)
     struct show s = {0};
     ask_flags_init(&f.ask);
     f.o.running_max = 256;
+    f.http.drain_s = 30;
     f.o.ask = &f.ask;
     int r = parse(&e, &f, argc, argv);
     if (r == CLI_DONE)

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cli/cli.h"
 #include "edge/flags.h"
 #include "edge/reply.h"
 #include "text/text.h"
@@ -65,5 +66,16 @@ struct service_opts {
     double deadline_s;    /* 0: none */
 };
 int service(struct err *e, struct show *s, const struct service_opts *o);
+
+/* http.c: the services behind HTTP. */
+struct http_flags {
+    struct cli_list listen, name;
+    const char *ollama, *kv, *key_file, *tls_cert, *tls_key, *origins;
+    bool ollama_if_free, access_log;
+    uint64_t body_bytes, connections, waiting, ready_fd;
+    double drain_s;
+    bool ready_given, given; /* given: one of those that only HTTP has */
+};
+int http_serve(struct err *e, const struct http_flags *f, const struct service_opts *o, const char *model);
 
 #endif

@@ -32,23 +32,27 @@ struct api_opts {
     size_t n_name;
     const char *const *http; /* addresses of the OpenAI surface */
     size_t n_http;
-    const char *ollama;   /* NULL: none */
-    bool ollama_if_free;  /* an address in use is said and done without */
-    const char *key_file; /* a key a line, # comments; NULL: open */
+    int http_fd, ollama_fd; /* listening sockets of a service manager, owned; -1: none */
+    const char *ollama;     /* NULL: none */
+    bool ollama_if_free;    /* an address in use is said and done without */
+    const char *key_file;   /* a key a line, # comments; NULL: open */
     const char *tls_cert, *tls_key, *origins;
     uint64_t body_bytes_max;
     uint32_t connections_max, waiting_max; /* waiting_max: requests without a first token; beyond: 429. 0: 4096 */
     double deadline_s;                     /* of each request; 0: none */
     uint32_t default_max_tokens;           /* completions without max_tokens; 0: 16 */
-    bool access_log;
+    bool access_log;                       /* a line of `say` for each answer */
     void (*say)(void *arg, const char *text);
     void *arg;
 };
 
 int api_open(struct err *e, struct api **out, const struct api_opts *o);
-/* Serves until `stop` (an fd that becomes readable; a second byte in it ends at once): then drains for drain_s. `ready`
- * is called once everything that is dialed is connected and listeners are open. */
-int api_run(struct err *e, struct api *a, int stop_fd, double drain_s, void (*ready)(void *arg), void *arg);
+/*
+ * Serves until a SIGTERM or SIGINT comes out of signal_fd (a signalfd of those and SIGHUP), then drains: what runs goes
+ * on to its end for drain_s at most, what is new is refused by 503; a second one ends at once. SIGHUP: keys and TLS
+ * files are read again. `ready` is called once, when the scheduler and tokenize are connected.
+ */
+int api_run(struct err *e, struct api *a, int signal_fd, double drain_s, void (*ready)(void *arg), void *arg);
 void api_close(struct api *a);
 const char *api_address(const struct api *a, size_t i); /* as http_address */
 
@@ -73,6 +77,7 @@ const struct api_model *api_model(const struct api *a);
 /* Whether a request may call the model so: a served name or an alias; Ollama's names with or without ":latest". */
 bool api_serves(const struct api *a, const char *name, bool ollama);
 const char *const *api_names(const struct api *a, size_t *n);
+const struct api_opts *api_options(const struct api *a);
 struct metrics *api_metrics(struct api *a);
 struct api_watch *api_watch(struct api *a); /* watch.h */
 uint64_t api_running(const struct api *a);  /* calls that have not ended: of /load */
@@ -124,8 +129,8 @@ const char *api_request_id(const struct http_request *r);
 /* ---- routes ---- */
 
 struct api_route {
-    const char *method, *path;
-    bool open; /* needs no key */
+    const char *method, *path; /* a path that ends in "/" and a star takes whatever follows */
+    bool open;                 /* needs no key */
     void (*call)(struct api *a, struct http_request *r);
 };
 extern const struct api_route openai_routes[]; /* ends with method NULL */

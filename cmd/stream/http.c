@@ -1,0 +1,92 @@
+/* The services behind HTTP: flags become an edge (lib/api), which has a loop of its own. */
+#include <signal.h>
+#include <stdio.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "api/api.h"
+#include "cmd/stream/stream.h"
+#include "link/notify.h"
+#include "model/model.h"
+#include "proc/proc.h"
+
+struct ready {
+    const struct http_flags *f;
+    struct api *a;
+};
+
+static void on_say(void *arg, const char *text)
+{
+    (void)arg;
+    cli_warn(PROG, "%s", text);
+}
+
+static void on_ready(void *arg)
+{
+    const struct ready *r = arg;
+    struct err e, manager = {0};
+    for (size_t i = 0; api_address(r->a, i); i++)
+        cli_warn(PROG, "listens at %s", api_address(r->a, i));
+    if (link_ready(&e, &manager, r->f->ready_given ? (int)r->f->ready_fd : -1))
+        cli_warn(PROG, "%s", e.text);
+    if (manager.code)
+        cli_warn(PROG, "%s", manager.text);
+}
+
+/* Blocked for all threads, so that they come out of the descriptor alone. */
+static int signals(struct err *e)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return fd < 0 ? err_sys(e, "signals") : fd;
+}
+
+int http_serve(struct err *e, const struct http_flags *f, const struct service_opts *o, const char *model)
+{
+    char path[4096];
+    struct api_opts a = {
+        .sched = o->sched,
+        .tokenize = o->tokenize,
+        .listen = o->listen,
+        .kv = f->kv,
+        .model = model,
+        .name = f->name.v,
+        .n_name = f->name.n,
+        .http = f->listen.v,
+        .n_http = f->listen.n,
+        .http_fd = link_kept_fd("http"),
+        .ollama_fd = link_kept_fd("ollama"),
+        .ollama = f->ollama,
+        .ollama_if_free = f->ollama_if_free,
+        .key_file = f->key_file,
+        .tls_cert = f->tls_cert,
+        .tls_key = f->tls_key,
+        .origins = f->origins,
+        .body_bytes_max = f->body_bytes,
+        .connections_max = (uint32_t)f->connections,
+        .waiting_max = (uint32_t)f->waiting,
+        .deadline_s = o->deadline_s,
+        .access_log = f->access_log,
+        .say = on_say,
+    };
+    struct ready r = {.f = f};
+    if (!model && model_default_path(e, path, sizeof path))
+        return e->code;
+    if (!model)
+        a.model = path;
+    if (!f->tls_cert != !f->tls_key)
+        return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile go together");
+    int fd = signals(e);
+    if (fd < 0)
+        return e->code;
+    int rc = api_open(e, &r.a, &a);
+    rc = rc ? rc : api_run(e, r.a, fd, f->drain_s, on_ready, &r);
+    api_close(r.a);
+    close(fd);
+    return rc;
+}

@@ -1,0 +1,305 @@
+/* The edge: what it opens, and its loop. */
+#include "api/api_impl.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "proc/proc.h"
+
+#define ABSENT_SAY_NS ((uint64_t)1000 * 1000 * 1000)
+#define TICK_MS 500 /* absences and the end of draining are looked at */
+
+void api_say(struct api *a, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+    if (!a->o.say)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    a->o.say(a->o.arg, text);
+}
+
+static void on_say(void *arg, const char *text)
+{
+    struct api *a = arg;
+    if (a->o.say)
+        a->o.say(a->o.arg, text);
+}
+
+/* ---- open and close ---- */
+
+static int open_http(struct err *e, struct api *a)
+{
+    const struct http_opts o = {
+        .body_bytes_max = a->o.body_bytes_max ? a->o.body_bytes_max : API_BODY_BYTES_MAX,
+        .connections_max = a->o.connections_max,
+        .tls_cert = a->o.tls_cert,
+        .tls_key = a->o.tls_key,
+        .origins = a->o.origins,
+        .request = api_on_request,
+        .fail = api_on_fail,
+        .gone = api_on_gone,
+        .over = api_on_over,
+        .say = on_say,
+        .arg = a,
+    };
+    if (http_open(e, &a->http, &o))
+        return e->code;
+    for (size_t i = 0; i < a->o.n_http; i++)
+        if (http_listen(e, a->http, a->o.http[i], API_OPENAI))
+            return e->code;
+    if (a->o.http_fd >= 0 && http_adopt(e, a->http, a->o.http_fd, API_OPENAI))
+        return e->code;
+    if (a->o.ollama_fd >= 0 && http_adopt(e, a->http, a->o.ollama_fd, API_OLLAMA))
+        return e->code;
+    if (!a->o.ollama)
+        return 0;
+    int rc = http_listen(e, a->http, a->o.ollama, API_OLLAMA);
+    if (rc != ERR_NO || !a->o.ollama_if_free)
+        return rc;
+    api_say(a, "%s; the Ollama API is not served", e->text);
+    return 0;
+}
+
+static int open_gateway(struct err *e, struct api *a)
+{
+    const struct gateway_opts o = {
+        .sched = a->o.sched,
+        .tokenize = a->o.tokenize,
+        .listen = a->o.listen,
+        .deadline_ns = (uint64_t)(a->o.deadline_s * 1e9),
+        .frame = api_on_frame,
+        .read = api_on_read,
+        .full = api_on_full,
+        .say = on_say,
+        .arg = a,
+    };
+    return gateway_open(e, &a->gateway, &o);
+}
+
+int api_open(struct err *e, struct api **out, const struct api_opts *o)
+{
+    struct api *a = calloc(1, sizeof *a);
+    *out = NULL;
+    if (!a)
+        return err_nomem(e, "the edge", sizeof *a);
+    a->o = *o;
+    if (!a->o.waiting_max)
+        a->o.waiting_max = API_WAITING_MAX;
+    if (!a->o.default_max_tokens)
+        a->o.default_max_tokens = 16;
+    int rc = api_served_open(e, a);
+    rc = rc ? rc : api_keys_read(e, a);
+    rc = rc ? rc : metrics_new(e, &a->metrics, a->model.name, a->model.context);
+    rc = rc ? rc : open_http(e, a); /* an address in use is said before anything is dialed */
+    rc = rc ? rc : open_gateway(e, a);
+    rc = rc ? rc : watch_open(e, &a->watch, a->o.sched, a->o.kv);
+    if (rc)
+        api_close(a);
+    else
+        *out = a;
+    return rc;
+}
+
+void api_close(struct api *a)
+{
+    if (!a)
+        return;
+    http_close(a->http); /* what runs is cancelled */
+    gateway_close(a->gateway);
+    watch_close(a->watch);
+    metrics_free(a->metrics);
+    api_served_close(a);
+    free(a->key);
+    free(a);
+}
+
+/* ---- what the surfaces ask ---- */
+
+const struct api_model *api_model(const struct api *a)
+{
+    return &a->model;
+}
+
+const char *const *api_names(const struct api *a, size_t *n)
+{
+    *n = a->n_name;
+    return (const char *const *)a->name;
+}
+
+struct metrics *api_metrics(struct api *a)
+{
+    return a->metrics;
+}
+
+struct api_watch *api_watch(struct api *a)
+{
+    return a->watch;
+}
+
+uint64_t api_running(const struct api *a)
+{
+    return a->n_call;
+}
+
+const struct api_opts *api_options(const struct api *a)
+{
+    return &a->o;
+}
+
+const char *api_address(const struct api *a, size_t i)
+{
+    return http_address(a->http, i);
+}
+
+bool api_ready(const struct api *a)
+{
+    uint64_t since;
+    size_t n = 0;
+    bool alive = false;
+    if (a->draining || a->wrong_vocab || gateway_absent(a->gateway, &since))
+        return false;
+    const struct wire_worker *w = watch_workers(a->watch, &n);
+    for (size_t i = 0; i < n; i++)
+        alive = alive || (w[i].alive && !w[i].draining);
+    return alive;
+}
+
+/* ---- the loop ---- */
+
+struct loop {
+    struct api *a;
+    uint64_t end_ns; /* of draining; 0: it serves */
+    bool said, connected;
+    unsigned terms;
+};
+
+static void absences(struct loop *l, uint64_t now)
+{
+    struct api *a = l->a;
+    uint64_t since = 0;
+    const char *url = gateway_absent(a->gateway, &since);
+    if (!url) {
+        if (l->said)
+            api_say(a, "all services are there again");
+        l->said = false;
+        return;
+    }
+    if (now - since > ABSENT_SAY_NS && !l->said) {
+        l->said = true;
+        api_say(a, "waits for %s", url);
+    }
+    if (now - since > API_ABSENT_WAITING_NS && a->calls) {
+        const struct call_error why = {503, 5, "the scheduler or the tokenizer cannot be reached"};
+        call_fail_all(a, true, &why);
+    }
+}
+
+static void reload(struct api *a)
+{
+    struct err e;
+    if (api_keys_read(&e, a))
+        api_say(a, "%s: the keys are as before", e.text);
+    if (http_reload(&e, a->http))
+        api_say(a, "%s: the certificate is as before", e.text);
+}
+
+static void signals(struct loop *l, int fd, double drain_s)
+{
+    struct signalfd_siginfo s;
+    while (read(fd, &s, sizeof s) == (ssize_t)sizeof s) {
+        if (s.ssi_signo == SIGHUP) {
+            reload(l->a);
+            continue;
+        }
+        l->terms++;
+        if (l->a->draining)
+            continue;
+        l->a->draining = true;
+        l->end_ns = proc_now_ns() + (uint64_t)(drain_s * 1e9);
+    }
+}
+
+static int wait_ms(const struct loop *l)
+{
+    const struct api *a = l->a;
+    uint64_t ms = TICK_MS, at = gateway_next_ms(a->gateway);
+    ms = at < ms ? at : ms;
+    at = http_next_ms(a->http);
+    ms = at < ms ? at : ms;
+    at = watch_next_ms(a->watch);
+    ms = at < ms ? at : ms;
+    return (int)ms;
+}
+
+static bool goes_on(struct loop *l, uint64_t now)
+{
+    if (!l->a->draining)
+        return true;
+    if (l->terms > 1)
+        return false;
+    if (now >= l->end_ns && l->a->calls) {
+        api_say(l->a, "%llu answers are cut off: the time to drain has passed", (unsigned long long)l->a->n_call);
+        const struct call_error why = {503, 1, "the server ends"};
+        call_fail_all(l->a, false, &why);
+        return true; /* once more, so that the last words leave */
+    }
+    return l->a->calls != NULL;
+}
+
+static int step(struct err *e, struct loop *l, struct pollfd *p)
+{
+    struct api *a = l->a;
+    uint64_t since;
+    int rc = gateway_step(e, a->gateway, 0);
+    rc = rc ? rc : http_step(e, a->http);
+    if (p[2].revents || !watch_next_ms(a->watch))
+        watch_step(a->watch);
+    if (!l->connected)
+        l->connected = !gateway_absent(a->gateway, &since);
+    return rc;
+}
+
+int api_run(struct err *e, struct api *a, int signal_fd, double drain_s, void (*ready)(void *arg), void *arg)
+{
+    struct loop l = {.a = a};
+    int rc = 0;
+    uint64_t looked = 0, now = proc_now_ns();
+    struct pollfd p[] = {{.fd = http_fd(a->http), .events = POLLIN},
+                         {.fd = gateway_fd(a->gateway), .events = POLLIN},
+                         {.fd = watch_fd(a->watch), .events = POLLIN},
+                         {.fd = signal_fd, .events = POLLIN}};
+    proc_wake_soon(true);
+    while (!rc && goes_on(&l, now)) {
+        bool was = l.connected;
+        if (poll(p, sizeof p / sizeof *p, wait_ms(&l)) < 0 && errno != EINTR)
+            rc = err_sys(e, "poll");
+        if (p[3].revents)
+            signals(&l, signal_fd, drain_s);
+        rc = rc ? rc : step(e, &l, p);
+        if (!was && l.connected && ready)
+            ready(arg);
+        now = proc_now_ns();
+        if (now - looked > (uint64_t)TICK_MS * 1000000) {
+            looked = now;
+            absences(&l, now);
+        }
+    }
+    /* Answers that were given whole still leave. */
+    http_stop(a->http);
+    for (uint64_t end = proc_now_ns() + 1000000000u;
+         !rc && l.terms < 2 && http_connections(a->http) && proc_now_ns() < end;) {
+        (void)poll(p, 1, 20);
+        rc = http_step(e, a->http);
+    }
+    return rc;
+}

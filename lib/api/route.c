@@ -1,0 +1,183 @@
+/* From a request to what answers it: its id, its key, its route. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <sodium.h>
+
+#include "api/api_impl.h"
+#include "proc/proc.h"
+
+static void metrics_route(struct api *a, struct http_request *r);
+
+static const struct api_route core_routes[] = {
+    {"GET", "/metrics", true, metrics_route},
+    {NULL, NULL, false, NULL},
+};
+
+static void fail(struct http_request *r, int status, double retry_s, const char *text)
+{
+    if (http_surface(r) == API_OLLAMA)
+        ollama_error(r, status, retry_s, text);
+    else
+        openai_error(r, status, NULL, retry_s, text);
+}
+
+static void metrics_route(struct api *a, struct http_request *r)
+{
+    char *text = NULL;
+    size_t n = 0;
+    struct err e;
+    const struct metrics_now now = {
+        .running = a->n_running, .waiting = a->n_waiting, .connections = http_connections(a->http)};
+    if (metrics_text(&e, &text, &n, a->metrics, &now, a->watch)) {
+        fail(r, 500, 0, e.text);
+        return;
+    }
+    http_reply(r, 200, "text/plain; version=0.0.4; charset=utf-8", text, n);
+    free(text);
+}
+
+/* ---- ids ---- */
+
+static bool is_id(const char *s)
+{
+    size_t n = strlen(s);
+    for (size_t i = 0; i < n; i++)
+        if (s[i] <= ' ' || s[i] >= 127 || s[i] == '"' || s[i] == '\\' || s[i] == '<' || s[i] == '>')
+            return false;
+    return n > 0 && n <= 64;
+}
+
+static void make_id(struct api_request *q, struct http_request *r)
+{
+    const char *given = http_header(r, "X-Request-Id");
+    uint8_t random[16];
+    if (given && is_id(given)) {
+        snprintf(q->id, sizeof q->id, "%s", given);
+    } else {
+        randombytes_buf(random, sizeof random);
+        sodium_bin2hex(q->id, sizeof q->id, random, sizeof random);
+    }
+    http_add_header(r, "X-Request-Id", q->id);
+}
+
+const char *api_request_id(const struct http_request *r)
+{
+    const struct api_request *q = http_get(r);
+    return q ? q->id : "";
+}
+
+static struct api_request *begin(struct api *a, struct http_request *r)
+{
+    struct api_request *q = calloc(1, sizeof *q);
+    if (!q)
+        return NULL;
+    q->a = a;
+    q->route = "other";
+    http_set(r, q);
+    make_id(q, r);
+    return q;
+}
+
+/* ---- routes ---- */
+
+static bool path_is(const struct api_route *t, const char *path)
+{
+    size_t n = strlen(t->path);
+    if (n && t->path[n - 1] == '*')
+        return !strncmp(t->path, path, n - 1) && path[n - 1];
+    return !strcmp(t->path, path);
+}
+
+/* HEAD is a GET whose body is left out. */
+static bool method_is(const struct api_route *t, const char *method)
+{
+    return !strcmp(t->method, method) || (!strcmp(method, "HEAD") && !strcmp(t->method, "GET"));
+}
+
+struct seek {
+    const char *method, *path;
+    const struct api_route *found, *other; /* other: the path with another method */
+    char allow[64];
+};
+
+static void seek(struct seek *s, const struct api_route *t)
+{
+    for (; t->method && !s->found; t++) {
+        if (!path_is(t, s->path))
+            continue;
+        if (method_is(t, s->method)) {
+            s->found = t;
+        } else {
+            size_t n = strlen(s->allow);
+            s->other = t;
+            if (!strstr(s->allow, t->method))
+                snprintf(s->allow + n, sizeof s->allow - n, "%s%s", n ? ", " : "", t->method);
+        }
+    }
+}
+
+void api_on_request(void *arg, struct http_request *r)
+{
+    struct api *a = arg;
+    struct api_request *q = begin(a, r);
+    struct seek s = {.method = http_method(r), .path = http_path(r)};
+    char text[256];
+    if (!q) {
+        fail(r, 500, 0, "out of memory");
+        return;
+    }
+    if (http_surface(r) == API_OLLAMA)
+        seek(&s, ollama_routes);
+    seek(&s, openai_routes);
+    seek(&s, core_routes);
+    if (s.found || s.other)
+        q->route = s.found ? s.found->path : s.other->path;
+    if (!s.found && s.other) {
+        http_add_header(r, "Allow", s.allow);
+        snprintf(text, sizeof text, "%.20s is not allowed here: %s", s.method, s.allow);
+        fail(r, 405, 0, text);
+    } else if (!s.found) {
+        snprintf(text, sizeof text, "there is nothing at %.150s", s.path);
+        fail(r, 404, 0, text);
+    } else if (!s.found->open && !api_key_ok(a, http_header(r, "Authorization"))) {
+        http_add_header(r, "WWW-Authenticate", "Bearer");
+        fail(r, 401, 0, "no valid API key: send it as Authorization: Bearer KEY");
+    } else {
+        s.found->call(a, r);
+    }
+}
+
+void api_on_fail(void *arg, struct http_request *r, int status, const char *text)
+{
+    if (begin(arg, r))
+        fail(r, status, status == 503 ? 1 : 0, text);
+    else
+        http_reply(r, status, "text/plain", text, strlen(text));
+}
+
+void api_on_gone(void *arg, struct http_request *r)
+{
+    struct api *a = arg;
+    struct api_request *q = http_get(r);
+    metrics_client_gone(a->metrics);
+    if (q && q->call)
+        call_gone(q->call);
+}
+
+void api_on_over(void *arg, struct http_request *r, int status)
+{
+    struct api *a = arg;
+    struct api_request *q = http_get(r);
+    double took = (double)(proc_now_ns() - http_arrived_ns(r)) / 1e9;
+    if (!q)
+        return;
+    if (q->call)
+        call_free(q->call);
+    metrics_http(a->metrics, http_surface(r), q->route, status, took);
+    if (a->o.access_log)
+        api_say(a, "%s \"%s %.200s\" %d %.1f ms %s", http_peer(r), http_method(r), http_path(r), status, took * 1e3,
+                q->id);
+    free(q);
+}

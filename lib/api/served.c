@@ -1,0 +1,274 @@
+/* What is served: the model's facts, its names, and who may ask. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <sodium.h>
+
+#include "api/api_impl.h"
+
+#define KEY_FILE_BYTES_MAX (1u << 20)
+#define NAME_BYTES_MAX 256
+
+/* ---- the model ---- */
+
+static char *copy_of(const struct gguf *g, const char *key)
+{
+    struct err e;
+    struct gguf_str s;
+    return !gguf_string(&e, g, key, &s) && s.n ? strndup(s.p, s.n) : NULL;
+}
+
+/* The type that most values have, tables of one row (norms) aside. */
+static void count(struct api *a)
+{
+    const struct gguf *g = a->gguf;
+    uint64_t of[64] = {0}, best = 0, n = gguf_tensor_count(g);
+    const char *name = NULL;
+    for (uint64_t i = 0; i < n; i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        uint64_t values = t->dim[0] * t->dim[1] * t->dim[2] * t->dim[3];
+        a->model.n_param += values;
+        if (t->type < 64 && t->n_dim > 1)
+            of[t->type] += values;
+    }
+    for (uint32_t t = 0; t < 64; t++)
+        if (of[t] > best && gguf_type_name(t)) {
+            best = of[t];
+            name = gguf_type_name(t);
+        }
+    snprintf(a->quant, sizeof a->quant, "%s", name ? name : "unknown");
+}
+
+/* A name for what the file holds, without reading its gigabytes: vocabulary, tensors and their places. */
+static void digest(struct api *a)
+{
+    crypto_hash_sha256_state s;
+    uint8_t sum[crypto_hash_sha256_BYTES];
+    const struct gguf *g = a->gguf;
+    uint64_t n = gguf_tensor_count(g), bytes = gguf_file_bytes(g);
+    crypto_hash_sha256_init(&s);
+    crypto_hash_sha256_update(&s, text_fingerprint(a->text), 32);
+    crypto_hash_sha256_update(&s, (const uint8_t *)&bytes, sizeof bytes);
+    for (uint64_t i = 0; i < n; i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        crypto_hash_sha256_update(&s, (const uint8_t *)t->name.p, t->name.n);
+        crypto_hash_sha256_update(&s, (const uint8_t *)&t->type, sizeof t->type);
+        crypto_hash_sha256_update(&s, (const uint8_t *)&t->offset, sizeof t->offset);
+    }
+    crypto_hash_sha256_final(&s, sum);
+    sodium_bin2hex(a->digest, sizeof a->digest, sum, sizeof sum);
+}
+
+static int facts(struct err *e, struct api *a)
+{
+    struct api_model *m = &a->model;
+    char key[160];
+    struct stat st;
+    const struct gguf *g = a->gguf;
+    uint64_t n_row = 0;
+    a->arch = copy_of(g, "general.architecture");
+    a->chat_template = copy_of(g, "tokenizer.chat_template");
+    a->path = strdup(gguf_path(g));
+    if (!a->arch || !a->path)
+        return err_nomem(e, "the model's facts", 0);
+    snprintf(key, sizeof key, "%.100s.context_length", a->arch);
+    if (gguf_u64(e, g, key, &m->context, 1, UINT32_MAX))
+        return e->code;
+    const struct gguf_tensor *rows = gguf_tensor_find(g, "token_embd.weight");
+    n_row = rows ? rows->dim[1] : 0;
+    m->vocab = n_row > text_n_token(a->text) ? n_row : text_n_token(a->text);
+    m->bytes = gguf_file_bytes(g);
+    m->created = fstat(gguf_fd(g), &st) ? 0 : (int64_t)st.st_mtime;
+    count(a);
+    digest(a);
+    m->gguf = a->gguf;
+    m->text = a->text;
+    m->path = a->path;
+    m->quant = a->quant;
+    m->digest = a->digest;
+    m->arch = a->arch;
+    m->chat_template = a->chat_template;
+    return 0;
+}
+
+/* ---- names ---- */
+
+static int name_check(struct err *e, const char *name)
+{
+    size_t n = strlen(name);
+    if (n == 0 || n > NAME_BYTES_MAX)
+        return err_set(e, ERR_USAGE, "--served-model-name: %zu bytes, a name has from 1 to %d", n, NAME_BYTES_MAX);
+    for (const char *p = name; *p; p++)
+        if ((unsigned char)*p <= ' ' || *p == 127 || *p == '"' || *p == '\\')
+            return err_set(e, ERR_USAGE, "--served-model-name: '%.60s' has a character that no name has", name);
+    return 0;
+}
+
+/* "dir/SmolLM2.Q4_1.gguf" is called SmolLM2.Q4_1. */
+static char *name_of_file(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    size_t n = strlen(base);
+    if (n > 5 && !strcmp(base + n - 5, ".gguf"))
+        n -= 5;
+    char *name = strndup(base, n < NAME_BYTES_MAX ? n : NAME_BYTES_MAX);
+    for (char *p = name; p && *p; p++)
+        if ((unsigned char)*p <= ' ' || *p == 127 || *p == '"' || *p == '\\')
+            *p = '_';
+    return name;
+}
+
+static int names(struct err *e, struct api *a)
+{
+    size_t n = a->o.n_name ? a->o.n_name : 1;
+    a->name = calloc(n + 1, sizeof *a->name);
+    if (!a->name)
+        return err_nomem(e, "names", n);
+    for (size_t i = 0; i < n; i++) {
+        if (a->o.n_name && name_check(e, a->o.name[i]))
+            return e->code;
+        a->name[i] = a->o.n_name ? strdup(a->o.name[i]) : name_of_file(a->o.model);
+        if (!a->name[i])
+            return err_nomem(e, "names", n);
+        a->n_name++;
+    }
+    a->model.name = a->name[0];
+    return 0;
+}
+
+static bool same_name(const char *own, const char *name, bool ollama)
+{
+    size_t n = strlen(name), m = strlen(own);
+    if (!strcmp(own, name))
+        return true;
+    if (!ollama)
+        return false;
+    if (n > 7 && !strcmp(name + n - 7, ":latest"))
+        n -= 7;
+    if (m > 7 && !strcmp(own + m - 7, ":latest"))
+        m -= 7;
+    return n == m && !strncasecmp(own, name, n);
+}
+
+bool api_serves(const struct api *a, const char *name, bool ollama)
+{
+    for (size_t i = 0; i < a->n_name; i++)
+        if (same_name(a->name[i], name, ollama))
+            return true;
+    return false;
+}
+
+int api_served_open(struct err *e, struct api *a)
+{
+    if (sodium_init() < 0)
+        return err_set(e, ERR_SYS, "libsodium cannot start");
+    int rc = gguf_open(e, &a->gguf, a->o.model);
+    rc = rc ? rc : text_open(e, &a->text, a->gguf);
+    rc = rc ? rc : names(e, a);
+    return rc ? rc : facts(e, a);
+}
+
+void api_served_close(struct api *a)
+{
+    for (size_t i = 0; i < a->n_name; i++)
+        free(a->name[i]);
+    free(a->name);
+    free(a->arch);
+    free(a->chat_template);
+    free(a->path);
+    text_free(a->text);
+    gguf_free(a->gguf);
+}
+
+/* ---- keys ---- */
+
+static int read_file(struct err *e, char **out, size_t *n, const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return err_sys(e, "%s", path);
+    char *p = malloc(KEY_FILE_BYTES_MAX + 1);
+    ssize_t got = 1;
+    for (*n = 0; p && *n <= KEY_FILE_BYTES_MAX; *n += (size_t)got) {
+        got = read(fd, p + *n, KEY_FILE_BYTES_MAX + 1 - *n);
+        if (got <= 0)
+            break;
+    }
+    int rc = !p ? err_nomem(e, "keys", KEY_FILE_BYTES_MAX) : got < 0 ? err_sys(e, "%s", path) : 0;
+    if (!rc && *n > KEY_FILE_BYTES_MAX)
+        rc = err_set(e, ERR_NO, "%s: more than %u bytes, the limit of a file of keys", path, KEY_FILE_BYTES_MAX);
+    close(fd);
+    if (rc)
+        free(p);
+    else
+        *out = p;
+    return rc;
+}
+
+static void hash_of(uint8_t out[API_KEY_BYTES], const char *p, size_t n)
+{
+    crypto_generichash(out, API_KEY_BYTES, (const uint8_t *)p, n, NULL, 0);
+}
+
+int api_keys_read(struct err *e, struct api *a)
+{
+    char *text = NULL;
+    size_t n = 0, n_key = 0;
+    if (!a->o.key_file)
+        return 0;
+    if (read_file(e, &text, &n, a->o.key_file))
+        return e->code;
+    uint8_t(*key)[API_KEY_BYTES] = calloc(API_KEYS_MAX, API_KEY_BYTES);
+    int rc = key ? 0 : err_nomem(e, "keys", API_KEYS_MAX * API_KEY_BYTES);
+    for (size_t at = 0; at < n && !rc;) {
+        const char *p = text + at, *end = memchr(p, '\n', n - at);
+        size_t len = end ? (size_t)(end - p) : n - at;
+        at += len + 1;
+        while (len && (p[len - 1] == '\r' || p[len - 1] == ' ' || p[len - 1] == '\t'))
+            len--;
+        while (len && (*p == ' ' || *p == '\t'))
+            p++, len--;
+        if (!len || *p == '#')
+            continue;
+        if (n_key == API_KEYS_MAX)
+            rc = err_set(e, ERR_NO, "%s: more than %d keys", a->o.key_file, API_KEYS_MAX);
+        else
+            hash_of(key[n_key++], p, len);
+    }
+    sodium_memzero(text, n);
+    free(text);
+    if (!rc && !n_key)
+        rc = err_set(e, ERR_NO, "%s: holds no key, so nobody could ask", a->o.key_file);
+    if (rc) {
+        free(key);
+        return rc;
+    }
+    free(a->key);
+    a->key = key;
+    a->n_key = n_key;
+    return 0;
+}
+
+/* Hashes are compared, all of them: the time says nothing about a key. */
+bool api_key_ok(const struct api *a, const char *authorization)
+{
+    uint8_t h[API_KEY_BYTES];
+    bool ok = false;
+    if (!a->o.key_file)
+        return true;
+    if (!authorization || strncasecmp(authorization, "Bearer ", 7))
+        return false;
+    const char *p = authorization + 7;
+    while (*p == ' ')
+        p++;
+    hash_of(h, p, strlen(p));
+    for (size_t i = 0; i < a->n_key; i++)
+        ok |= !sodium_memcmp(h, a->key[i], API_KEY_BYTES);
+    return ok;
+}
