@@ -6,13 +6,13 @@ setup() {
     cd "$BATS_TEST_TMPDIR"
     bin=$(dirname "$(command -v phasepipe)")
     mkdir units
-    for unit in "$PHASEPIPE_TOP"/examples/systemd/*.{service,target}; do
+    for unit in "$PHASEPIPE_TOP"/examples/systemd/*.{service,socket,target}; do
         sed "s|/usr/libexec/phasepipe/|$bin/|" "$unit" > "units/$(basename "$unit")"
     done
 }
 
 @test "every service has a unit, which systemd-analyze verify takes" {
-    for p in kvstore sched tokenize prefill@ decode@; do [ -e "units/phasepipe-$p.service" ]; done
+    for p in kvstore sched tokenize stream prefill@ decode@; do [ -e "units/phasepipe-$p.service" ]; done
     for unit in units/*; do
         SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no "$unit" > out 2>&1 || { cat out; false; }
         [ ! -s out ] || { cat out; false; }
