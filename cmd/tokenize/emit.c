@@ -115,30 +115,65 @@ static int with_system(struct err *e, struct tokenize *t, struct ask *a)
     return 0;
 }
 
+static int add_ids(struct err *e, struct text_ids *v, const uint32_t *ids, size_t n)
+{
+    size_t cap = v->n + n;
+    uint32_t *p = realloc(v->ids, (cap + 1) * sizeof *p);
+    if (!p)
+        return err_nomem(e, "prompt ids", cap * sizeof *p);
+    if (n)
+        memcpy(p + v->n, ids, n * sizeof *p);
+    *v = (struct text_ids){p, cap, cap};
+    return 0;
+}
+
+/* Ids of the prompt, behind those that are to go before it. */
 static int encode(struct err *e, struct text_ids *ids, struct tokenize *t, struct ask *a)
 {
+    bool alone = a->n_prefix == 0;
+    ids->ids = alone ? NULL : a->prefix;
+    ids->n = ids->cap = a->n_prefix;
+    if (!alone)
+        a->prefix = NULL;
     switch (a->kind) {
     case ASK_TEXT:
-        return text_encode(e, t->text, ids, a->text, a->n_text, a->specials ? TEXT_BOS : 0);
+        return text_encode(e, t->text, ids, a->text, a->n_text, a->specials && alone ? TEXT_BOS : 0);
     case ASK_MESSAGES:
         if (with_system(e, t, a))
             return e->code;
-        return text_chat(e, t->text, ids, a->messages, a->n_message, true);
+        return text_chat(e, t->text, ids, a->messages, a->n_message, a->chat_end);
     case ASK_IDS:
         break;
     }
-    ids->ids = a->ids;
-    ids->n = ids->cap = a->n_ids;
-    a->ids = NULL;
-    return 0;
+    return add_ids(e, ids, a->ids, a->n_ids);
+}
+
+/* Cuts the prompt's beginning away, where that is asked for: never otherwise. */
+static void truncate_prompt(struct text_ids *ids, const struct ask *a, uint64_t context)
+{
+    uint64_t keep = (uint64_t)a->truncate;
+    if (a->truncate == 0)
+        return;
+    if (a->truncate < 0)
+        keep = a->s.max_tokens < context ? context - a->s.max_tokens : context - 1;
+    if (keep >= ids->n)
+        return;
+    memmove(ids->ids, ids->ids + (ids->n - keep), keep * sizeof *ids->ids);
+    ids->n = keep;
 }
 
 /* The window holds the prompt and at least one answer token; the answer may only take what is left. */
 static int fit(struct err *e, struct ask *a, const struct tokenize *t, size_t n)
 {
     uint64_t context = (uint64_t)t->config.context;
+    bool all = a->s.max_tokens == UINT32_MAX; /* whatever is left */
     if (n == 0)
         return err_set(e, ERR_NO, "the prompt is empty");
+    if (a->strict_window && a->has_max_tokens && !all && n + a->s.max_tokens > context)
+        return err_set(e, ERR_NO,
+                       "prompt has %zu tokens and max_tokens %u were asked for: the context of %s is %" PRIu64
+                       " tokens",
+                       n, a->s.max_tokens, t->model_path, context);
     if (n + 1 > context)
         return err_set(e, ERR_NO, "prompt is %zu tokens, the context of %s is %" PRIu64, n, t->model_path, context);
     if (a->s.max_tokens > context - n)
@@ -237,7 +272,10 @@ int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, ui
     int r = 0;
     if (say_unknown(e, t, a, where))
         return e->code;
-    if (ask_check_ids(&why, a, t->config.vocab) || encode(&why, &ids, t, a) || fit(&why, a, t, ids.n)) {
+    int bad = ask_check_ids(&why, a, t->config.vocab) || encode(&why, &ids, t, a);
+    if (!bad)
+        truncate_prompt(&ids, a, (uint64_t)t->config.context);
+    if (bad || fit(&why, a, t, ids.n)) {
         if (why.code == ERR_SYS)
             r = err_set(e, ERR_SYS, "%s", why.text);
         else

@@ -9,7 +9,7 @@
 
 void ask_default(struct ask *a)
 {
-    *a = (struct ask){.n = 1, .specials = true};
+    *a = (struct ask){.n = 1, .specials = true, .chat_end = TEXT_CHAT_ANSWER};
     wire_sampling_default(&a->s);
     a->s.max_tokens = 512;
 }
@@ -22,6 +22,7 @@ void ask_free(struct ask *a)
         free(a->joined[i]);
     free(a->joined);
     free(a->ids);
+    free(a->prefix);
     free(a->messages);
     free(a->stop);
     free(a->stop_ids);
@@ -161,6 +162,8 @@ int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const c
     out->stop = NULL;
     out->stop_ids = NULL;
     out->bias = NULL;
+    out->prefix = NULL;
+    out->has_max_tokens = false;
     if (n > ASK_LINE_BYTES_MAX)
         return err_set(e, ERR_NO, "more than %u bytes, the limit of a line", ASK_LINE_BYTES_MAX);
     if (ask_parse(e, &out->json, line, n))
@@ -179,6 +182,8 @@ int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const c
         return err_set(e, ERR_NO, "%sprompt: is missing, and so is messages", body);
     if (out->messages && (out->text || out->ids))
         return err_set(e, ERR_NO, "%smessages: there is a prompt too", body);
+    if (out->chat_end != TEXT_CHAT_ANSWER && !out->messages)
+        return err_set(e, ERR_NO, "%sadd_generation_prompt: is for messages", body);
     if (out->s.min_tokens > out->s.max_tokens)
         return err_set(e, ERR_NO, "%smin_tokens: %u is more than max_tokens, %u", body, out->s.min_tokens,
                        out->s.max_tokens);
@@ -190,6 +195,9 @@ int ask_check_ids(struct err *e, const struct ask *a, int64_t n_row)
     for (size_t i = 0; i < a->n_ids; i++)
         if (a->ids[i] >= n_row)
             return err_set(e, ERR_NO, "prompt[%zu]: id %u, the model has %" PRId64, i, a->ids[i], n_row);
+    for (size_t i = 0; i < a->n_prefix; i++)
+        if (a->prefix[i] >= n_row)
+            return err_set(e, ERR_NO, "prefix_token_ids[%zu]: id %u, the model has %" PRId64, i, a->prefix[i], n_row);
     for (uint32_t i = 0; i < a->s.n_stop_id; i++)
         if (a->s.stop_ids[i] >= n_row)
             return err_set(e, ERR_NO, "stop_token_ids[%u]: id %u, the model has %" PRId64, i, a->s.stop_ids[i], n_row);

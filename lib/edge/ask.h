@@ -40,6 +40,12 @@ struct ask {
     size_t n_ids;
     struct text_message *messages; /* ASK_MESSAGES; owned, texts borrowed from `json` or `joined` */
     size_t n_message;
+    enum text_chat_end chat_end; /* ASK_MESSAGES */
+    uint32_t *prefix;            /* ids before those of the prompt, which then has no begin token; owned */
+    size_t n_prefix;
+    int64_t truncate;       /* keep so many ids of the prompt, its last; -1: as many as max_tokens leaves; 0: all */
+    bool strict_window;     /* a max_tokens of the line that the window does not leave is refused, not cut */
+    bool has_max_tokens;    /* the line has one */
     uint32_t n;             /* choices */
     struct wire_sampling s; /* arrays are `stop`, `stop_ids`, `bias` */
     bool has_seed;
@@ -72,7 +78,7 @@ int ask_parse(struct err *e, json_t **out, const char *line, size_t n);
 /* The default of everything: greedy, one choice, max_tokens 512. */
 void ask_default(struct ask *a);
 
-/* Every id of the prompt, the stops and the bias is below n_row. */
+/* Every id that the request names is below n_row. */
 int ask_check_ids(struct err *e, const struct ask *a, int64_t n_row);
 
 /* "messages[3].content" while a value is read. */

@@ -44,7 +44,7 @@ int ask_wrong(struct err *e, const struct ask_path *path, const char *what, cons
 /* ---- values of one type ---- */
 
 /* A whole number; 3.0 is one, because some clients write every number with a point. */
-static bool whole(int64_t *out, const json_t *v)
+bool field_whole(int64_t *out, const json_t *v)
 {
     if (json_is_integer(v)) {
         *out = json_integer_value(v);
@@ -57,18 +57,18 @@ static bool whole(int64_t *out, const json_t *v)
     return true;
 }
 
-static int read_u32(struct err *e, uint32_t *out, const struct ask_path *at, const json_t *v, int64_t lo, int64_t hi)
+int field_u32(struct err *e, uint32_t *out, const struct ask_path *at, const json_t *v, int64_t lo, int64_t hi)
 {
     int64_t x;
     char what[80];
     snprintf(what, sizeof what, "a whole number from %" PRId64 " to %" PRId64, lo, hi);
-    if (!whole(&x, v) || x < lo || x > hi)
+    if (!field_whole(&x, v) || x < lo || x > hi)
         return ask_wrong(e, at, what, v);
     *out = (uint32_t)x;
     return 0;
 }
 
-static int read_f32(struct err *e, float *out, const struct ask_path *at, const json_t *v, double lo, double hi)
+int field_f32(struct err *e, float *out, const struct ask_path *at, const json_t *v, double lo, double hi)
 {
     double x = json_number_value(v);
     if (!json_is_number(v) || !(x >= lo && x <= hi)) {
@@ -80,7 +80,7 @@ static int read_f32(struct err *e, float *out, const struct ask_path *at, const 
     return 0;
 }
 
-static int read_bool(struct err *e, bool *out, const struct ask_path *at, const json_t *v)
+int field_bool(struct err *e, bool *out, const struct ask_path *at, const json_t *v)
 {
     if (!json_is_boolean(v))
         return ask_wrong(e, at, "true or false", v);
@@ -110,53 +110,54 @@ int field_id(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 
 static int f_max_tokens(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_u32(e, &a->s.max_tokens, at, v, 0, UINT32_MAX);
+    a->has_max_tokens = true;
+    return field_u32(e, &a->s.max_tokens, at, v, 0, UINT32_MAX);
 }
 
 static int f_min_tokens(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_u32(e, &a->s.min_tokens, at, v, 0, UINT32_MAX);
+    return field_u32(e, &a->s.min_tokens, at, v, 0, UINT32_MAX);
 }
 
 static int f_temperature(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_f32(e, &a->s.temperature, at, v, 0, ASK_TEMPERATURE_MAX);
+    return field_f32(e, &a->s.temperature, at, v, 0, ASK_TEMPERATURE_MAX);
 }
 
 /* -1 is "off" at some servers, 0 at others. */
 static int f_top_k(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     int64_t x;
-    if (whole(&x, v) && x == -1) {
+    if (field_whole(&x, v) && x == -1) {
         a->s.top_k = 0;
         return 0;
     }
-    return read_u32(e, &a->s.top_k, at, v, 0, UINT32_MAX);
+    return field_u32(e, &a->s.top_k, at, v, 0, UINT32_MAX);
 }
 
 static int f_top_p(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_f32(e, &a->s.top_p, at, v, 0, 1);
+    return field_f32(e, &a->s.top_p, at, v, 0, 1);
 }
 
 static int f_min_p(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_f32(e, &a->s.min_p, at, v, 0, 1);
+    return field_f32(e, &a->s.min_p, at, v, 0, 1);
 }
 
 static int f_repetition(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_f32(e, &a->s.repetition_penalty, at, v, 0.01, 100);
+    return field_f32(e, &a->s.repetition_penalty, at, v, 0.01, 100);
 }
 
 static int f_presence(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_f32(e, &a->s.presence_penalty, at, v, -2, 2);
+    return field_f32(e, &a->s.presence_penalty, at, v, -2, 2);
 }
 
 static int f_frequency(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_f32(e, &a->s.frequency_penalty, at, v, -2, 2);
+    return field_f32(e, &a->s.frequency_penalty, at, v, -2, 2);
 }
 
 /* Any 64-bit number; as text too, because most JSON readers round what is above 2^53. */
@@ -175,71 +176,69 @@ static int f_seed(struct err *e, struct ask *a, struct ask_path *at, const json_
         a->s.seed = digits != s ? 0 - u : u;
         return 0;
     }
-    if (!whole(&x, v))
+    if (!field_whole(&x, v))
         return ask_wrong(e, at, what, v);
     a->s.seed = (uint64_t)x;
     return 0;
 }
 
-static int f_stop(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
-{
-    size_t n = json_is_string(v) ? 1 : json_array_size(v);
-    if (!json_is_string(v) && !json_is_array(v))
-        return ask_wrong(e, at, "a text or a list of texts", v);
-    if (n > WIRE_STOPS_MAX)
-        return err_set(e, ERR_NO, "%s: %zu texts, the limit is %d", at->text, n, WIRE_STOPS_MAX);
-    a->stop = calloc(n + 1, sizeof *a->stop);
-    if (!a->stop)
-        return err_nomem(e, "stops", n * sizeof *a->stop);
-    for (size_t i = 0; i < n; i++) {
-        const json_t *x = json_is_string(v) ? v : json_array_get(v, i);
-        size_t was = json_is_string(v) ? at->n : path_index(at, i);
-        if (!json_is_string(x))
-            return ask_wrong(e, at, "a text", x);
-        if (json_string_length(x) == 0)
-            return err_set(e, ERR_NO, "%s: is empty", at->text);
-        a->stop[i] = (struct wire_str){json_string_value(x), json_string_length(x)};
-        path_back(at, was);
-    }
-    a->s.stop = a->stop;
-    a->s.n_stop = (uint32_t)n;
-    return 0;
-}
-
-static int f_stop_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
-{
-    if (!json_is_array(v))
-        return ask_wrong(e, at, "a list of token ids", v);
-    size_t n = json_array_size(v);
-    if (n > WIRE_STOP_IDS_MAX)
-        return err_set(e, ERR_NO, "%s: %zu ids, the limit is %d", at->text, n, WIRE_STOP_IDS_MAX);
-    a->stop_ids = calloc(n + 1, sizeof *a->stop_ids);
-    if (!a->stop_ids)
-        return err_nomem(e, "stop ids", n * sizeof *a->stop_ids);
-    for (size_t i = 0; i < n; i++) {
-        size_t was = path_index(at, i);
-        if (read_u32(e, &a->stop_ids[i], at, json_array_get(v, i), 0, UINT32_MAX))
-            return e->code;
-        path_back(at, was);
-    }
-    a->s.stop_ids = a->stop_ids;
-    a->s.n_stop_id = (uint32_t)n;
-    return 0;
-}
-
 static int f_ignore_eos(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_bool(e, &a->s.ignore_eos, at, v);
+    return field_bool(e, &a->s.ignore_eos, at, v);
 }
 
 static int f_echo(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_bool(e, &a->s.echo, at, v);
+    return field_bool(e, &a->s.echo, at, v);
 }
 
 static int f_specials(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_bool(e, &a->specials, at, v);
+    return field_bool(e, &a->specials, at, v);
+}
+
+static int f_strict(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return field_bool(e, &a->strict_window, at, v);
+}
+
+static int f_truncate(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    int64_t x;
+    if (!field_whole(&x, v) || x < -1 || x == 0 || x > UINT32_MAX)
+        return ask_wrong(e, at, "a whole number from 1 to 4294967295, or -1", v);
+    a->truncate = x;
+    return 0;
+}
+
+static int f_opening(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    bool on = true;
+    if (field_bool(e, &on, at, v))
+        return e->code;
+    a->chat_end = on ? TEXT_CHAT_ANSWER : TEXT_CHAT_CLOSED;
+    return 0;
+}
+
+/* Read behind add_generation_prompt, which is true where it is absent. */
+static int f_continue(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    bool on = false;
+    if (field_bool(e, &on, at, v))
+        return e->code;
+    if (on && a->chat_end == TEXT_CHAT_ANSWER)
+        return err_set(e, ERR_NO, "%s: needs add_generation_prompt to be false", at->text);
+    if (on)
+        a->chat_end = TEXT_CHAT_OPEN;
+    return 0;
+}
+
+/* Known, of one type, and without effect here. */
+static int f_bool_ignored(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    bool ignored;
+    (void)a;
+    return field_bool(e, &ignored, at, v);
 }
 
 /* A number for completions; true or false, with top_logprobs beside it, for chats. */
@@ -250,7 +249,7 @@ static int f_logprobs(struct err *e, struct ask *a, struct ask_path *at, const j
         return 0;
     }
     uint32_t n = 0;
-    if (read_u32(e, &n, at, v, 0, WIRE_TOP_MAX))
+    if (field_u32(e, &n, at, v, 0, WIRE_TOP_MAX))
         return e->code;
     a->s.logprobs = (int32_t)n;
     return 0;
@@ -259,7 +258,7 @@ static int f_logprobs(struct err *e, struct ask *a, struct ask_path *at, const j
 static int f_top_logprobs(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     uint32_t n = 0;
-    if (read_u32(e, &n, at, v, 0, WIRE_TOP_MAX))
+    if (field_u32(e, &n, at, v, 0, WIRE_TOP_MAX))
         return e->code;
     if (a->s.logprobs < 0 && n > 0)
         return err_set(e, ERR_NO, "%s: needs logprobs to be true", at->text);
@@ -268,47 +267,16 @@ static int f_top_logprobs(struct err *e, struct ask *a, struct ask_path *at, con
     return 0;
 }
 
-static int f_logit_bias(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
-{
-    if (!json_is_object(v))
-        return ask_wrong(e, at, "an object of token ids and numbers", v);
-    size_t n = json_object_size(v), i = 0;
-    if (n > WIRE_BIAS_MAX)
-        return err_set(e, ERR_NO, "%s: %zu ids, the limit is %d", at->text, n, WIRE_BIAS_MAX);
-    a->bias = calloc(n + 1, sizeof *a->bias);
-    if (!a->bias)
-        return err_nomem(e, "logit_bias", n * sizeof *a->bias);
-    const char *key;
-    json_t *x;
-    json_object_foreach((json_t *)v, key, x)
-    {
-        size_t was = path_field(at, key), len = strlen(key);
-        if (len == 0 || len > 10 || strspn(key, "0123456789") != len || strtoull(key, NULL, 10) > UINT32_MAX)
-            return err_set(e, ERR_NO, "%s: the key is not a token id", at->text);
-        a->bias[i].id = (uint32_t)strtoull(key, NULL, 10);
-        if (read_f32(e, &a->bias[i].bias, at, x, -ASK_BIAS_ABS_MAX, ASK_BIAS_ABS_MAX))
-            return e->code;
-        path_back(at, was);
-        for (size_t k = 0; k < i; k++) /* "7" and "07" */
-            if (a->bias[k].id == a->bias[i].id)
-                return err_set(e, ERR_NO, "%s: id %u is there twice", at->text, a->bias[i].id);
-        i++;
-    }
-    a->s.bias = a->bias;
-    a->s.n_bias = (uint32_t)n;
-    return 0;
-}
-
 static int f_n(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    return read_u32(e, &a->n, at, v, 1, ASK_CHOICES_MAX);
+    return field_u32(e, &a->n, at, v, 1, ASK_CHOICES_MAX);
 }
 
 /* More candidates than answers would need scores of whole answers to choose by. */
 static int f_best_of(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     uint32_t n = 0;
-    if (read_u32(e, &n, at, v, 1, ASK_CHOICES_MAX))
+    if (field_u32(e, &n, at, v, 1, ASK_CHOICES_MAX))
         return e->code;
     if (n != a->n)
         return err_set(e, ERR_NO, "%s: is not supported beside another n", at->text);
@@ -329,7 +297,7 @@ static int f_salt(struct err *e, struct ask *a, struct ask_path *at, const json_
 static int f_priority(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     int64_t x;
-    if (!whole(&x, v) || x < INT32_MIN || x > INT32_MAX)
+    if (!field_whole(&x, v) || x < INT32_MIN || x > INT32_MAX)
         return ask_wrong(e, at, "a whole number of 32 bits", v);
     a->priority = (int32_t)x;
     return 0;
@@ -368,8 +336,6 @@ static int f_refused(struct err *e, struct ask *a, struct ask_path *at, const js
         {"modalities", "[\"text\"]"},
         {"include_stop_str_in_output", "false"},
         {"skip_special_tokens", "true"},
-        {"add_generation_prompt", "true"},
-        {"continue_final_message", "false"},
         {"use_beam_search", "false"},
         {"parallel_tool_calls", "true"},
         {"parallel_tool_calls", "false"},
@@ -377,8 +343,6 @@ static int f_refused(struct err *e, struct ask *a, struct ask_path *at, const js
         {"functions", "[]"},
         {"bad_words", "[]"},
         {"suffix", "\"\""},
-        {"spaces_between_special_tokens", "true"},
-        {"return_tokens_as_token_ids", "false"},
         {"chat_template_kwargs", "{}"},
     };
     char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_SORT_KEYS);
@@ -389,7 +353,8 @@ static int f_refused(struct err *e, struct ask *a, struct ask_path *at, const js
     return ok ? 0 : err_set(e, ERR_NO, "%s: is not supported", at->text);
 }
 
-/* In the order they are read: n before best_of, logprobs before top_logprobs. */
+/* In the order they are read: n before best_of, logprobs before top_logprobs, add_generation_prompt before
+ * continue_final_message. */
 static const struct field {
     const char *name;
     field_fn *read;
@@ -399,8 +364,13 @@ static const struct field {
     {"custom_id", field_id},
     {"prompt", prompt_read},
     {"messages", prompt_messages},
+    {"prefix_token_ids", field_prefix_ids},
+    {"truncate_prompt_tokens", f_truncate},
+    {"add_generation_prompt", f_opening},
+    {"continue_final_message", f_continue},
     {"max_tokens", f_max_tokens},
     {"max_completion_tokens", f_max_tokens},
+    {"strict_window", f_strict},
     {"min_tokens", f_min_tokens},
     {"temperature", f_temperature},
     {"top_k", f_top_k},
@@ -410,31 +380,31 @@ static const struct field {
     {"presence_penalty", f_presence},
     {"frequency_penalty", f_frequency},
     {"seed", f_seed},
-    {"stop", f_stop},
-    {"stop_token_ids", f_stop_ids},
+    {"stop", field_stop},
+    {"stop_token_ids", field_stop_ids},
     {"ignore_eos", f_ignore_eos},
     {"logprobs", f_logprobs},
     {"top_logprobs", f_top_logprobs},
     {"echo", f_echo},
     {"add_special_tokens", f_specials},
-    {"logit_bias", f_logit_bias},
+    {"logit_bias", field_logit_bias},
     {"n", f_n},
     {"best_of", f_best_of},
     {"cache_salt", f_salt},
     {"priority", f_priority},
     {"stream", f_ignored},
     {"stream_options", f_ignored},
-    {"return_token_ids", f_ignored},
+    {"return_token_ids", f_bool_ignored},
+    {"return_tokens_as_token_ids", f_bool_ignored},
+    {"spaces_between_special_tokens", f_bool_ignored},
     {"model", f_carried},
     {"user", f_carried},
     {"metadata", f_carried},
     {"allowed_token_ids", f_refused},
     {"audio", f_refused},
     {"bad_words", f_refused},
-    {"add_generation_prompt", f_refused},
     {"chat_template", f_refused},
     {"chat_template_kwargs", f_refused},
-    {"continue_final_message", f_refused},
     {"function_call", f_refused},
     {"functions", f_refused},
     {"guided_choice", f_refused},
@@ -449,14 +419,11 @@ static const struct field {
     {"prompt_logprobs", f_refused},
     {"reasoning_effort", f_refused},
     {"response_format", f_refused},
-    {"return_tokens_as_token_ids", f_refused},
     {"skip_special_tokens", f_refused},
-    {"spaces_between_special_tokens", f_refused},
     {"structured_outputs", f_refused},
     {"suffix", f_refused},
     {"tool_choice", f_refused},
     {"tools", f_refused},
-    {"truncate_prompt_tokens", f_refused},
     {"use_beam_search", f_refused},
 };
 

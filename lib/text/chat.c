@@ -23,7 +23,8 @@ struct chat {
     size_t n, cap;
     struct part *part;
     size_t n_part, cap_part;
-    bool bos; /* begins with the begin token, which is the first part */
+    bool bos;                        /* begins with the begin token, which is the first part */
+    const struct text_message *open; /* the message whose turn stays open, or NULL */
 };
 
 static void chat_free(struct chat *c)
@@ -119,7 +120,7 @@ static int refuse_role(struct err *e, const struct chat *c, const struct text_me
 
 /* ---- chatml ---- */
 
-static int chatml_turn(struct err *e, struct chat *c, const char *role, const char *s, size_t n)
+static int chatml_turn(struct err *e, struct chat *c, const char *role, const char *s, size_t n, bool open)
 {
     int r = put_mark(e, c, "<|im_start|>");
     if (r == 0)
@@ -128,7 +129,7 @@ static int chatml_turn(struct err *e, struct chat *c, const char *role, const ch
         r = put_mark(e, c, "\n");
     if (r == 0)
         r = put_content(e, c, s, n, c->style->trims);
-    return r == 0 ? put_mark(e, c, "<|im_end|>\n") : r;
+    return r == 0 && !open ? put_mark(e, c, "<|im_end|>\n") : r;
 }
 
 /* Models that reason: what they thought in a turn that is over is not told again, only what follows it. (In a turn that
@@ -155,7 +156,7 @@ static int render_chatml(struct err *e, struct chat *c, const struct text_messag
     while (last_user > 0 && !is_role(&m[last_user - 1], "user"))
         last_user--;
     if (style->default_system != NULL && !is_role(&m[0], "system"))
-        r = chatml_turn(e, c, "system", style->default_system, style->n_default_system);
+        r = chatml_turn(e, c, "system", style->default_system, style->n_default_system, false);
     for (size_t i = 0; r == 0 && i < n; i++) {
         const char *s = m[i].content;
         size_t n_s = m[i].n_content;
@@ -167,7 +168,7 @@ static int render_chatml(struct err *e, struct chat *c, const struct text_messag
                 return err_set(e, ERR_NO, "%s: an answer needs a user message behind it (message %zu)", c->t->path, i);
             leave_out_reasoning(&s, &n_s);
         }
-        r = chatml_turn(e, c, m[i].role, s, n_s);
+        r = chatml_turn(e, c, m[i].role, s, n_s, &m[i] == c->open);
     }
     return r == 0 && answer ? put_mark(e, c, "<|im_start|>assistant\n") : r;
 }
@@ -190,7 +191,7 @@ static int llama3_dates(struct err *e, struct chat *c, const struct text_message
         r = put_mark(e, c, "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n");
     if (r == 0 && system != NULL)
         r = put_content(e, c, system->content, system->n_content, true);
-    return r == 0 ? put_mark(e, c, "<|eot_id|>") : r;
+    return r == 0 && (system == NULL || system != c->open) ? put_mark(e, c, "<|eot_id|>") : r;
 }
 
 static int render_llama3(struct err *e, struct chat *c, const struct text_message *m, size_t n, bool answer)
@@ -207,7 +208,7 @@ static int render_llama3(struct err *e, struct chat *c, const struct text_messag
         r = llama3_header(e, c, m[i].role);
         if (r == 0)
             r = put_content(e, c, m[i].content, m[i].n_content, c->style->trims);
-        if (r == 0)
+        if (r == 0 && &m[i] != c->open)
             r = put_mark(e, c, "<|eot_id|>");
     }
     return r == 0 && answer ? llama3_header(e, c, "assistant") : r;
@@ -248,7 +249,9 @@ static int mistral_answer(struct err *e, struct chat *c, const struct text_messa
     int r = put_mark(e, c, c->style->answer_open);
     if (r == 0)
         r = put_content(e, c, m->content, m->n_content, c->style->trims);
-    if (r == 0 && c->t->eos != TEXT_NONE)
+    if (r != 0 || m == c->open)
+        return r;
+    if (c->t->eos != TEXT_NONE)
         r = put(e, c, c->t->row[c->t->eos].entry, c->t->row[c->t->eos].n_entry, true);
     return r == 0 ? put_mark(e, c, c->style->answer_close) : r;
 }
@@ -259,7 +262,7 @@ static int render_mistral(struct err *e, struct chat *c, const struct text_messa
     int r = take_system(e, &system, c, m, n);
     size_t first = r == 0 && system != NULL, with_system = first;
     if (c->style->system_last)
-        with_system = is_role(&m[n - 1], "user") ? n - 1 : n - 2;
+        with_system = n - 1; /* where that is an answer the template says no system message at all */
     for (size_t i = first; r == 0 && i < n; i++) {
         if (is_role(&m[i], "assistant")) {
             r = mistral_answer(e, c, &m[i]);
@@ -270,7 +273,7 @@ static int render_mistral(struct err *e, struct chat *c, const struct text_messa
             r = put_system_before(e, c, system);
         if (r == 0)
             r = put_content(e, c, m[i].content, m[i].n_content, false);
-        if (r == 0)
+        if (r == 0 && &m[i] != c->open)
             r = put_mark(e, c, c->style->inst_close);
     }
     return r;
@@ -287,7 +290,7 @@ static int render_gemma(struct err *e, struct chat *c, const struct text_message
             r = put_system_before(e, c, system);
         if (r == 0)
             r = put_content(e, c, m[i].content, m[i].n_content, c->style->trims);
-        if (r == 0)
+        if (r == 0 && &m[i] != c->open)
             r = put_mark(e, c, "<end_of_turn>\n");
     }
     return r == 0 && answer ? put_mark(e, c, "<start_of_turn>model\n") : r;
@@ -296,9 +299,10 @@ static int render_gemma(struct err *e, struct chat *c, const struct text_message
 /* ---- all kinds ---- */
 
 static int render(struct err *e, struct chat *c, const struct text *t, const struct text_message *m, size_t n,
-                  bool answer)
+                  enum text_chat_end end)
 {
-    *c = (struct chat){.t = t, .style = &t->chat};
+    bool answer = end == TEXT_CHAT_ANSWER;
+    *c = (struct chat){.t = t, .style = &t->chat, .open = end == TEXT_CHAT_OPEN && n != 0 ? &m[n - 1] : NULL};
     if (t->chat.kind == CHAT_ABSENT)
         return err_set(e, ERR_NO, "%s: has no chat template", t->path);
     if (t->chat.kind == CHAT_UNKNOWN)
@@ -327,10 +331,10 @@ static int render(struct err *e, struct chat *c, const struct text *t, const str
 }
 
 int text_chat_render(struct err *e, const struct text *t, char **out, size_t *n_out, const struct text_message *m,
-                     size_t n, bool answer)
+                     size_t n, enum text_chat_end end)
 {
     struct chat c;
-    int r = render(e, &c, t, m, n, answer);
+    int r = render(e, &c, t, m, n, end);
     if (r == 0) {
         *out = c.p;
         *n_out = c.n;
@@ -343,7 +347,7 @@ int text_chat_render(struct err *e, const struct text *t, char **out, size_t *n_
 static int encode_parts(struct err *e, struct text_ids *out, struct text_run *w, const struct chat *c)
 {
     size_t run = c->part[0].end, from = run;
-    int r = c->bos ? text_ids_push(e, out, c->t->bos) : 0;
+    int r = c->bos && out->n == 0 ? text_ids_push(e, out, c->t->bos) : 0;
     for (size_t i = 1; r == 0 && i < c->n_part; from = c->part[i++].end) {
         size_t at, len, end = c->part[i].end;
         while (r == 0 && c->part[i].template) {
@@ -363,12 +367,12 @@ static int encode_parts(struct err *e, struct text_ids *out, struct text_run *w,
 }
 
 int text_chat(struct err *e, const struct text *t, struct text_ids *out, const struct text_message *m, size_t n,
-              bool answer)
+              enum text_chat_end end)
 {
     struct chat c;
     struct text_run w = {0};
     size_t n_before = out->n;
-    int r = render(e, &c, t, m, n, answer);
+    int r = render(e, &c, t, m, n, end);
     if (r == 0)
         r = encode_parts(e, out, &w, &c);
     if (r != 0)

@@ -60,9 +60,15 @@ struct text_message {
     size_t n_content;
 };
 
+enum text_chat_end {
+    TEXT_CHAT_CLOSED = 0, /* behind the last message */
+    TEXT_CHAT_ANSWER = 1, /* with the opening of the assistant's turn */
+    TEXT_CHAT_OPEN = 2,   /* with the last message's content: its turn goes on */
+};
+
 /* Renders messages through the file's chat template (kinds known by their text; ERR_NO naming it where unknown) and
- * appends ids: template markers become control ids, the same characters in content become ordinary text ids. `answer`:
- * ends with the opening of the assistant's turn. One begin token, where the template writes it or the file wants it.
+ * appends ids: template markers become control ids, the same characters in content become ordinary text ids. One begin
+ * token, where the template writes it or the file wants it; none behind ids that are there already.
  *
  * Kinds: ChatML (with the default system message the template has), Llama 3 (3.1's dates are the template's fixed
  * ones), Mistral and Gemma: there turns must alternate, and a system message goes before the first user message with an
@@ -70,10 +76,10 @@ struct text_message {
  * assistant (and tool in plain ChatML); another is refused by name. Models that reason: reasoning of earlier turns is
  * left out, an answer that no user message follows is refused. */
 int text_chat(struct err *e, const struct text *t, struct text_ids *out, const struct text_message *m, size_t n,
-              bool answer);
+              enum text_chat_end end);
 /* The same as text, for people. *out: malloc'd. */
 int text_chat_render(struct err *e, const struct text *t, char **out, size_t *n_out, const struct text_message *m,
-                     size_t n, bool answer);
+                     size_t n, enum text_chat_end end);
 
 /* ---- out: detokenising and stops ---- */
 

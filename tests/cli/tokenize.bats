@@ -218,6 +218,48 @@ T
         has 'select(.k=="tok")|.max_tokens + (.ids|length) == 8192'
 }
 
+@test "strict_window: an explicit max_tokens that the window does not leave is refused with all three numbers" {
+    ids=$(jq -cn '[range(100;200)]')
+    jsonl "{\"prompt\":$ids,\"max_tokens\":8093,\"strict_window\":true}" \
+        "{\"prompt\":$ids,\"max_tokens\":8092,\"strict_window\":true}" \
+        "{\"prompt\":$ids,\"max_tokens\":4294967295,\"strict_window\":true}" \
+        "{\"prompt\":$ids,\"strict_window\":true}" "{\"prompt\":$ids,\"max_tokens\":9000}" > out
+    jq -r 'select(.k=="err").text' out > text
+    [ "$(wc -l < text)" = 1 ]
+    grep -Eq '^line 1: prompt has 100 tokens and max_tokens 8093 were asked for: the context of .* is 8192 tokens$' text
+    [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "8092 8092 512 8092" ]
+}
+
+@test "prefix_token_ids go before the prompt, truncate_prompt_tokens keeps its end" {
+    t() { printf '%s\n' "$@" | tokenize --jsonl --ids; }
+    [ "$(t '{"prompt":[7,8,9],"prefix_token_ids":[5,6]}')" = "5 6 7 8 9" ]
+    [ "$(t '{"prompt":[7,8,9],"prefix_token_ids":[5,6],"truncate_prompt_tokens":4}')" = "6 7 8 9" ]
+    [ "$(t '{"prompt":[7,8,9],"truncate_prompt_tokens":1}')" = 9 ]
+    [ "$(t '{"prompt":[7,8,9],"truncate_prompt_tokens":3}' '{"prompt":[7,8,9],"truncate_prompt_tokens":4}' | uniq)" = \
+        "7 8 9" ]
+    m='"messages":[{"role":"user","content":"hi"}]'
+    [ "$(t "{$m,\"prefix_token_ids\":[5]}")" = "5 $(t "{$m}")" ]
+    long=$(jq -cn '[range(0;9000)]')
+    [ "$(t "{\"prompt\":$long,\"truncate_prompt_tokens\":-1,\"max_tokens\":100}")" = "$(seq -s' ' 908 8999)" ]
+    [ "$(t "{\"prompt\":$long,\"truncate_prompt_tokens\":-1,\"max_tokens\":4294967295}")" = "$(seq -s' ' 809 8999)" ]
+    jsonl '{"prompt":[7],"prefix_token_ids":[1,49152]}' |
+        has 'select(.k=="err").text=="line 1: prefix_token_ids[1]: id 49152, the model has 49152"'
+    # the blocks are named by what is left
+    [ "$(jsonl "{\"prompt\":$long,\"truncate_prompt_tokens\":70}" | jq -r 'select(.k=="tok").digests')" = \
+        "$(jsonl "{\"prompt\":$(jq -cn '[range(8930;9000)]')}" | jq -r 'select(.k=="tok").digests')" ]
+}
+
+@test "add_generation_prompt and continue_final_message: how a chat ends" {
+    t() { tokenize --jsonl --ids <<< "$1" | tokenize -d; }
+    m='"messages":[{"role":"system","content":"s"},{"role":"user","content":"2+2?"},{"role":"assistant","content":"It is "}]'
+    head=$'<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\nIt is '
+    [ "$(t "{$m}")" = "$head"$'<|im_end|>\n<|im_start|>assistant' ]
+    [ "$(t "{$m,\"add_generation_prompt\":false}")" = "$head<|im_end|>" ]
+    [ "$(t "{$m,\"add_generation_prompt\":false,\"continue_final_message\":true}")" = "$head" ]
+    jsonl "{$m,\"continue_final_message\":true}" |
+        has 'select(.k=="err").text=="line 1: continue_final_message: needs add_generation_prompt to be false"'
+}
+
 @test "digests: one for each 32 tokens, chained, by the salt" {
     d() { jsonl "$1" | jq -r 'select(.k=="tok").digests|if type=="string" then . else "" end'; }
     a=$(d "$(jq -cn '{prompt:[range(1;70)]}')")

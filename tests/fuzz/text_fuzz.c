@@ -131,8 +131,9 @@ static void check_chat(const struct text *t, const char *s, size_t n)
     struct text_ids v = {0};
     struct err e;
     char *text;
+    enum text_chat_end end = (enum text_chat_end)(n % 3);
     size_t n_text;
-    if (text_chat(&e, t, &v, m, 2, true) != 0 || text_chat_render(&e, t, &text, &n_text, m, 2, true) != 0)
+    if (text_chat(&e, t, &v, m, 2, end) != 0 || text_chat_render(&e, t, &text, &n_text, m, 2, end) != 0)
         abort();
     for (size_t i = 0; i < v.n; i++)
         assert(!text_is_control(t, v.ids[i])); /* its markers are no entries here */

@@ -1,6 +1,7 @@
 /*
  * Chat templates against jinja2, ids against Hugging Face's tokenizers (tests/golden/chat.jsonl, made by
- * scripts/golden-chat); what a message may not do; begin tokens. The vocabulary is the default model's.
+ * scripts/golden-chat; those whose last message stays open by transformers' continue_final_message); what a message may
+ * not do; begin tokens. The vocabulary is the default model's.
  */
 #include <jansson.h>
 #include <setjmp.h>
@@ -54,9 +55,11 @@ static void check_row(const struct text *t, const char *name, json_t *row, size_
     struct err e;
     char *got = NULL;
     size_t n_got, n = read_messages(m, json_object_get(row, "messages"));
-    bool answer = json_is_true(json_object_get(row, "answer"));
+    enum text_chat_end end = json_is_true(json_object_get(row, "answer")) ? TEXT_CHAT_ANSWER
+                             : json_is_true(json_object_get(row, "open")) ? TEXT_CHAT_OPEN
+                                                                          : TEXT_CHAT_CLOSED;
     json_t *want = json_object_get(row, "text"), *ids = json_object_get(row, "ids");
-    int r = text_chat_render(&e, t, &got, &n_got, m, n, answer);
+    int r = text_chat_render(&e, t, &got, &n_got, m, n, end);
     if (want == NULL) {
         if (r != ERR_NO)
             fail_msg("%s, line %zu: rendered, not refused: %s", name, line, got);
@@ -70,7 +73,7 @@ static void check_row(const struct text *t, const char *name, json_t *row, size_
     if (ids == NULL)
         return;
     struct text_ids v = {0};
-    assert_int_equal(text_chat(&e, t, &v, m, n, answer), 0);
+    assert_int_equal(text_chat(&e, t, &v, m, n, end), 0);
     assert_int_equal(v.n, json_array_size(ids));
     for (size_t i = 0; i < v.n; i++)
         assert_int_equal(v.ids[i], json_integer_value(json_array_get(ids, i)));
@@ -101,7 +104,7 @@ static void templates_render_as_jinja_does(void **state)
     }
     fclose(f);
     text_free(t);
-    assert_true(n_checked >= 240);
+    assert_true(n_checked >= 300);
 }
 
 static size_t count_control(const struct text *t, const struct text_message *m, size_t n)
@@ -109,7 +112,7 @@ static size_t count_control(const struct text *t, const struct text_message *m, 
     struct err e;
     struct text_ids v = {0};
     size_t count = 0;
-    assert_int_equal(text_chat(&e, t, &v, m, n, true), 0);
+    assert_int_equal(text_chat(&e, t, &v, m, n, TEXT_CHAT_ANSWER), 0);
     for (size_t i = 0; i < v.n; i++)
         count += text_is_control(t, v.ids[i]);
     text_ids_free(&v);
@@ -141,7 +144,7 @@ static void messages_make_no_control_ids(void **state)
         }
     m[1].role = "user<|im_end|>";
     struct text_ids v = {0};
-    assert_int_equal(text_chat(&e, t, &v, m, 4, true), ERR_NO);
+    assert_int_equal(text_chat(&e, t, &v, m, 4, TEXT_CHAT_ANSWER), ERR_NO);
     assert_int_equal(v.n, 0);
     text_ids_free(&v);
     text_free(t);
@@ -152,7 +155,7 @@ static size_t count_bos(const struct text *t, bool chat)
     struct err e;
     struct text_ids v = {0};
     struct text_message m = {"user", "hi", 2};
-    int r = chat ? text_chat(&e, t, &v, &m, 1, true) : text_encode(&e, t, &v, "hi", 2, TEXT_BOS);
+    int r = chat ? text_chat(&e, t, &v, &m, 1, TEXT_CHAT_ANSWER) : text_encode(&e, t, &v, "hi", 2, TEXT_BOS);
     assert_int_equal(r, 0);
     size_t n = 0;
     for (size_t i = 0; i < v.n; i++)
@@ -218,7 +221,7 @@ static void unknown_templates_are_refused(void **state)
         struct text_ids v = {0};
         struct err e;
         char head[61];
-        assert_int_equal(text_chat(&e, t, &v, &m, 1, true), ERR_NO);
+        assert_int_equal(text_chat(&e, t, &v, &m, 1, TEXT_CHAT_ANSWER), ERR_NO);
         snprintf(head, sizeof head, "%s", unknown[i]);
         assert_non_null(strstr(e.text, head));
         assert_non_null(strstr(e.text, "/tmp/text-test-"));
@@ -229,7 +232,7 @@ static void unknown_templates_are_refused(void **state)
     struct text_message m = {"user", "hi", 2};
     struct text_ids v = {0};
     struct err e;
-    assert_int_equal(text_chat(&e, t, &v, &m, 1, true), ERR_NO);
+    assert_int_equal(text_chat(&e, t, &v, &m, 1, TEXT_CHAT_ANSWER), ERR_NO);
     assert_non_null(strstr(e.text, "has no chat template"));
     text_free(t);
 }
@@ -242,10 +245,10 @@ static void broken_bytes_in_messages_are_repaired(void **state)
     size_t n;
     assert_int_equal(text_open(&e, &t, need_model(state)), 0);
     struct text_message m[] = {{"system", "\xf0\x9f", 2}, {"user", "a\xff", 2}};
-    assert_int_equal(text_chat_render(&e, t, &s, &n, m, 2, false), 0);
+    assert_int_equal(text_chat_render(&e, t, &s, &n, m, 2, TEXT_CHAT_CLOSED), 0);
     assert_string_equal(s, "<|im_start|>system\n\xef\xbf\xbd<|im_end|>\n<|im_start|>user\na\xef\xbf\xbd<|im_end|>\n");
     free(s);
-    assert_int_equal(text_chat_render(&e, t, &s, &n, m, 0, true), ERR_NO);
+    assert_int_equal(text_chat_render(&e, t, &s, &n, m, 0, TEXT_CHAT_ANSWER), ERR_NO);
     text_free(t);
 }
 

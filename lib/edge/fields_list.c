@@ -1,0 +1,100 @@
+/* The fields of a request that are lists: texts, token ids, biases. */
+#include "edge/fields.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+int field_stop(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    size_t n = json_is_string(v) ? 1 : json_array_size(v);
+    if (!json_is_string(v) && !json_is_array(v))
+        return ask_wrong(e, at, "a text or a list of texts", v);
+    if (n > WIRE_STOPS_MAX)
+        return err_set(e, ERR_NO, "%s: %zu texts, the limit is %d", at->text, n, WIRE_STOPS_MAX);
+    a->stop = calloc(n + 1, sizeof *a->stop);
+    if (!a->stop)
+        return err_nomem(e, "stops", n * sizeof *a->stop);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = json_is_string(v) ? v : json_array_get(v, i);
+        size_t was = json_is_string(v) ? at->n : path_index(at, i);
+        if (!json_is_string(x))
+            return ask_wrong(e, at, "a text", x);
+        if (json_string_length(x) == 0)
+            return err_set(e, ERR_NO, "%s: is empty", at->text);
+        a->stop[i] = (struct wire_str){json_string_value(x), json_string_length(x)};
+        path_back(at, was);
+    }
+    a->s.stop = a->stop;
+    a->s.n_stop = (uint32_t)n;
+    return 0;
+}
+
+/* *out: malloc'd, NULL where it fails; ids are checked against the model later. */
+static int read_ids(struct err *e, uint32_t **out, size_t *n_out, struct ask_path *at, const json_t *v, size_t most)
+{
+    if (!json_is_array(v))
+        return ask_wrong(e, at, "a list of token ids", v);
+    size_t n = json_array_size(v);
+    if (n > most)
+        return err_set(e, ERR_NO, "%s: %zu ids, the limit is %zu", at->text, n, most);
+    uint32_t *ids = malloc((n + 1) * sizeof *ids);
+    if (!ids)
+        return err_nomem(e, "token ids", n * sizeof *ids);
+    free(*out);
+    *out = ids;
+    *n_out = n;
+    for (size_t i = 0; i < n; i++) {
+        size_t was = path_index(at, i);
+        if (field_u32(e, &ids[i], at, json_array_get(v, i), 0, UINT32_MAX))
+            return e->code;
+        path_back(at, was);
+    }
+    return 0;
+}
+
+int field_stop_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    size_t n = 0;
+    if (read_ids(e, &a->stop_ids, &n, at, v, WIRE_STOP_IDS_MAX))
+        return e->code;
+    a->s.stop_ids = a->stop_ids;
+    a->s.n_stop_id = (uint32_t)n;
+    return 0;
+}
+
+int field_prefix_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return read_ids(e, &a->prefix, &a->n_prefix, at, v, WIRE_IDS_MAX);
+}
+
+int field_logit_bias(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    if (!json_is_object(v))
+        return ask_wrong(e, at, "an object of token ids and numbers", v);
+    size_t n = json_object_size(v), i = 0;
+    if (n > WIRE_BIAS_MAX)
+        return err_set(e, ERR_NO, "%s: %zu ids, the limit is %d", at->text, n, WIRE_BIAS_MAX);
+    a->bias = calloc(n + 1, sizeof *a->bias);
+    if (!a->bias)
+        return err_nomem(e, "logit_bias", n * sizeof *a->bias);
+    const char *key;
+    json_t *x;
+    json_object_foreach((json_t *)v, key, x)
+    {
+        size_t was = path_field(at, key), len = strlen(key);
+        if (len == 0 || len > 10 || strspn(key, "0123456789") != len || strtoull(key, NULL, 10) > UINT32_MAX)
+            return err_set(e, ERR_NO, "%s: the key is not a token id", at->text);
+        a->bias[i].id = (uint32_t)strtoull(key, NULL, 10);
+        if (field_f32(e, &a->bias[i].bias, at, x, -ASK_BIAS_ABS_MAX, ASK_BIAS_ABS_MAX))
+            return e->code;
+        path_back(at, was);
+        for (size_t k = 0; k < i; k++) /* "7" and "07" */
+            if (a->bias[k].id == a->bias[i].id)
+                return err_set(e, ERR_NO, "%s: id %u is there twice", at->text, a->bias[i].id);
+        i++;
+    }
+    a->s.bias = a->bias;
+    a->s.n_bias = (uint32_t)n;
+    return 0;
+}

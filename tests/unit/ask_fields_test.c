@@ -1,0 +1,125 @@
+/* Fields of requests beyond the common ones. Names, types and ranges are those of vLLM's API reference; strict_window
+ * and prefix_token_ids are ours, docs/man/tokenize.1. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "edge/ask.h"
+
+static int read_line(struct err *e, struct ask *a, const char *line)
+{
+    struct ask base;
+    ask_default(&base);
+    return ask_read(e, a, &base, line, strlen(line));
+}
+
+#define CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+
+struct row {
+    const char *line;
+    const char *error; /* how its text begins; NULL: none */
+};
+
+static void check(const struct row *row, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct err e = {0};
+        struct ask a;
+        int r = read_line(&e, &a, row[i].line);
+        if ((r != 0) != (row[i].error != NULL) || (r && r != ERR_NO))
+            fail_msg("%s: %d %s", row[i].line, r, e.text);
+        if (r && strncmp(e.text, row[i].error, strlen(row[i].error)))
+            fail_msg("%s: %s", row[i].line, e.text);
+        ask_free(&a);
+    }
+}
+#define CHECK(rows) check(rows, sizeof(rows) / sizeof *(rows))
+
+static void test_types(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {"{\"prompt\":\"x\",\"return_token_ids\":true,\"return_tokens_as_token_ids\":true}", NULL},
+        {"{\"prompt\":\"x\",\"spaces_between_special_tokens\":false}", NULL},
+        {"{\"prompt\":\"x\",\"spaces_between_special_tokens\":0}", "spaces_between_special_tokens: expected true"},
+        {"{\"prompt\":\"x\",\"return_token_ids\":\"yes\"}", "return_token_ids: expected true or false"},
+        {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":-1}", NULL},
+        {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":5.0}", NULL},
+        {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":0}", "truncate_prompt_tokens: expected"},
+        {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":-2}", "truncate_prompt_tokens: expected"},
+        {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":1e300}", "truncate_prompt_tokens: expected"},
+        {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":[5]}", "truncate_prompt_tokens: expected"},
+        {"{\"prompt\":\"x\",\"strict_window\":1}", "strict_window: expected true or false, got 1"},
+        {"{\"prompt\":\"x\",\"prefix_token_ids\":[]}", NULL},
+        {"{\"prompt\":\"x\",\"prefix_token_ids\":[1,-1]}", "prefix_token_ids[1]: expected"},
+        {"{\"prompt\":\"x\",\"prefix_token_ids\":[4294967296]}", "prefix_token_ids[0]: expected"},
+        {"{\"prompt\":\"x\",\"prefix_token_ids\":\"1\"}", "prefix_token_ids: expected a list of token ids"},
+        {"{\"url\":\"/v1/completions\",\"body\":{\"prompt\":\"x\",\"strict_window\":7}}", "body.strict_window: "},
+    };
+    CHECK(rows);
+}
+
+/* vLLM: "Cannot set both `continue_final_message` and `add_generation_prompt` to True", and the second is true where it
+ * is absent. */
+static void test_end_of_a_chat(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {CHAT ",\"add_generation_prompt\":true,\"continue_final_message\":false}", NULL},
+        {CHAT ",\"continue_final_message\":true}", "continue_final_message: needs add_generation_prompt to be false"},
+        {CHAT ",\"add_generation_prompt\":true,\"continue_final_message\":true}", "continue_final_message: needs"},
+        {CHAT ",\"add_generation_prompt\":\"no\"}", "add_generation_prompt: expected"},
+        {"{\"prompt\":\"x\",\"add_generation_prompt\":true}", NULL},
+        {"{\"prompt\":\"x\",\"add_generation_prompt\":false}", "add_generation_prompt: is for messages"},
+    };
+    CHECK(rows);
+    struct err e;
+    struct ask a;
+    assert_int_equal(read_line(&e, &a, CHAT "}"), 0);
+    assert_int_equal(a.chat_end, TEXT_CHAT_ANSWER);
+    ask_free(&a);
+    assert_int_equal(read_line(&e, &a, CHAT ",\"add_generation_prompt\":false}"), 0);
+    assert_int_equal(a.chat_end, TEXT_CHAT_CLOSED);
+    ask_free(&a);
+    assert_int_equal(read_line(&e, &a, CHAT ",\"continue_final_message\":true,\"add_generation_prompt\":false}"), 0);
+    assert_int_equal(a.chat_end, TEXT_CHAT_OPEN);
+    ask_free(&a);
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    struct err e;
+    struct ask a;
+    assert_int_equal(read_line(&e, &a,
+                               "{\"prompt\":[1],\"prefix_token_ids\":[9,8],\"truncate_prompt_tokens\":-1,"
+                               "\"strict_window\":true,\"max_tokens\":3}"),
+                     0);
+    assert_int_equal(a.n_prefix, 2);
+    assert_int_equal(a.prefix[0], 9);
+    assert_int_equal(a.truncate, -1);
+    assert_true(a.strict_window && a.has_max_tokens);
+    assert_int_equal(ask_check_ids(&e, &a, 10), 0);
+    assert_int_equal(ask_check_ids(&e, &a, 9), ERR_NO);
+    assert_non_null(strstr(e.text, "prefix_token_ids[0]: id 9, the model has 9"));
+    ask_free(&a);
+    assert_int_equal(read_line(&e, &a, "{\"prompt\":\"x\",\"strict_window\":true}"), 0);
+    assert_false(a.has_max_tokens);
+    ask_free(&a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_end_of_a_chat),
+        cmocka_unit_test(test_values),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
