@@ -38,6 +38,8 @@ int gguf_fd(const struct gguf *g); /* borrowed */
 /* Getters: ERR_NO naming file and key where the key is absent, of another type, or outside [lo, hi]. Integers of any
  * width and sign are taken where the value fits. */
 bool gguf_has(const struct gguf *g, const char *key);
+uint64_t gguf_key_count(const struct gguf *g);
+struct gguf_str gguf_key_at(const struct gguf *g, uint64_t i); /* in the order of the file */
 int gguf_u64(struct err *e, const struct gguf *g, const char *key, uint64_t *out, uint64_t lo, uint64_t hi);
 int gguf_f64(struct err *e, const struct gguf *g, const char *key, double *out);
 int gguf_bool(struct err *e, const struct gguf *g, const char *key, bool *out);

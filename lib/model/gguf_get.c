@@ -101,6 +101,17 @@ bool gguf_has(const struct gguf *g, const char *key)
     return gguf_kv_find(g, key) != NULL;
 }
 
+uint64_t gguf_key_count(const struct gguf *g)
+{
+    return g->n_kv;
+}
+
+struct gguf_str gguf_key_at(const struct gguf *g, uint64_t i)
+{
+    assert(i < g->n_kv);
+    return g->kv[i].key;
+}
+
 static int need(struct err *e, const struct gguf_kv **out, const struct gguf *g, const char *key)
 {
     *out = gguf_kv_find(g, key);
