@@ -11,7 +11,7 @@ CFLAGS  += $(CSTD) $(WARN) $(OPT) -ffp-contract=off -fno-math-errno -D_GNU_SOURC
 LDFLAGS += -pthread
 LDLIBS  += -lmicrohttpd -lnng -lmsgpackc -lutf8proc -ljansson -lsodium -lxxhash -lm
 
-AREAS   := err cli proc wire text model kv engine phase edge sched link http api
+AREAS   := err cli proc wire text model kv engine phase edge sched link http api load
 LIB_SRC := $(foreach a,$(AREAS),$(wildcard lib/$(a)/*.c)) $(wildcard kernels/*.c) $(wildcard kernels/cpu/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
 LIB     := $(B)/libphasepipe.a
@@ -36,10 +36,13 @@ $(LIB): $(LIB_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
+# What one program alone is linked with.
+LDLIBS_bench := -lcurl
+
 define PROG
 $(B)/bin/$(1): $(patsubst %.c,$(B)/obj/%.o,$(wildcard cmd/$(1).c cmd/$(1)/*.c)) $(LIB)
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(LDLIBS)
+	$$(CC) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(LDLIBS) $$(LDLIBS_$(1))
 endef
 $(foreach p,$(PROGS),$(eval $(call PROG,$(p))))
 

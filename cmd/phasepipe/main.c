@@ -25,6 +25,7 @@ static const struct {
     {"sched-colocate", "the same, both phases of a request on one worker"},
     {"sched-exec", "the same, as a program of your own says"},
     {"simulate", "a cluster of fake workers in virtual time, under one of these policies"},
+    {"bench", "loads a server of the OpenAI API, and measures it"},
 };
 
 static const struct {

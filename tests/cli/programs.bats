@@ -3,7 +3,7 @@
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
-    programs=(tokenize prefill decode stream frames kvstore sched sched-fcfs sched-colocate sched-exec simulate)
+    programs=(tokenize prefill decode stream frames kvstore sched sched-fcfs sched-colocate sched-exec simulate bench)
 }
 
 @test "help goes to stdout and is a success" {

@@ -1,0 +1,238 @@
+/* What is asked of the server before the run: whether it is ready, its model, the ids of words. */
+#include <curl/curl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cmd/bench/bench.h"
+#include "proc/proc.h"
+
+#define ANSWER_BYTES_MAX (16u << 20)
+
+struct asks {
+    CURL *curl;
+    struct curl_slist *headers;
+    const struct opts *o;
+};
+
+int buf_add(struct err *e, struct buf *b, const char *p, size_t n)
+{
+    if (b->n + n + 1 > b->size) {
+        size_t size = 2 * b->size + n + 256;
+        char *grown = realloc(b->p, size);
+        if (!grown)
+            return err_nomem(e, "a request", size);
+        b->p = grown;
+        b->size = size;
+    }
+    if (n)
+        memcpy(b->p + b->n, p, n);
+    b->n += n;
+    b->p[b->n] = 0;
+    return 0;
+}
+
+int buf_add_u64(struct err *e, struct buf *b, uint64_t v)
+{
+    char digits[20];
+    size_t n = sizeof digits;
+    do {
+        digits[--n] = (char)('0' + v % 10);
+        v /= 10;
+    } while (v);
+    return buf_add(e, b, digits + n, sizeof digits - n);
+}
+
+static int add_header(struct err *e, struct asks *a, const char *name, size_t n, const char *value)
+{
+    struct buf line = {0};
+    int rc = buf_add(e, &line, name, n);
+    rc = rc ? rc : buf_add(e, &line, ": ", 2);
+    rc = rc ? rc : buf_add(e, &line, value, strlen(value));
+    if (!rc && strpbrk(line.p, "\r\n"))
+        rc = err_set(e, ERR_USAGE, "a header has the end of a line in it");
+    struct curl_slist *more = rc ? NULL : curl_slist_append(a->headers, line.p);
+    if (!rc && !more)
+        rc = err_nomem(e, "headers", line.n);
+    a->headers = more ? more : a->headers;
+    free(line.p);
+    return rc;
+}
+
+static int headers(struct err *e, struct asks *a)
+{
+    const char *key = getenv("OPENAI_API_KEY");
+    struct buf bearer = {0};
+    int rc = add_header(e, a, "Content-Type", 12, "application/json");
+    rc = rc ? rc : add_header(e, a, "Expect", 6, ""); /* no waiting for 100 Continue before a long prompt */
+    if (!rc && key && *key) {
+        rc = buf_add(e, &bearer, "Bearer ", 7);
+        rc = rc ? rc : buf_add(e, &bearer, key, strlen(key));
+        rc = rc ? rc : add_header(e, a, "Authorization", 13, bearer.p);
+    }
+    free(bearer.p);
+    for (size_t i = 0; i < a->o->headers.n && !rc; i++) {
+        const char *text = a->o->headers.v[i], *eq = strchr(text, '=');
+        rc = add_header(e, a, text, (size_t)(eq - text), eq + 1);
+    }
+    return rc;
+}
+
+int asks_open(struct err *e, struct asks **out, const struct opts *o)
+{
+    struct asks *a = calloc(1, sizeof *a);
+    *out = a;
+    if (!a)
+        return err_nomem(e, "questions", sizeof *a);
+    a->o = o;
+    a->curl = curl_easy_init();
+    return a->curl ? headers(e, a) : err_set(e, ERR_SYS, "libcurl does not start");
+}
+
+void asks_close(struct asks *a)
+{
+    if (!a)
+        return;
+    curl_easy_cleanup(a->curl);
+    curl_slist_free_all(a->headers);
+    free(a);
+}
+
+void *asks_headers(struct asks *a)
+{
+    return a->headers;
+}
+
+static size_t on_bytes(char *p, size_t one, size_t n, void *arg)
+{
+    struct buf *b = arg;
+    struct err e;
+    if (b->n + n * one > ANSWER_BYTES_MAX || buf_add(&e, b, p, n * one))
+        return 0;
+    return n * one;
+}
+
+/* *status 0: no answer, e says why. *answer: owned JSON or NULL. */
+static int ask(struct err *e, long *status, json_t **answer, struct asks *a, const char *path, const char *body)
+{
+    char url[1024];
+    struct buf got = {0};
+    *status = 0;
+    *answer = NULL;
+    snprintf(url, sizeof url, "%s%s", a->o->base, path);
+    curl_easy_reset(a->curl);
+    curl_easy_setopt(a->curl, CURLOPT_URL, url);
+    curl_easy_setopt(a->curl, CURLOPT_HTTPHEADER, a->headers);
+    curl_easy_setopt(a->curl, CURLOPT_WRITEFUNCTION, on_bytes);
+    curl_easy_setopt(a->curl, CURLOPT_WRITEDATA, &got);
+    curl_easy_setopt(a->curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(a->curl, CURLOPT_PROXY, "");
+    curl_easy_setopt(a->curl, CURLOPT_TIMEOUT_MS, 30000L);
+    if (a->o->insecure) {
+        curl_easy_setopt(a->curl, CURLOPT_SSL_VERIFYPEER, 0L);
+        curl_easy_setopt(a->curl, CURLOPT_SSL_VERIFYHOST, 0L);
+    }
+    if (body)
+        curl_easy_setopt(a->curl, CURLOPT_POSTFIELDS, body);
+    CURLcode code = curl_easy_perform(a->curl);
+    int rc = 0;
+    if (code)
+        rc = err_set(e, ERR_NO, "%.200s: %s", url, curl_easy_strerror(code));
+    else
+        curl_easy_getinfo(a->curl, CURLINFO_RESPONSE_CODE, status);
+    if (got.n)
+        *answer = json_loadb(got.p, got.n, 0, NULL);
+    free(got.p);
+    return rc;
+}
+
+static void nap_ms(long ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+}
+
+/* /health says 503 while a model is loaded; a server without it is asked for its models. */
+static int ready(struct err *e, struct asks *a)
+{
+    uint64_t until = proc_now_ns() + (uint64_t)(a->o->ready_s * 1e9);
+    const char *path = "/health";
+    for (;;) {
+        long status;
+        json_t *answer;
+        int rc = ask(e, &status, &answer, a, path, NULL);
+        json_decref(answer);
+        if (status >= 200 && status < 300)
+            return 0;
+        if (status == 404 || status == 405)
+            path = "/v1/models";
+        if (!rc)
+            rc = err_set(e, ERR_NO, "%.200s%s: status %ld", a->o->base, path, status);
+        if (proc_now_ns() >= until || proc_term_count())
+            return err_prefix(e, "not ready after %g s", a->o->ready_s);
+        nap_ms(100);
+    }
+}
+
+static int models(struct err *e, struct server *s, struct asks *a)
+{
+    long status;
+    json_t *answer;
+    int rc = ask(e, &status, &answer, a, "/v1/models", NULL);
+    const json_t *first = json_array_get(json_object_get(answer, "data"), 0);
+    const char *id = json_string_value(json_object_get(first, "id"));
+    const json_t *meta = json_object_get(first, "meta");
+    if (!rc && status != 200)
+        rc = err_set(e, ERR_NO, "%.200s/v1/models: status %ld", a->o->base, status);
+    else if (!rc && !id)
+        rc = err_set(e, ERR_NO, "%.200s/v1/models names no model", a->o->base);
+    json_int_t n_vocab = json_integer_value(json_object_get(meta, "n_vocab"));
+    json_int_t window = json_integer_value(json_object_get(first, "max_model_len"));
+    s->n_vocab = n_vocab > 0 ? (uint64_t)n_vocab : 0;
+    s->model_len = window > 0 ? (uint64_t)window : 0;
+    if (!rc)
+        snprintf(s->model, sizeof s->model, "%s", id);
+    json_decref(answer);
+    return rc;
+}
+
+int asks_server(struct err *e, struct server *s, struct asks *a)
+{
+    *s = (struct server){0};
+    if (a->o->ready_s > 0 && ready(e, a))
+        return e->code;
+    int rc = models(e, s, a);
+    if (rc && a->o->model)
+        rc = 0; /* the run itself will tell what is wrong */
+    if (!rc && a->o->model)
+        snprintf(s->model, sizeof s->model, "%s", a->o->model);
+    return rc;
+}
+
+int asks_tokenize(struct err *e, uint32_t **ids, size_t *n, struct asks *a, const char *text)
+{
+    long status;
+    json_t *answer = NULL;
+    *ids = NULL;
+    *n = 0;
+    /* vLLM's names, and llama.cpp's. */
+    json_t *q =
+        json_pack("{s:s, s:s, s:b, s:b}", "prompt", text, "content", text, "add_special_tokens", 0, "add_special", 0);
+    char *body = q ? json_dumps(q, JSON_COMPACT) : NULL;
+    int rc = body ? 0 : err_set(e, ERR_SYS, "out of memory for a question");
+    rc = rc ? rc : ask(e, &status, &answer, a, "/tokenize", body);
+    const json_t *list = rc || status != 200 ? NULL : json_object_get(answer, "tokens");
+    size_t n_list = json_array_size(list);
+    if (n_list && !(*ids = malloc(n_list * sizeof **ids)))
+        rc = err_nomem(e, "ids", n_list * sizeof **ids);
+    for (size_t i = 0; *ids && i < n_list; i++) {
+        json_int_t id = json_integer_value(json_array_get(list, i));
+        if (json_is_integer(json_array_get(list, i)) && id >= 0 && id < (json_int_t)1 << 31)
+            (*ids)[(*n)++] = (uint32_t)id;
+    }
+    json_decref(answer);
+    json_decref(q);
+    free(body);
+    return rc;
+}

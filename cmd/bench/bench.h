@@ -1,0 +1,176 @@
+/*
+ * bench: a load generator for servers of the OpenAI API. flags.c says what is wanted, asks.c asks the server what the
+ * run needs to know, workload.c makes prompts, client.c sends and stamps, result.c makes figures, and report.c, save.c
+ * and compare.c show them.
+ */
+#ifndef BENCH_H
+#define BENCH_H
+
+#include "cli/cli.h"
+#include "load/load.h"
+
+#define PROG "bench"
+
+enum dataset { DATA_RANDOM, DATA_PREFIX, DATA_LIST, DATA_TRACE };
+
+#define PERCENTILES_MAX 32
+
+/* The metrics, in the order in which they are shown. */
+enum metric { M_TTFT, M_TPOT, M_ITL, M_E2EL, M_QUEUE, M_E2EL_QUEUE, N_METRIC };
+extern const struct metric_name {
+    const char *key, *title; /* "ttft", "TTFT" */
+} metric_names[N_METRIC];
+
+struct opts {
+    /* the server */
+    char *base; /* owned, "http://127.0.0.1:8000" */
+    const char *endpoint, *model, *backend, *label;
+    bool chat, insecure;
+    struct cli_list headers, metadata;
+    double ready_s, timeout_s;
+    /* traffic */
+    struct load_plan plan;
+    uint64_t max_concurrency; /* 0: none */
+    uint64_t n_prompts;       /* UINT64_MAX: as many as the duration takes */
+    double duration_s;        /* 0: none */
+    uint64_t n_warmup, seed;
+    /* workload */
+    enum dataset dataset;
+    const char *path;
+    uint64_t in_len, out_len, prefix_len;
+    double in_range, out_range;
+    uint64_t n_prefixes, repeat_prefix_len, repeat_suffix_len, repeat_out_len;
+    double time_scale, length_scale;
+    uint64_t vocab, model_len; /* 0: not given */
+    bool ids;                  /* prompts as token ids, else as text */
+    bool ignore_eos, has_temperature;
+    double temperature;
+    const char *extra_body;
+    /* results */
+    double percentile[PERCENTILES_MAX];
+    size_t n_percentile;
+    bool shown[N_METRIC];
+    bool goodput;
+    double slo_ms[N_METRIC]; /* < 0: none */
+    const char *save, *result_dir, *result_name, *compare;
+    bool save_result, detailed;
+    double fail_above; /* percent; < 0: never */
+};
+/* 0, CLI_DONE or an error. */
+int opts_read(struct err *e, struct opts *o, int argc, char **argv);
+void opts_free(struct opts *o);
+
+struct buf {
+    char *p;
+    size_t n, size;
+};
+int buf_add(struct err *e, struct buf *b, const char *p, size_t n);
+int buf_add_u64(struct err *e, struct buf *b, uint64_t v);
+
+/* ---- asks.c: before the run ---- */
+
+struct server {
+    char model[256];    /* id, for requests */
+    uint64_t n_vocab;   /* 0: it does not say */
+    uint64_t model_len; /* 0: it does not say */
+};
+struct asks;
+int asks_open(struct err *e, struct asks **out, const struct opts *o);
+void asks_close(struct asks *a);
+/* The lines of a request's head: what curl keeps until asks_close. struct curl_slist. */
+void *asks_headers(struct asks *a);
+/* Waits until it answers where o says so; the model's name from o or from the server. */
+int asks_server(struct err *e, struct server *s, struct asks *a);
+/* Ids of a text, owned; *n 0: the server has no /tokenize. */
+int asks_tokenize(struct err *e, uint32_t **ids, size_t *n, struct asks *a, const char *text);
+
+/* ---- workload.c, pool.c: what is asked ---- */
+
+extern const char *const bench_words[];
+extern const size_t n_bench_words;
+
+/* Of what prompts are made: each piece is one token. */
+struct pool {
+    uint32_t *ids; /* [n_ids] owned */
+    size_t n_ids;
+    const char **words; /* [n_words] owned array */
+    size_t n_words;
+    uint64_t vocab; /* > 0: ids are any below it */
+};
+int pool_open(struct err *e, struct pool *p, const struct opts *o, const struct server *s, struct asks *a);
+void pool_close(struct pool *p);
+
+struct workload;
+int workload_open(struct err *e, struct workload **out, const struct opts *o, const struct server *s,
+                  const struct pool *p);
+void workload_close(struct workload *w);
+uint64_t workload_count(const struct workload *w); /* UINT64_MAX: no end */
+/* Seconds from the start at which request i of a trace comes. */
+double workload_at(const struct workload *w, uint64_t i);
+/* The body of request i, and what it asks for. `warm`: of another stream, so that nothing of the run is cached. */
+int workload_body(struct err *e, struct buf *out, uint32_t *n_prompt, uint32_t *n_out, struct workload *w, uint64_t i,
+                  bool warm);
+
+/* ---- client.c: the run ---- */
+
+enum fail { FAIL_NO, FAIL_CONNECT, FAIL_STATUS, FAIL_EVENT, FAIL_CUT, FAIL_EMPTY, FAIL_TIMEOUT, FAIL_OTHER, N_FAIL };
+extern const char *const fail_names[N_FAIL];
+
+struct request {
+    uint64_t arrive_ns, start_ns; /* by the plan; sent. CLOCK_MONOTONIC */
+    uint64_t *stamp;              /* [n_stamp] owned: each token's time */
+    uint32_t n_stamp, size_stamp;
+    uint32_t n_prompt, n_out;       /* as planned */
+    uint32_t said_prompt, said_out; /* as the server counts; UINT32_MAX: it does not say */
+    bool over, held;                /* it ended; it waited for others to end */
+    enum fail fail;
+    char *error;     /* owned, where it failed */
+    struct buf text; /* of the answer as JSON has it, with --save-detailed */
+};
+
+#define DELAY_BUCKETS 1024 /* 16 to an octave of nanoseconds */
+
+struct run {
+    struct request **v; /* [n] owned, as sent */
+    uint64_t n, size;
+    uint64_t begin_ns, end_ns;
+    uint64_t n_event, n_in_flight_max, n_cut; /* n_cut: of n, not over when it was interrupted */
+    double cpu_s;
+    uint64_t delay[DELAY_BUCKETS]; /* of stamps behind what was readable, at most */
+    bool interrupted;
+};
+int client_run(struct err *e, struct run *out, const struct opts *o, const struct server *s, struct asks *a,
+               struct workload *w, uint64_t n, bool warm);
+void run_free(struct run *r);
+double run_delay_s(const struct run *r, double percent);
+
+/* ---- result.c ---- */
+
+struct result {
+    char date[32];
+    const struct run *run;
+    const struct opts *opts;
+    const struct server *server;
+    double duration_s;
+    uint64_t completed, failed, total_in, total_out;
+    double request_rate, goodput, out_rate, total_rate;
+    double peak_out_rate;
+    uint64_t peak_concurrent;
+    double *v[N_METRIC]; /* [n_v] owned, seconds, sorted */
+    size_t n_v[N_METRIC];
+    struct load_stat stat[N_METRIC];
+    double lag_p99_s, lag_max_s; /* sent after the plan, of those that waited for nothing else */
+    uint64_t n_fail[N_FAIL];
+};
+int result_make(struct err *e, struct result *r, const struct opts *o, const struct server *s, const struct run *run);
+void result_free(struct result *r);
+void percentile_word(char out[32], double p); /* "p99" or "p99.9" */
+
+int report_print(struct err *e, const struct result *r);
+int save_write(struct err *e, const struct result *r);
+/* *out: owned JSON, json_t. */
+int save_json(struct err *e, void **out, const struct result *r);
+/* ERR_NO: worse than --fail-above takes. */
+int compare_print(struct err *e, const struct result *r);
+
+#endif

@@ -1,0 +1,81 @@
+/* bench: loads a server of the OpenAI API, and measures it. */
+#include <curl/curl.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cmd/bench/bench.h"
+#include "proc/proc.h"
+
+static int warm_up(struct err *e, const struct opts *o, const struct server *s, struct asks *a, struct workload *w)
+{
+    struct run run;
+    int rc = o->n_warmup ? client_run(e, &run, o, s, a, w, o->n_warmup, true) : 0;
+    if (o->n_warmup)
+        run_free(&run);
+    return rc;
+}
+
+/* Everything that is to be seen of a run, also when it was interrupted or requests failed. */
+static int show(struct err *e, const struct result *r)
+{
+    const struct opts *o = r->opts;
+    bool json_only = o->save && !strcmp(o->save, "-");
+    int rc = json_only ? 0 : report_print(e, r);
+    rc = rc ? rc : save_write(e, r);
+    rc = rc ? rc : o->compare ? compare_print(e, r) : 0;
+    if (!rc && r->failed)
+        rc = err_set(e, ERR_NO, "%llu of %llu requests failed", (unsigned long long)r->failed,
+                     (unsigned long long)r->run->n);
+    return rc;
+}
+
+static int measure(struct err *e, const struct opts *o, const struct server *s, struct asks *a, struct workload *w)
+{
+    struct run run = {0};
+    struct result result = {0};
+    uint64_t n = workload_count(w);
+    n = n < o->n_prompts ? n : o->n_prompts;
+    int rc = warm_up(e, o, s, a, w);
+    if (rc || proc_term_count())
+        return rc;
+    rc = client_run(e, &run, o, s, a, w, n, false);
+    rc = rc ? rc : result_make(e, &result, o, s, &run);
+    rc = rc ? rc : show(e, &result);
+    result_free(&result);
+    run_free(&run);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    struct opts o;
+    struct server server;
+    struct asks *asks = NULL;
+    struct pool pool = {0};
+    struct workload *work = NULL;
+    int rc = opts_read(&e, &o, argc, argv);
+    if (rc == CLI_DONE)
+        return 0;
+    if (!rc && curl_global_init(CURL_GLOBAL_DEFAULT))
+        rc = err_set(&e, ERR_SYS, "libcurl does not start");
+    rc = rc ? rc : proc_signals(&e);
+    rc = rc ? rc : asks_open(&e, &asks, &o);
+    rc = rc ? rc : asks_server(&e, &server, asks);
+    rc = rc ? rc : pool_open(&e, &pool, &o, &server, asks);
+    rc = rc ? rc : workload_open(&e, &work, &o, &server, &pool);
+    if (!rc) {
+        proc_wake_soon(true);
+        rc = measure(&e, &o, &server, asks, work);
+    }
+    workload_close(work);
+    pool_close(&pool);
+    asks_close(asks);
+    opts_free(&o);
+    struct err late = {0};
+    if (cli_close_stdout(&late) && !rc) {
+        rc = late.code;
+        e = late;
+    }
+    return rc ? cli_fail(PROG, &e) : 0;
+}

@@ -1,0 +1,298 @@
+/* What is asked: lengths and prompts of each request, made when it is sent, from the seed and its number. */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/bench/bench.h"
+
+/* What a stream of numbers is for: two of them never meet. */
+enum { OF_LENGTHS = 1, OF_OWN, OF_PREFIX, OF_BLOCK, OF_TURN, OF_WARM };
+
+struct workload {
+    const struct opts *o;
+    const struct pool *pool;
+    struct load_items items;
+    char *tail;     /* owned: ,"model":…} */
+    uint64_t *turn; /* [n_prefixes] the order of a round */
+    uint64_t round;
+    size_t n_left_out;
+};
+
+static uint64_t stream(uint64_t tag, uint64_t i)
+{
+    return tag << 56 ^ i;
+}
+
+/* All fields but the prompt and the length, as the end of an object. */
+static int make_tail(struct err *e, struct workload *w, const struct server *s)
+{
+    const struct opts *o = w->o;
+    json_t *j = json_pack("{s:s, s:b, s:{s:b}}", "model", s->model, "stream", 1, "stream_options", "include_usage", 1);
+    json_t *extra = o->extra_body ? json_loads(o->extra_body, 0, NULL) : NULL;
+    const char *key;
+    json_t *value;
+    void *next;
+    if (o->ignore_eos)
+        json_object_set_new(j, "ignore_eos", json_true());
+    if (o->has_temperature)
+        json_object_set_new(j, "temperature", json_real(o->temperature));
+    json_object_foreach_safe(extra, next, key, value)
+    {
+        if (json_is_null(value))
+            json_object_del(j, key);
+        else
+            json_object_set(j, key, value);
+    }
+    w->tail = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    json_decref(j);
+    json_decref(extra);
+    if (!w->tail)
+        return err_set(e, ERR_SYS, "out of memory for the request");
+    w->tail[0] = w->tail[1] == '}' ? ' ' : ','; /* in place of its brace */
+    return 0;
+}
+
+static void scale(struct workload *w)
+{
+    const struct opts *o = w->o;
+    uint64_t window = o->model_len;
+    size_t kept = 0;
+    for (size_t i = 0; i < w->items.n; i++) {
+        struct load_item x = w->items.v[i];
+        double prompt = x.n_prompt * o->length_scale, out = x.n_out * o->length_scale;
+        if (o->dataset == DATA_TRACE) {
+            x.at_s *= o->time_scale;
+            x.n_prompt = prompt < 1 ? 1 : prompt > LOAD_TOKENS_MAX ? LOAD_TOKENS_MAX : (uint32_t)prompt;
+            x.n_out = out < 1 ? 1 : out > LOAD_TOKENS_MAX ? LOAD_TOKENS_MAX : (uint32_t)out;
+        }
+        if (window && (uint64_t)x.n_prompt + x.n_out > window) {
+            free(x.hash);
+            free(x.body);
+        } else {
+            w->items.v[kept++] = x;
+        }
+    }
+    w->n_left_out = w->items.n - kept;
+    w->items.n = kept;
+}
+
+static int read_file(struct err *e, struct workload *w)
+{
+    const struct opts *o = w->o;
+    bool is_stdin = !strcmp(o->path, "-");
+    FILE *in = is_stdin ? stdin : fopen(o->path, "r");
+    char *line = NULL;
+    size_t size = 0, n_line = 0;
+    ssize_t n;
+    double zero_s = -1;
+    int rc = in ? 0 : err_sys(e, "%s", o->path);
+    while (!rc && w->items.n < o->n_prompts && (n = getline(&line, &size, in)) >= 0) {
+        n_line++;
+        rc = o->dataset == DATA_TRACE ? load_trace_line(e, &w->items, &zero_s, line, (size_t)n)
+                                      : load_list_line(e, &w->items, line, (size_t)n);
+        if (!rc && w->items.n && o->dataset == DATA_LIST && w->items.v[w->items.n - 1].chat != o->chat)
+            rc = err_set(e, ERR_NO, "%s: this endpoint wants %s", o->chat ? "a prompt" : "messages",
+                         o->chat ? "messages" : "a prompt");
+        if (rc)
+            err_prefix(e, "%s: line %zu", o->path, n_line);
+    }
+    if (!rc && ferror(in))
+        rc = err_sys(e, "%s", o->path);
+    free(line);
+    if (in && !is_stdin)
+        fclose(in);
+    if (rc)
+        return rc;
+    scale(w);
+    if (w->n_left_out)
+        cli_warn(PROG, "%s: %zu requests take more than %llu tokens, and are left out", o->path, w->n_left_out,
+                 (unsigned long long)o->model_len);
+    return w->items.n ? 0 : err_set(e, ERR_NO, "%s: no requests", o->path);
+}
+
+int workload_open(struct err *e, struct workload **out, const struct opts *o, const struct server *s,
+                  const struct pool *p)
+{
+    struct workload *w = calloc(1, sizeof *w);
+    *out = w;
+    if (!w)
+        return err_nomem(e, "the workload", sizeof *w);
+    w->o = o;
+    w->pool = p;
+    w->round = UINT64_MAX;
+    if (o->dataset == DATA_PREFIX && !(w->turn = malloc(o->n_prefixes * sizeof *w->turn)))
+        return err_nomem(e, "prefixes", o->n_prefixes * sizeof *w->turn);
+    int rc = o->path ? read_file(e, w) : 0;
+    return rc ? rc : make_tail(e, w, s);
+}
+
+void workload_close(struct workload *w)
+{
+    if (!w)
+        return;
+    load_items_free(&w->items);
+    free(w->tail);
+    free(w->turn);
+    free(w);
+}
+
+uint64_t workload_count(const struct workload *w)
+{
+    return w->o->path && !(w->o->dataset == DATA_LIST && w->o->n_prompts != UINT64_MAX) ? w->items.n : UINT64_MAX;
+}
+
+double workload_at(const struct workload *w, uint64_t i)
+{
+    return w->items.v[i].at_s;
+}
+
+/* ---- prompts ---- */
+
+struct writing {
+    struct err *e;
+    struct buf *out;
+    struct workload *w;
+    bool first;
+};
+
+/* n tokens of a stream of numbers. */
+static int tokens(struct writing *t, uint64_t of, uint64_t n)
+{
+    const struct pool *p = t->w->pool;
+    struct load_rng r;
+    load_rng_start(&r, t->w->o->seed, of);
+    for (uint64_t i = 0; i < n; i++) {
+        const char *between = t->w->o->ids ? "," : " ";
+        if (!t->first && buf_add(t->e, t->out, between, 1))
+            return t->e->code;
+        t->first = false;
+        int rc;
+        if (t->w->o->ids) {
+            rc = buf_add_u64(t->e, t->out,
+                             p->vocab ? load_rng_below(&r, p->vocab) : p->ids[load_rng_below(&r, p->n_ids)]);
+        } else {
+            const char *word = p->words[load_rng_below(&r, p->n_words)];
+            rc = buf_add(t->e, t->out, word, strlen(word));
+        }
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* A whole number from floor(mean · (1 - range)) to ceil(mean · (1 + range)), at least `least`. */
+static uint64_t length(struct load_rng *r, uint64_t mean, double range, uint64_t least)
+{
+    uint64_t low = (uint64_t)floor((double)mean * (1 - range)), high = (uint64_t)ceil((double)mean * (1 + range));
+    uint64_t n = low + load_rng_below(r, high - low + 1);
+    return n < least ? least : n;
+}
+
+/* Every round of n_prefixes requests has each prefix once, in an order of its own. */
+static uint64_t prefix_of(struct workload *w, uint64_t i)
+{
+    uint64_t n = w->o->n_prefixes, round = i / n;
+    if (round != w->round) {
+        struct load_rng r;
+        load_rng_start(&r, w->o->seed, stream(OF_TURN, round));
+        for (uint64_t k = 0; k < n; k++) {
+            uint64_t at = load_rng_below(&r, k + 1);
+            w->turn[k] = w->turn[at];
+            w->turn[at] = k;
+        }
+        w->round = round;
+    }
+    return w->turn[i % n];
+}
+
+static int random_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64_t i, bool warm)
+{
+    const struct opts *o = t->w->o;
+    struct load_rng r;
+    load_rng_start(&r, o->seed, stream(OF_LENGTHS, i));
+    uint64_t own = length(&r, o->in_len, o->in_range, o->prefix_len ? 0 : 1);
+    *n_out = (uint32_t)length(&r, o->out_len, o->out_range, 1);
+    *n_prompt = (uint32_t)(o->prefix_len + own);
+    int rc = tokens(t, stream(OF_PREFIX, 0), o->prefix_len);
+    return rc ? rc : tokens(t, stream(warm ? OF_WARM : OF_OWN, i), own);
+}
+
+static int prefix_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64_t i, bool warm)
+{
+    const struct opts *o = t->w->o;
+    *n_prompt = (uint32_t)(o->repeat_prefix_len + o->repeat_suffix_len);
+    *n_out = (uint32_t)o->repeat_out_len;
+    uint64_t prefix = warm ? stream(OF_WARM, i | 1ull << 40) : stream(OF_PREFIX, prefix_of(t->w, i));
+    int rc = tokens(t, prefix, o->repeat_prefix_len);
+    return rc ? rc : tokens(t, stream(warm ? OF_WARM : OF_OWN, i), o->repeat_suffix_len);
+}
+
+/* Blocks of equal hash ids are equal; what a trace does not name is the request's own. */
+static int trace_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64_t i, bool warm)
+{
+    const struct load_item *x = &t->w->items.v[i % t->w->items.n];
+    double block = LOAD_BLOCK * t->w->o->length_scale;
+    uint64_t left = x->n_prompt, done = 0;
+    *n_prompt = x->n_prompt;
+    *n_out = x->n_out;
+    for (uint32_t k = 0; k < x->n_hash && left && !warm; k++) {
+        uint64_t end = (uint64_t)(block * (k + 1)), n = end > done ? end - done : 0;
+        n = n < left ? n : left;
+        if (tokens(t, stream(OF_BLOCK, x->hash[k]), n))
+            return t->e->code;
+        left -= n;
+        done += n;
+    }
+    return tokens(t, stream(warm ? OF_WARM : OF_OWN, i), left);
+}
+
+static int list_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64_t i)
+{
+    const struct load_item *x = &t->w->items.v[i % t->w->items.n];
+    *n_prompt = 0;
+    *n_out = x->n_out ? x->n_out : (uint32_t)t->w->o->out_len;
+    return buf_add(t->e, t->out, x->body, strlen(x->body));
+}
+
+static int prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64_t i, bool warm)
+{
+    switch (t->w->o->dataset) {
+    case DATA_PREFIX:
+        return prefix_prompt(t, n_prompt, n_out, i, warm);
+    case DATA_TRACE:
+        return trace_prompt(t, n_prompt, n_out, i, warm);
+    case DATA_LIST:
+        return list_prompt(t, n_prompt, n_out, i);
+    case DATA_RANDOM:
+        break;
+    }
+    return random_prompt(t, n_prompt, n_out, i, warm);
+}
+
+static int put(struct err *e, struct buf *out, const char *text)
+{
+    return buf_add(e, out, text, strlen(text));
+}
+
+int workload_body(struct err *e, struct buf *out, uint32_t *n_prompt, uint32_t *n_out, struct workload *w, uint64_t i,
+                  bool warm)
+{
+    const struct opts *o = w->o;
+    struct writing t = {e, out, w, true};
+    bool list = o->dataset == DATA_LIST;
+    const char *open = o->ids ? "[" : "\"", *close = o->ids ? "]" : "\"";
+    out->n = 0;
+    if (list)
+        open = close = "";
+    else if (o->chat)
+        open = "[{\"role\":\"user\",\"content\":\"", close = "\"}]";
+    int rc = put(e, out, o->chat ? "{\"messages\":" : "{\"prompt\":");
+    rc = rc ? rc : put(e, out, open);
+    rc = rc ? rc : prompt(&t, n_prompt, n_out, i, warm);
+    rc = rc ? rc : put(e, out, close);
+    rc = rc ? rc : put(e, out, o->chat ? ",\"max_completion_tokens\":" : ",\"max_tokens\":");
+    rc = rc ? rc : buf_add_u64(e, out, *n_out);
+    return rc ? rc : put(e, out, w->tail);
+}

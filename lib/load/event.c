@@ -1,0 +1,210 @@
+/*
+ * What an event says, by one pass over its bytes: a load generator reads thousands of events a second, and of each it
+ * wants to know little. Values that nothing is wanted of are passed over by their brackets and quotes.
+ */
+#include <string.h>
+
+#include "load/load.h"
+
+struct cursor {
+    const char *p, *end;
+};
+
+static void blanks(struct cursor *c)
+{
+    while (c->p < c->end && (*c->p == ' ' || *c->p == '\t' || *c->p == '\n' || *c->p == '\r'))
+        c->p++;
+}
+
+static bool take(struct cursor *c, char what)
+{
+    blanks(c);
+    if (c->p == c->end || *c->p != what)
+        return false;
+    c->p++;
+    return true;
+}
+
+/* Between the quotes, escapes as they are. */
+static bool string(struct cursor *c, const char **s, size_t *n)
+{
+    if (!take(c, '"'))
+        return false;
+    *s = c->p;
+    for (; c->p < c->end; c->p++) {
+        if (*c->p == '"') {
+            *n = (size_t)(c->p++ - *s);
+            return true;
+        }
+        if (*c->p == '\\' && ++c->p == c->end)
+            return false;
+    }
+    return false;
+}
+
+/* Any value, to its end: a string, a word, or all between brackets that pair up. */
+static bool pass(struct cursor *c)
+{
+    const char *s;
+    size_t n, depth = 0;
+    do {
+        blanks(c);
+        if (c->p == c->end)
+            return false;
+        char ch = *c->p;
+        if (ch == '"') {
+            if (!string(c, &s, &n))
+                return false;
+        } else if (ch == '{' || ch == '[') {
+            depth++;
+            c->p++;
+        } else if (ch == '}' || ch == ']') {
+            if (!depth)
+                return false;
+            depth--;
+            c->p++;
+        } else if (ch == ',' || ch == ':') {
+            if (!depth)
+                return false;
+            c->p++;
+        } else {
+            const char *from = c->p;
+            while (c->p < c->end && !strchr(" \t\r\n\",:{}[]", *c->p))
+                c->p++;
+            if (c->p == from)
+                return false;
+        }
+    } while (depth);
+    return true;
+}
+
+static bool is(const char *s, size_t n, const char *name)
+{
+    return n == strlen(name) && !memcmp(s, name, n);
+}
+
+/* The next name of an object, its ':' taken. 1: there is one, 0: the object has ended, -1: no object. */
+static int next_name(struct cursor *c, bool *first, const char **name, size_t *n)
+{
+    if (*first && take(c, '}'))
+        return 0;
+    if (!*first && !take(c, ','))
+        return take(c, '}') ? 0 : -1;
+    *first = false;
+    return string(c, name, n) && take(c, ':') ? 1 : -1;
+}
+
+static bool count(struct cursor *c, bool *has, uint64_t *out)
+{
+    uint64_t v = 0;
+    blanks(c);
+    const char *from = c->p;
+    while (c->p < c->end && *c->p >= '0' && *c->p <= '9' && v < UINT64_MAX / 100)
+        v = v * 10 + (uint64_t)(*c->p++ - '0');
+    if (c->p == from)
+        return pass(c); /* null */
+    *has = true;
+    *out = v;
+    return c->p == c->end || strchr(" \t\r\n,}", *c->p) ? true : pass(c);
+}
+
+static bool usage(struct cursor *c, struct load_event *out)
+{
+    const char *name;
+    size_t n;
+    bool first = true;
+    blanks(c);
+    if (c->p == c->end || *c->p != '{')
+        return pass(c);
+    c->p++;
+    out->usage = true;
+    for (int more; (more = next_name(c, &first, &name, &n)) != 0;) {
+        bool good =
+            more > 0 && (is(name, n, "prompt_tokens")       ? count(c, &out->has_prompt, &out->prompt_tokens)
+                         : is(name, n, "completion_tokens") ? count(c, &out->has_completion, &out->completion_tokens)
+                                                            : pass(c));
+        if (!good)
+            return false;
+    }
+    return true;
+}
+
+static bool text_value(struct cursor *c, struct load_event *out)
+{
+    blanks(c);
+    if (c->p < c->end && *c->p == '"')
+        return string(c, &out->text, &out->n_text);
+    return pass(c);
+}
+
+/* An object of which one name holds the text; `inner` is an object in it that may hold the text too. */
+static bool holder(struct cursor *c, struct load_event *out, const char *text, const char *inner,
+                   const char *inner_text)
+{
+    const char *name;
+    size_t n;
+    bool first = true;
+    blanks(c);
+    if (c->p == c->end || *c->p != '{')
+        return pass(c);
+    c->p++;
+    for (int more; (more = next_name(c, &first, &name, &n)) != 0;) {
+        bool good = more > 0 && (is(name, n, text)             ? text_value(c, out)
+                                 : inner && is(name, n, inner) ? holder(c, out, inner_text, NULL, NULL)
+                                                               : pass(c));
+        if (!good)
+            return false;
+    }
+    return true;
+}
+
+static bool choices(struct cursor *c, struct load_event *out)
+{
+    blanks(c);
+    if (c->p == c->end || *c->p != '[')
+        return pass(c);
+    c->p++;
+    if (take(c, ']'))
+        return true;
+    out->choices = true;
+    if (!holder(c, out, "text", "delta", "content"))
+        return false;
+    while (take(c, ','))
+        if (!pass(c))
+            return false;
+    return take(c, ']');
+}
+
+static bool error(struct cursor *c, struct load_event *out)
+{
+    blanks(c);
+    const char *from = c->p;
+    if (!pass(c))
+        return false;
+    if (!is(from, (size_t)(c->p - from), "null")) {
+        out->error = from;
+        out->n_error = (size_t)(c->p - from);
+    }
+    return true;
+}
+
+int load_event_read(struct err *e, struct load_event *out, const char *data, size_t n)
+{
+    struct cursor c = {data, data + n};
+    const char *name;
+    size_t n_name;
+    bool first = true;
+    *out = (struct load_event){0};
+    blanks(&c);
+    if (c.end - c.p >= 6 && !memcmp(c.p, "[DONE]", 6)) {
+        out->done = true;
+        return 0;
+    }
+    bool good = take(&c, '{');
+    for (int more; good && (more = next_name(&c, &first, &name, &n_name)) != 0;)
+        good = more > 0 && (is(name, n_name, "choices") ? choices(&c, out)
+                            : is(name, n_name, "usage") ? usage(&c, out)
+                            : is(name, n_name, "error") ? error(&c, out)
+                                                        : pass(&c));
+    return good ? 0 : err_set(e, ERR_PROTO, "no JSON: %.*s", n > 200 ? 200 : (int)n, data);
+}

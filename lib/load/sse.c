@@ -1,0 +1,123 @@
+/* Server-sent events: bytes as they come to the data of events. Where an event lies whole in what came, nothing is
+ * copied. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "load/load.h"
+
+void load_sse_free(struct load_sse *s)
+{
+    free(s->line);
+    free(s->data);
+    *s = (struct load_sse){0};
+}
+
+static int keep(struct err *e, char **p, size_t *n, size_t *size, const char *bytes, size_t n_bytes)
+{
+    if (n_bytes > LOAD_EVENT_BYTES_MAX || *n > LOAD_EVENT_BYTES_MAX - n_bytes)
+        return err_set(e, ERR_PROTO, "an event has more than %u bytes", LOAD_EVENT_BYTES_MAX);
+    if (*n + n_bytes > *size) {
+        size_t more = *size ? *size * 2 : 1024;
+        more = more < *n + n_bytes ? *n + n_bytes : more;
+        char *grown = realloc(*p, more);
+        if (!grown)
+            return err_nomem(e, "an event", more);
+        *p = grown;
+        *size = more;
+    }
+    if (n_bytes)
+        memcpy(*p + *n, bytes, n_bytes);
+    *n += n_bytes;
+    return 0;
+}
+
+/* The event that is being read: its first line of data lies in the bytes that came until something has to be kept. */
+struct reading {
+    struct load_sse *s;
+    load_sse_take *take;
+    void *arg;
+    const char *here; /* borrowed data, or NULL: what there is lies in s->data */
+    size_t n_here;
+    bool stop;
+};
+
+static int keep_here(struct err *e, struct reading *r)
+{
+    int rc = r->here ? keep(e, &r->s->data, &r->s->n_data, &r->s->data_size, r->here, r->n_here) : 0;
+    r->here = NULL;
+    return rc;
+}
+
+static void over(struct reading *r)
+{
+    struct load_sse *s = r->s;
+    const char *data = r->here ? r->here : s->data;
+    size_t n = r->here ? r->n_here : s->n_data;
+    if (s->has_data && n && !r->take(r->arg, data, n, s->is_error))
+        r->stop = true;
+    s->has_data = s->is_error = false;
+    s->n_data = 0;
+    r->here = NULL;
+}
+
+static int one_line(struct err *e, struct reading *r, const char *p, size_t n)
+{
+    struct load_sse *s = r->s;
+    bool error = false;
+    if (n && p[n - 1] == '\r')
+        n--;
+    if (!n) {
+        over(r);
+        return 0;
+    }
+    if (n >= 5 && !memcmp(p, "data:", 5)) {
+        p += 5;
+        n -= 5;
+    } else if (n >= 6 && !memcmp(p, "error:", 6)) {
+        p += 6;
+        n -= 6;
+        error = true;
+    } else {
+        return 0; /* a comment, or a field that says nothing of tokens */
+    }
+    if (n && *p == ' ') {
+        p++;
+        n--;
+    }
+    s->is_error |= error;
+    if (!s->has_data) {
+        s->has_data = true;
+        r->here = p;
+        r->n_here = n;
+        return 0;
+    }
+    int rc = keep_here(e, r);
+    rc = rc ? rc : keep(e, &s->data, &s->n_data, &s->data_size, "\n", 1);
+    return rc ? rc : keep(e, &s->data, &s->n_data, &s->data_size, p, n);
+}
+
+int load_sse_feed(struct err *e, struct load_sse *s, load_sse_take *take, void *arg, const char *bytes, size_t n)
+{
+    struct reading r = {s, take, arg, NULL, 0, false};
+    int rc = 0;
+    while (n && !rc && !r.stop) {
+        const char *end = memchr(bytes, '\n', n);
+        if (!end)
+            break;
+        size_t used = (size_t)(end - bytes);
+        if (s->n_line) {
+            rc = keep(e, &s->line, &s->n_line, &s->line_size, bytes, used);
+            rc = rc ? rc : one_line(e, &r, s->line, s->n_line);
+            rc = rc ? rc : keep_here(e, &r); /* the line's place is used again */
+            s->n_line = 0;
+        } else {
+            rc = one_line(e, &r, bytes, used);
+        }
+        bytes += used + 1;
+        n -= used + 1;
+    }
+    if (r.stop)
+        return rc;
+    rc = rc ? rc : keep(e, &s->line, &s->n_line, &s->line_size, bytes, n);
+    return rc ? rc : keep_here(e, &r);
+}

@@ -1,0 +1,180 @@
+/* Traces (what came when, how long, sharing what) and lists of requests, a line each. */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "load/load.h"
+
+void load_items_free(struct load_items *t)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        free(t->v[i].hash);
+        free(t->v[i].body);
+    }
+    free(t->v);
+    *t = (struct load_items){0};
+}
+
+/* A place at the end; it counts when t->n is raised. */
+static int place(struct err *e, struct load_item **out, struct load_items *t)
+{
+    if (t->n == t->size) {
+        size_t size = t->size ? 2 * t->size : 256;
+        struct load_item *v = realloc(t->v, size * sizeof *v);
+        if (!v)
+            return err_nomem(e, "requests", size * sizeof *v);
+        t->v = v;
+        t->size = size;
+    }
+    *out = &t->v[t->n];
+    **out = (struct load_item){0};
+    return 0;
+}
+
+static bool empty(const char *line, size_t n)
+{
+    size_t i = 0;
+    while (i < n && strchr(" \t\r\n", line[i]))
+        i++;
+    return i == n || line[i] == '#' || (n - i >= 9 && !memcmp(line + i, "TIMESTAMP", 9));
+}
+
+static int lengths(struct err *e, struct load_item *x, double prompt, double out)
+{
+    if (!(prompt >= 1 && prompt <= LOAD_TOKENS_MAX && out >= 0 && out <= LOAD_TOKENS_MAX))
+        return err_set(e, ERR_NO, "%g prompt tokens and %g of answer: 1 and 0 to %u are taken", prompt, out,
+                       LOAD_TOKENS_MAX);
+    x->n_prompt = (uint32_t)prompt;
+    x->n_out = out < 1 ? 1 : (uint32_t)out;
+    return 0;
+}
+
+/* Of the ids those that name a block of the prompt. */
+static int hashes(struct err *e, struct load_item *x, const json_t *ids)
+{
+    size_t n = json_array_size(ids), blocks = (x->n_prompt + LOAD_BLOCK - 1) / LOAD_BLOCK;
+    n = n < blocks ? n : blocks;
+    if (!n)
+        return 0;
+    x->hash = malloc(n * sizeof *x->hash);
+    if (!x->hash)
+        return err_nomem(e, "hash ids", n * sizeof *x->hash);
+    for (; x->n_hash < n; x->n_hash++) {
+        const json_t *id = json_array_get(ids, x->n_hash);
+        if (!json_is_integer(id))
+            return err_set(e, ERR_NO, "hash_ids[%u] is no whole number", x->n_hash);
+        x->hash[x->n_hash] = (uint64_t)json_integer_value(id);
+    }
+    return 0;
+}
+
+static int mooncake(struct err *e, struct load_items *t, const char *line, size_t n)
+{
+    json_error_t at;
+    json_t *j = json_loadb(line, n, 0, &at);
+    struct load_item *x = NULL;
+    if (!j)
+        return err_set(e, ERR_NO, "column %d: %.200s", at.column, at.text);
+    double ms = json_number_value(json_object_get(j, "timestamp"));
+    int rc = json_is_object(j) && ms >= 0 && ms < 1e15 ? 0 : err_set(e, ERR_NO, "timestamp in ms should be here");
+    rc = rc ? rc : place(e, &x, t);
+    if (!rc) {
+        x->at_s = ms / 1e3;
+        rc = lengths(e, x, json_number_value(json_object_get(j, "input_length")),
+                     json_number_value(json_object_get(j, "output_length")));
+        rc = rc ? rc : hashes(e, x, json_object_get(j, "hash_ids"));
+        if (rc)
+            free(x->hash);
+        else
+            t->n++;
+    }
+    json_decref(j);
+    return rc;
+}
+
+/* 2023-11-16 18:17:03.9799600: the day of the month and the time. Traces of a day that cross a month's end are rare
+ * enough to be refused as time that goes back. */
+static int azure(struct err *e, struct load_items *t, double *zero_s, const char *line, size_t n)
+{
+    char text[160];
+    int day, hour, minute, used = 0;
+    double second, prompt, out;
+    struct load_item *x = NULL;
+    size_t take = n < sizeof text - 1 ? n : sizeof text - 1;
+    memcpy(text, line, take);
+    text[take] = 0;
+    if (sscanf(text, "%*4d-%*2d-%2d %2d:%2d:%15lf,%15lf,%15lf%n", &day, &hour, &minute, &second, &prompt, &out,
+               &used) != 6 ||
+        !used || !isfinite(second))
+        return err_set(e, ERR_NO, "TIMESTAMP,ContextTokens,GeneratedTokens should be here");
+    double at = day * 86400.0 + hour * 3600.0 + minute * 60.0 + second;
+    double zero = *zero_s < 0 ? at : *zero_s;
+    if (at < zero)
+        return err_set(e, ERR_NO, "time goes back");
+    int rc = place(e, &x, t);
+    rc = rc ? rc : lengths(e, x, prompt, out);
+    if (rc)
+        return rc;
+    *zero_s = zero;
+    x->at_s = at - zero;
+    t->n++;
+    return 0;
+}
+
+int load_trace_line(struct err *e, struct load_items *t, double *zero_s, const char *line, size_t n)
+{
+    if (empty(line, n))
+        return 0;
+    return *line == '{' ? mooncake(e, t, line, n) : azure(e, t, zero_s, line, n);
+}
+
+static bool prompt_fits(const json_t *j, bool chat)
+{
+    if (chat)
+        return json_array_size(j) > 0;
+    if (json_is_string(j))
+        return true;
+    for (size_t i = 0; i < json_array_size(j); i++)
+        if (!json_is_integer(json_array_get(j, i)))
+            return false;
+    return json_array_size(j) > 0;
+}
+
+static int list_item(struct err *e, struct load_item *x, const json_t *j)
+{
+    static const char *const counts[] = {"output_tokens", "max_tokens", "max_completion_tokens"};
+    const json_t *body = json_object_get(j, "messages");
+    x->chat = body != NULL;
+    body = body ? body : json_object_get(j, "prompt");
+    if (!body || !prompt_fits(body, x->chat))
+        return err_set(e, ERR_NO, "a prompt (a text or a list of ids) or messages should be here");
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const json_t *v = json_object_get(j, counts[i]);
+        if (!v || json_is_null(v))
+            continue;
+        if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > LOAD_TOKENS_MAX)
+            return err_set(e, ERR_NO, "%s is not from 1 to %u", counts[i], LOAD_TOKENS_MAX);
+        x->n_out = (uint32_t)json_integer_value(v);
+        break;
+    }
+    x->body = json_dumps(body, JSON_COMPACT | JSON_ENCODE_ANY);
+    return x->body ? 0 : err_set(e, ERR_SYS, "out of memory for a prompt");
+}
+
+int load_list_line(struct err *e, struct load_items *t, const char *line, size_t n)
+{
+    struct load_item *x = NULL;
+    json_error_t at;
+    if (empty(line, n))
+        return 0;
+    json_t *j = json_loadb(line, n, 0, &at);
+    if (!j)
+        return err_set(e, ERR_NO, "column %d: %.200s", at.column, at.text);
+    int rc = place(e, &x, t);
+    rc = rc ? rc : list_item(e, x, j);
+    t->n += !rc;
+    json_decref(j);
+    return rc;
+}
