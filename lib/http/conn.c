@@ -1,0 +1,156 @@
+/* Connections: watched for their end apart from libmicrohttpd, which does not look at one that waits for its answer. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "http/http_impl.h"
+#include "proc/proc.h"
+
+#define EVENTS 256
+#define BODY_IDLES 5 /* a body may come for so many idle times */
+
+static void name_peer(struct conn *k)
+{
+    const union MHD_ConnectionInfo *i = MHD_get_connection_info(k->c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const struct sockaddr *a = i ? i->client_addr : NULL;
+    char text[INET6_ADDRSTRLEN] = "";
+    if (a && a->sa_family == AF_INET)
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)a)->sin_addr, text, sizeof text);
+    else if (a && a->sa_family == AF_INET6)
+        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)a)->sin6_addr, text, sizeof text);
+    snprintf(k->peer, sizeof k->peer, "%s", *text ? text : "unix");
+}
+
+static void begin(struct listener *l, struct MHD_Connection *c, void **context)
+{
+    struct conn *k = calloc(1, sizeof *k);
+    const union MHD_ConnectionInfo *i = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    int one = 1;
+    *context = k;
+    if (!k)
+        return; /* its requests are refused */
+    k->h = l->h;
+    k->l = l;
+    k->c = c;
+    k->fd = i ? i->connect_fd : -1;
+    k->tls = l->h->tls != NULL;
+    k->since_ns = proc_now_ns();
+    name_peer(k);
+    setsockopt(k->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(k->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one); /* a peer whose host is no more */
+    k->next = l->h->conns;
+    if (k->next)
+        k->next->prev = k;
+    l->h->conns = k;
+    l->h->n_conn++;
+    struct epoll_event v = {.events = EPOLLRDHUP | EPOLLET, .data.ptr = k};
+    (void)epoll_ctl(l->h->watch, EPOLL_CTL_ADD, k->fd, &v);
+}
+
+static void end(struct conn *k)
+{
+    struct http *h = k->h;
+    (void)epoll_ctl(h->watch, EPOLL_CTL_DEL, k->fd, NULL);
+    if (k->probe_ns)
+        h->n_half--;
+    if (k->prev)
+        k->prev->next = k->next;
+    else
+        h->conns = k->next;
+    if (k->next)
+        k->next->prev = k->prev;
+    h->n_conn--;
+    free(k);
+}
+
+void conn_notify(void *listener, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode what)
+{
+    if (what == MHD_CONNECTION_NOTIFY_STARTED)
+        begin(listener, c, context);
+    else if (*context)
+        end(*context);
+}
+
+static void gone(struct conn *k)
+{
+    k->dead = true;
+    if (k->r)
+        request_gone(k->r);
+}
+
+static void half(struct conn *k)
+{
+    if (!k->probe_ns)
+        k->h->n_half++;
+    k->probe_ns = 1;
+    if (k->r && k->r->phase == PHASE_OUT)
+        conn_half_check(k);
+}
+
+/* The peer sends no more: it has closed, which only an answer of its kernel to a byte of ours tells, or means to read
+ * on. */
+void conn_half_check(struct conn *k)
+{
+    if (!k->probe_ns)
+        return;
+    bool first = k->probe_ns == 1;
+    k->probe_ns = proc_now_ns() + (first ? PROBE_NS : SCAN_NS);
+    request_probe(k->r);
+}
+
+void conn_watch(struct http *h)
+{
+    struct epoll_event v[EVENTS];
+    int n;
+    do {
+        n = epoll_wait(h->watch, v, EVENTS, 0);
+        for (int i = 0; i < n; i++) {
+            struct conn *k = v[i].data.ptr;
+            if (v[i].events & (EPOLLERR | EPOLLHUP))
+                gone(k);
+            else if (v[i].events & EPOLLRDHUP)
+                half(k);
+        }
+    } while (n == EVENTS);
+}
+
+/* Whoever sends a request byte by byte has no longer than who sends nothing. */
+static bool too_slow(const struct conn *k, uint64_t now)
+{
+    uint64_t idle = (uint64_t)k->h->o.idle_s * 1000000000u;
+    if (!k->r)
+        return now - k->since_ns > idle + SCAN_NS;
+    return k->r->phase == PHASE_HEAD && now - k->r->arrived_ns > BODY_IDLES * idle;
+}
+
+void conn_scan(struct http *h, uint64_t now)
+{
+    bool slow = now - h->scan_ns >= SCAN_NS;
+    if (!slow && !h->n_half)
+        return;
+    for (struct conn *k = h->conns; k; k = k->next) {
+        if (slow && !k->dead && too_slow(k, now)) {
+            k->dead = true;
+            shutdown(k->fd, SHUT_RDWR);
+        }
+        if (k->probe_ns && k->r && k->r->phase == PHASE_OUT && k->probe_ns <= now)
+            conn_half_check(k);
+    }
+    if (slow)
+        h->scan_ns = now;
+}
+
+uint64_t conn_next_ns(const struct http *h)
+{
+    uint64_t at = h->n_conn ? h->scan_ns + SCAN_NS : UINT64_MAX;
+    if (h->n_half) {
+        uint64_t soon = proc_now_ns() + PROBE_NS;
+        at = soon < at ? soon : at;
+    }
+    return at;
+}

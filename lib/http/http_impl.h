@@ -1,0 +1,109 @@
+/* Private to lib/http: what is behind a connection and a request. */
+#ifndef HTTP_IMPL_H
+#define HTTP_IMPL_H
+
+#include <microhttpd.h>
+
+#include "http/http.h"
+
+#define BODY_BYTES_MAX ((uint64_t)32 << 20)
+#define QUEUED_BYTES_MAX ((uint64_t)64 << 20)
+#define CONNECTIONS_MAX 4096
+#define CONNECTIONS_SPARE 64 /* beyond, for those that are told 503 */
+#define IDLE_S 60
+#define LISTENERS_MAX 16
+#define HEADERS_MAX 16 /* that an answer is given */
+#define SCAN_NS ((uint64_t)1000 * 1000 * 1000)
+#define PROBE_NS ((uint64_t)50 * 1000 * 1000) /* first of a connection that is half closed; then a second each */
+
+struct listener {
+    struct http *h;
+    struct MHD_Daemon *daemon;
+    int surface;
+    char address[160];
+    char path[108]; /* of a Unix socket, to be removed; "" */
+    bool quiet;     /* takes no more connections */
+};
+
+/* A connection; its descriptor is watched for its end. */
+struct conn {
+    struct conn *prev, *next;
+    struct http *h;
+    struct listener *l;
+    struct MHD_Connection *c;
+    int fd;
+    struct http_request *r; /* the one that is on; NULL: none */
+    uint64_t since_ns;      /* of the accept, or of the end of the last request */
+    uint64_t probe_ns;      /* when a half-closed one is asked next; 0: it is whole */
+    bool tls, dead;
+    char peer[48];
+};
+
+enum phase {
+    PHASE_HEAD, /* the body is coming */
+    PHASE_OUT,  /* given out; whoever has it answers */
+    PHASE_OVER, /* answered whole, or gone: the caller knows it no more */
+};
+
+struct http_request {
+    struct conn *k;
+    enum phase phase;
+    char *path;
+    const char *method; /* of MHD, for the life of the request */
+    char *body;
+    size_t n_body, cap_body;
+    uint64_t arrived_ns;
+    void *state;
+    struct {
+        char *name, *value;
+    } header[HEADERS_MAX];
+    size_t n_header;
+
+    struct MHD_Response *response; /* to be queued, or queued; owned until queued */
+    int status;
+    bool queued;    /* given to MHD */
+    bool suspended; /* of MHD: nothing to do until resumed */
+    bool streams;   /* answered in pieces */
+    bool ended;     /* nothing more is written */
+    bool broken;    /* is to be cut off */
+    bool head, too_large;
+    const char *probe; /* a piece that says nothing, by the content type */
+    char *out;         /* what is to be sent: from at to n */
+    size_t n_out, at_out, cap_out;
+};
+
+struct http {
+    struct http_opts o;
+    struct listener *listener[LISTENERS_MAX];
+    size_t n_listener;
+    int epoll, watch; /* all descriptors; those of connections, for their end */
+    struct conn *conns;
+    uint32_t n_conn;
+    uint64_t scan_ns;
+    uint32_t n_half; /* connections that are half closed */
+    bool stopped;
+    struct tls *tls; /* NULL: none */
+};
+
+/* ---- conn.c ---- */
+void conn_notify(void *listener, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode what);
+void conn_watch(struct http *h); /* takes what the watch has seen */
+void conn_scan(struct http *h, uint64_t now);
+void conn_half_check(struct conn *k); /* its request has been given out: is the other end still there? */
+uint64_t conn_next_ns(const struct http *h);
+
+/* ---- request.c ---- */
+void *request_uri(void *listener, const char *uri, struct MHD_Connection *c);
+enum MHD_Result request_handle(void *listener, struct MHD_Connection *c, const char *url, const char *method,
+                               const char *version, const char *upload, size_t *n_upload, void **context);
+void request_completed(void *listener, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode how);
+void request_gone(struct http_request *r); /* its client has gone: says so, and has MHD close the connection */
+void request_probe(struct http_request *r);
+
+/* ---- tls.c ---- */
+int tls_new(struct err *e, struct tls **out, const char *cert, const char *key);
+int tls_load(struct err *e, struct tls *t);
+void tls_free(struct tls *t);
+void *tls_callback(void); /* for MHD_OPTION_HTTPS_CERT_CALLBACK */
+
+#endif

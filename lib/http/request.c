@@ -1,0 +1,440 @@
+/* Requests: from the first line to the end of the answer. libmicrohttpd calls the first half, whoever answers the
+ * second. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+
+#include "http/http_impl.h"
+#include "proc/proc.h"
+
+#define BLOCK 1024    /* of a response in pieces; MHD copies into its own buffer */
+#define BODY_LIMITS 4 /* a body may go on for so many times its limit, unread, before it is cut off */
+
+static struct conn *conn_of(struct MHD_Connection *c)
+{
+    const union MHD_ConnectionInfo *i = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return i ? i->socket_context : NULL;
+}
+
+/* ---- what has come ---- */
+
+void *request_uri(void *listener, const char *uri, struct MHD_Connection *c)
+{
+    struct conn *k = conn_of(c);
+    struct http_request *r = k ? calloc(1, sizeof *r) : NULL;
+    (void)listener, (void)uri;
+    if (!r)
+        return NULL;
+    r->k = k;
+    r->arrived_ns = proc_now_ns();
+    k->r = r;
+    return r;
+}
+
+static bool body_add(struct http_request *r, const char *p, size_t n)
+{
+    if (r->cap_body - r->n_body <= n) {
+        size_t cap = 2 * r->cap_body + n + 64;
+        char *grown = realloc(r->body, cap);
+        if (!grown)
+            return false;
+        r->body = grown;
+        r->cap_body = cap;
+    }
+    memcpy(r->body + r->n_body, p, n);
+    r->n_body += n;
+    r->body[r->n_body] = 0;
+    return true;
+}
+
+static void add_cors(struct http_request *r, struct MHD_Response *a)
+{
+    const char *allowed = r->k->h->o.origins, *origin = allowed ? http_header(r, "Origin") : NULL;
+    if (!origin)
+        return;
+    size_t n = strlen(origin);
+    bool ok = !strcmp(allowed, "*");
+    for (const char *p = allowed; *p && !ok; p += strcspn(p, ","), p += *p == ',') {
+        while (*p == ' ')
+            p++;
+        ok = !strncmp(p, origin, n) && (!p[n] || p[n] == ',' || p[n] == ' ');
+    }
+    MHD_add_response_header(a, "Vary", "Origin");
+    if (!ok)
+        return;
+    MHD_add_response_header(a, "Access-Control-Allow-Origin", strcmp(allowed, "*") ? origin : "*");
+    MHD_add_response_header(a, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+}
+
+/* The browser asks whether a page may ask. */
+static bool is_preflight(const struct http_request *r)
+{
+    return r->k->h->o.origins && !strcmp(r->method, "OPTIONS") && http_header(r, "Origin") &&
+           http_header(r, "Access-Control-Request-Method");
+}
+
+static void preflight(struct http_request *r)
+{
+    const char *headers = http_header(r, "Access-Control-Request-Headers");
+    http_add_header(r, "Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS");
+    if (headers)
+        http_add_header(r, "Access-Control-Allow-Headers", headers);
+    http_add_header(r, "Access-Control-Max-Age", "600");
+    http_reply(r, 204, NULL, NULL, 0);
+}
+
+/* ---- libmicrohttpd's side ---- */
+
+static enum MHD_Result queue(struct http_request *r)
+{
+    enum MHD_Result ok = MHD_queue_response(r->k->c, (unsigned)r->status, r->response);
+    MHD_destroy_response(r->response); /* MHD has it now */
+    r->response = NULL;
+    r->queued = true;
+    return ok;
+}
+
+static void wake(struct http_request *r)
+{
+    if (!r->suspended)
+        return;
+    r->suspended = false;
+    MHD_resume_connection(r->k->c);
+}
+
+/* Answered by whoever shapes errors, now. */
+static enum MHD_Result refuse(struct http_request *r, int status, const char *text)
+{
+    struct http *h = r->k->h;
+    r->phase = PHASE_OUT;
+    h->o.fail(h->o.arg, r, status, text);
+    return r->response ? queue(r) : MHD_NO;
+}
+
+static enum MHD_Result head(struct http_request *r, const char *url, const char *method)
+{
+    const struct http *h = r->k->h;
+    const char *length;
+    char text[160];
+    r->method = method;
+    r->head = !strcmp(method, "HEAD");
+    r->path = strdup(url);
+    if (!r->path)
+        return MHD_NO;
+    if (h->n_conn > h->o.connections_max) {
+        http_add_header(r, "Connection", "close");
+        snprintf(text, sizeof text, "more than %u connections", h->o.connections_max);
+        return refuse(r, 503, text);
+    }
+    length = http_header(r, "Content-Length");
+    if (length && strtoull(length, NULL, 10) > h->o.body_bytes_max) {
+        snprintf(text, sizeof text, "a body of %.20s bytes: the limit is %llu", length,
+                 (unsigned long long)h->o.body_bytes_max);
+        http_add_header(r, "Connection", "close");
+        return refuse(r, 413, text);
+    }
+    return MHD_YES;
+}
+
+static enum MHD_Result upload_more(struct http_request *r, const char *p, size_t n)
+{
+    uint64_t max = r->k->h->o.body_bytes_max;
+    if (r->too_large || r->n_body + n > max) {
+        r->too_large = true;
+        r->n_body += n; /* counted, not kept */
+        return r->n_body > BODY_LIMITS * max ? MHD_NO : MHD_YES;
+    }
+    return body_add(r, p, n) ? MHD_YES : MHD_NO;
+}
+
+static enum MHD_Result give_out(struct http_request *r)
+{
+    struct http *h = r->k->h;
+    char text[120];
+    if (r->too_large) {
+        snprintf(text, sizeof text, "a body of over %llu bytes, the limit", (unsigned long long)h->o.body_bytes_max);
+        return refuse(r, 413, text);
+    }
+    r->phase = PHASE_OUT;
+    if (is_preflight(r))
+        preflight(r);
+    else
+        h->o.request(h->o.arg, r);
+    if (r->phase == PHASE_OUT && r->k->probe_ns)
+        conn_half_check(r->k);
+    if (r->broken)
+        return MHD_NO;
+    if (r->response)
+        return queue(r);
+    r->suspended = true;
+    MHD_suspend_connection(r->k->c);
+    return MHD_YES;
+}
+
+enum MHD_Result request_handle(void *listener, struct MHD_Connection *c, const char *url, const char *method,
+                               const char *version, const char *upload, size_t *n_upload, void **context)
+{
+    struct http_request *r = *context;
+    (void)listener, (void)c, (void)version;
+    if (!r || r->broken || r->k->dead)
+        return MHD_NO;
+    if (r->response && !r->queued)
+        return queue(r);
+    if (!r->method)
+        return head(r, url, method);
+    if (*n_upload) {
+        size_t n = *n_upload;
+        *n_upload = 0;
+        return r->phase == PHASE_HEAD ? upload_more(r, upload, n) : MHD_YES;
+    }
+    return r->phase == PHASE_HEAD ? give_out(r) : MHD_YES;
+}
+
+static void tell_gone(struct http_request *r)
+{
+    struct http *h = r->k->h;
+    if (r->phase != PHASE_OUT)
+        return;
+    h->o.gone(h->o.arg, r);
+    r->phase = PHASE_OVER;
+    if (h->o.over)
+        h->o.over(h->o.arg, r, 0);
+}
+
+void request_completed(void *listener, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode how)
+{
+    struct http_request *r = *context;
+    (void)listener, (void)c, (void)how;
+    if (!r)
+        return;
+    tell_gone(r);
+    r->k->r = NULL;
+    r->k->since_ns = proc_now_ns();
+    if (r->response)
+        MHD_destroy_response(r->response);
+    for (size_t i = 0; i < r->n_header; i++) {
+        free(r->header[i].name);
+        free(r->header[i].value);
+    }
+    free(r->path);
+    free(r->body);
+    free(r->out);
+    free(r);
+    *context = NULL;
+}
+
+void request_gone(struct http_request *r)
+{
+    tell_gone(r);
+    r->broken = true;
+    if (r->suspended)
+        wake(r);
+    else
+        shutdown(r->k->fd, SHUT_RDWR); /* MHD is told by its next write */
+}
+
+void request_probe(struct http_request *r)
+{
+    static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    if (r->streams) {
+        if (r->probe)
+            http_write(r, r->probe, strlen(r->probe));
+        return;
+    }
+    /* Before an answer the only thing that can be said is an interim one, which every client of HTTP/1.1 passes over.
+     */
+    const char *version = MHD_lookup_connection_value(r->k->c, MHD_HEADER_KIND, "Host"); /* 1.1 demands it */
+    if (r->response || r->queued)
+        return;
+    if (r->k->tls || !version ||
+        send(r->k->fd, interim, sizeof interim - 1, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof interim - 1)
+        request_gone(r);
+}
+
+/* ---- whoever answers ---- */
+
+static ssize_t read_out(void *request, uint64_t at, char *p, size_t max)
+{
+    struct http_request *r = request;
+    size_t n = r->n_out - r->at_out;
+    (void)at;
+    if (r->broken)
+        return MHD_CONTENT_READER_END_WITH_ERROR;
+    if (n) {
+        n = n < max ? n : max;
+        memcpy(p, r->out + r->at_out, n);
+        r->at_out += n;
+        if (r->at_out == r->n_out)
+            r->at_out = r->n_out = 0;
+        return (ssize_t)n;
+    }
+    if (r->ended)
+        return MHD_CONTENT_READER_END_OF_STREAM;
+    r->suspended = true;
+    MHD_suspend_connection(r->k->c);
+    return 0;
+}
+
+static void respond(struct http_request *r, int status, const char *type, struct MHD_Response *a)
+{
+    r->status = status;
+    r->response = a;
+    if (!a) { /* no memory: the connection is closed without a word */
+        r->broken = true;
+        wake(r);
+        return;
+    }
+    if (type)
+        MHD_add_response_header(a, "Content-Type", type);
+    for (size_t i = 0; i < r->n_header; i++)
+        MHD_add_response_header(a, r->header[i].name, r->header[i].value);
+    if (r->k->h->stopped)
+        MHD_add_response_header(a, "Connection", "close");
+    add_cors(r, a);
+}
+
+static void over(struct http_request *r)
+{
+    struct http *h = r->k->h;
+    r->phase = PHASE_OVER;
+    if (h->o.over)
+        h->o.over(h->o.arg, r, r->status);
+}
+
+void http_reply(struct http_request *r, int status, const char *type, const void *body, size_t n)
+{
+    static char nothing[1];
+    respond(r, status, type,
+            MHD_create_response_from_buffer(n, n ? (void *)(uintptr_t)body : nothing, MHD_RESPMEM_MUST_COPY));
+    over(r);
+    wake(r);
+}
+
+void http_begin(struct http_request *r, int status, const char *type)
+{
+    r->streams = true;
+    if (!strncmp(type, "text/event-stream", 17))
+        r->probe = ":\n\n";
+    else if (strstr(type, "json"))
+        r->probe = "\n";
+    http_add_header(r, "Cache-Control", "no-cache");
+    http_add_header(r, "X-Accel-Buffering", "no"); /* for proxies in between */
+    respond(r, status, type, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_out, r, NULL));
+    wake(r);
+}
+
+void http_write(struct http_request *r, const void *p, size_t n)
+{
+    if (r->broken || r->head)
+        return;
+    if (r->at_out > 65536 && r->at_out > r->n_out / 2) {
+        memmove(r->out, r->out + r->at_out, r->n_out - r->at_out);
+        r->n_out -= r->at_out;
+        r->at_out = 0;
+    }
+    if (r->cap_out - r->n_out < n) {
+        size_t cap = 2 * r->cap_out + n + 512;
+        char *grown = r->n_out - r->at_out + n > r->k->h->o.queued_bytes_max ? NULL : realloc(r->out, cap);
+        if (!grown) { /* the watch sees the end of it: here the caller is in the midst of its answer */
+            r->broken = true;
+            shutdown(r->k->fd, SHUT_RDWR);
+            return;
+        }
+        r->out = grown;
+        r->cap_out = cap;
+    }
+    memcpy(r->out + r->n_out, p, n);
+    r->n_out += n;
+    wake(r);
+}
+
+void http_end(struct http_request *r)
+{
+    r->ended = true;
+    over(r);
+    wake(r);
+}
+
+size_t http_queued(const struct http_request *r)
+{
+    return r->n_out - r->at_out;
+}
+
+/* ---- what it is ---- */
+
+const char *http_method(const struct http_request *r)
+{
+    return r->method ? r->method : "";
+}
+
+const char *http_path(const struct http_request *r)
+{
+    return r->path ? r->path : "";
+}
+
+int http_surface(const struct http_request *r)
+{
+    return r->k->l->surface;
+}
+
+bool http_is_tls(const struct http_request *r)
+{
+    return r->k->tls;
+}
+
+const char *http_header(const struct http_request *r, const char *name)
+{
+    return MHD_lookup_connection_value(r->k->c, MHD_HEADER_KIND, name);
+}
+
+const char *http_query(const struct http_request *r, const char *name)
+{
+    const char *v = NULL;
+    size_t n = 0;
+    if (MHD_lookup_connection_value_n(r->k->c, MHD_GET_ARGUMENT_KIND, name, strlen(name), &v, &n) != MHD_YES)
+        return NULL;
+    return v ? v : "";
+}
+
+const char *http_body(const struct http_request *r, size_t *n)
+{
+    *n = r->n_body;
+    return r->body ? r->body : "";
+}
+
+const char *http_peer(const struct http_request *r)
+{
+    return r->k->peer;
+}
+
+uint64_t http_arrived_ns(const struct http_request *r)
+{
+    return r->arrived_ns;
+}
+
+void http_set(struct http_request *r, void *state)
+{
+    r->state = state;
+}
+
+void *http_get(const struct http_request *r)
+{
+    return r->state;
+}
+
+void http_add_header(struct http_request *r, const char *name, const char *value)
+{
+    if (r->n_header == HEADERS_MAX)
+        return;
+    char *n = strdup(name), *v = strdup(value);
+    if (!n || !v) {
+        free(n);
+        free(v);
+        return;
+    }
+    r->header[r->n_header].name = n;
+    r->header[r->n_header++].value = v;
+}
