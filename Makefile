@@ -9,7 +9,7 @@ OPT     ?= -O3 -g
 # -ffp-contract=off: docs/arithmetic.md says where a product and a sum are fused, nowhere else.
 CFLAGS  += $(CSTD) $(WARN) $(OPT) -ffp-contract=off -fno-math-errno -D_GNU_SOURCE -Ilib -I. -pthread
 LDFLAGS += -pthread
-LDLIBS  += -lmicrohttpd -lnng -lmsgpackc -lutf8proc -ljansson -lsodium -lxxhash -lm
+LDLIBS  += -lmicrohttpd -lgnutls -lnng -lmsgpackc -lutf8proc -ljansson -lsodium -lxxhash -lm
 
 AREAS   := err cli proc wire text model kv engine phase edge sched link http api load
 LIB_SRC := $(foreach a,$(AREAS),$(wildcard lib/$(a)/*.c)) $(wildcard kernels/*.c) $(wildcard kernels/cpu/*.c)
