@@ -1,0 +1,295 @@
+/* Frames to lines of NDJSON, or to one object. No JSON tree is built where tokens pass. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "api/ollama.h"
+#include "edge/reply.h"
+
+/*
+ * What begins and ends a line is the same for all of an answer but its time, so it is made once:
+ * {"model":"m","created_at":" TIME ","response":" TEXT ","done":false}
+ */
+struct ollama_answer {
+    const struct text *vocab;
+    bool chat, stream, context;
+    struct json_write line;  /* the last one */
+    struct json_write model; /* up to the time */
+    struct json_write text;  /* of an answer in one object, escaped */
+    struct json_write lp;    /* of the same, what is between the brackets of logprobs */
+    uint32_t *ids;           /* of the conversation, where context is wanted */
+    size_t n_id, cap_id;
+};
+
+/* ---- times ---- */
+
+/* Days since 1970 to a date of the Gregorian calendar, for years 1970 and later: eras of 400 years from 1 March 0. */
+static void civil(int64_t days, int64_t *year, unsigned *month, unsigned *day)
+{
+    int64_t z = days + 719468, era = z / 146097;
+    unsigned doe = (unsigned)(z - era * 146097);
+    unsigned yoe = (doe - doe / 1460 + doe / 36524 - doe / 146096) / 365;
+    unsigned doy = doe - (365 * yoe + yoe / 4 - yoe / 100), mp = (5 * doy + 2) / 153;
+    *day = doy - (153 * mp + 2) / 5 + 1;
+    *month = mp < 10 ? mp + 3 : mp - 9;
+    *year = (int64_t)yoe + era * 400 + (*month <= 2);
+}
+
+static char *digits(char *p, unsigned n, uint64_t v)
+{
+    for (unsigned i = n; i--; v /= 10)
+        p[i] = (char)('0' + v % 10);
+    return p + n;
+}
+
+size_t ollama_time(char out[OLLAMA_TIME_BYTES], int64_t s, uint32_t ns)
+{
+    int64_t year;
+    unsigned month, day;
+    char *p = out;
+    if (s < 0)
+        s = 0;
+    uint64_t in_day = (uint64_t)(s % 86400);
+    civil(s / 86400, &year, &month, &day);
+    p = digits(p, 4, (uint64_t)year % 10000);
+    *p++ = '-';
+    p = digits(p, 2, month);
+    *p++ = '-';
+    p = digits(p, 2, day);
+    *p++ = 'T';
+    p = digits(p, 2, in_day / 3600);
+    *p++ = ':';
+    p = digits(p, 2, in_day / 60 % 60);
+    *p++ = ':';
+    p = digits(p, 2, in_day % 60);
+    *p++ = '.';
+    p = digits(p, 9, ns);
+    *p++ = 'Z';
+    *p = 0;
+    return (size_t)(p - out);
+}
+
+static uint64_t since(uint64_t from, uint64_t to)
+{
+    return to > from ? to - from : 0;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/*
+ * The prompt's time is that of the worker that read it, and the answer's is from its first token to its last, by the
+ * clock of who decoded. What is before the first token and is not reading is loading: the wait for a worker that has
+ * the model, and the way to it, since the weights themselves are there before any request. total is of this clock.
+ */
+void ollama_times(struct ollama_times *t, const struct wire_end *w, uint64_t arrived_ns, uint64_t first_ns,
+                  uint64_t now_ns)
+{
+    struct reply_times r;
+    *t = (struct ollama_times){.total_ns = since(arrived_ns, now_ns)};
+    if (!w)
+        return;
+    reply_times(&r, w);
+    uint64_t first = least(first_ns ? since(arrived_ns, first_ns) : t->total_ns, t->total_ns);
+    t->prompt_ns = least(r.prefill_ns, first);
+    t->load_ns = first - t->prompt_ns;
+    t->eval_ns = least(r.decode_ns, t->total_ns - first);
+    t->n_prompt = r.n_prompt;
+    t->n_cached = r.n_cached;
+    t->n_eval = r.n_answer;
+}
+
+/* ---- lines ---- */
+
+static void put_time(struct json_write *w)
+{
+    struct timespec now;
+    char when[OLLAMA_TIME_BYTES];
+    clock_gettime(CLOCK_REALTIME, &now);
+    json_write_raw(w, when, ollama_time(when, now.tv_sec, (uint32_t)now.tv_nsec));
+}
+
+/* {"token":"…","logprob":-0.1,"bytes":[…]: without the brace at the end. Bytes that are not UTF-8 are U+FFFD in the
+ * text and themselves in the list; a control token is spelled as the file has it. */
+static void put_token(struct json_write *w, const struct text *vocab, uint32_t id, float logprob)
+{
+    size_t n = 0;
+    const char *s = (const char *)text_piece(vocab, id, &n);
+    if (!n)
+        s = text_entry(vocab, id, &n);
+    json_write_lit(w, "{\"token\":\"");
+    json_write_escaped(w, s, n);
+    json_write_lit(w, "\",\"logprob\":");
+    json_write_f32(w, isfinite(logprob) ? logprob : -FLT_MAX); /* a null would be read as 0, the best there is */
+    json_write_lit(w, ",\"bytes\":[");
+    for (size_t i = 0; i < n; i++) {
+        if (i)
+            json_write_lit(w, ",");
+        json_write_u64(w, (unsigned char)s[i]);
+    }
+    json_write_lit(w, "]");
+}
+
+static void put_logprobs(struct json_write *w, const struct text *vocab, const struct wire_out *o)
+{
+    for (uint32_t i = 0; i < o->n_lp; i++) {
+        const struct wire_logprob *lp = &o->lp[i];
+        if (i)
+            json_write_lit(w, ",");
+        put_token(w, vocab, lp->id, lp->logprob);
+        for (uint32_t k = 0; k < lp->n_top; k++) {
+            json_write_lit(w, k ? "," : ",\"top_logprobs\":[");
+            put_token(w, vocab, lp->top[k].id, lp->top[k].logprob);
+            json_write_lit(w, "}");
+        }
+        json_write_lit(w, lp->n_top ? "]}" : "}");
+    }
+}
+
+static void begin(struct ollama_answer *a)
+{
+    json_write_clear(&a->line);
+    json_write_raw(&a->line, a->model.p, a->model.n);
+    put_time(&a->line);
+    json_write_lit(&a->line, a->chat ? "\",\"message\":{\"role\":\"assistant\",\"content\":\"" : "\",\"response\":\"");
+}
+
+static int give(struct err *e, struct ollama_answer *a, const char **line, size_t *n)
+{
+    if (a->line.broken || a->text.broken || a->lp.broken)
+        return err_nomem(e, "an answer", a->line.n + a->text.n);
+    *line = a->line.p;
+    *n = a->line.n;
+    return 0;
+}
+
+int ollama_answer_new(struct err *e, struct ollama_answer **out, const struct ollama_ask *q, const char *model,
+                      const struct text *vocab)
+{
+    struct ollama_answer *a = calloc(1, sizeof *a);
+    *out = a;
+    if (!a)
+        return err_nomem(e, "an answer", sizeof *a);
+    a->vocab = vocab;
+    a->chat = q->chat;
+    a->stream = q->stream;
+    a->context = !q->chat && !q->raw && q->kind == OLLAMA_RUN;
+    json_write_lit(&a->model, "{\"model\":\"");
+    json_write_escaped(&a->model, model, strlen(model));
+    json_write_lit(&a->model, "\",\"created_at\":\"");
+    return a->model.broken ? err_nomem(e, "an answer", sizeof *a) : 0;
+}
+
+void ollama_answer_free(struct ollama_answer *a)
+{
+    if (!a)
+        return;
+    json_write_free(&a->line);
+    json_write_free(&a->model);
+    json_write_free(&a->text);
+    json_write_free(&a->lp);
+    free(a->ids);
+    free(a);
+}
+
+static int add_ids(struct err *e, struct ollama_answer *a, const uint32_t *ids, size_t n)
+{
+    if (!a->context || !n)
+        return 0;
+    if (a->cap_id - a->n_id < n) {
+        size_t cap = 2 * a->cap_id + n;
+        uint32_t *grown = realloc(a->ids, cap * sizeof *grown);
+        if (!grown)
+            return err_nomem(e, "a conversation", cap * sizeof *grown);
+        a->ids = grown;
+        a->cap_id = cap;
+    }
+    memcpy(a->ids + a->n_id, ids, n * sizeof *ids);
+    a->n_id += n;
+    return 0;
+}
+
+int ollama_answer_prompt(struct err *e, struct ollama_answer *a, const uint32_t *ids, size_t n)
+{
+    if (a->n_id)
+        return 0; /* told again: it is the same */
+    return add_ids(e, a, ids, n);
+}
+
+int ollama_answer_piece(struct err *e, struct ollama_answer *a, const char **line, size_t *n, const struct wire_out *o)
+{
+    *n = 0;
+    if (o->prompt)
+        return 0;
+    if (add_ids(e, a, o->ids, o->n_id))
+        return e->code;
+    if (!a->stream) {
+        json_write_escaped(&a->text, o->text.p, o->text.n);
+        if (o->n_lp && a->lp.n)
+            json_write_lit(&a->lp, ",");
+        put_logprobs(&a->lp, a->vocab, o);
+        int rc = give(e, a, line, n);
+        *n = 0;
+        return rc;
+    }
+    if (!o->text.n && !o->n_lp) /* held back: it may be the start of a stop, or half a character */
+        return 0;
+    begin(a);
+    json_write_escaped(&a->line, o->text.p, o->text.n);
+    json_write_lit(&a->line, a->chat ? "\"},\"done\":false" : "\",\"done\":false");
+    if (o->n_lp) {
+        json_write_lit(&a->line, ",\"logprobs\":[");
+        put_logprobs(&a->line, a->vocab, o);
+        json_write_lit(&a->line, "]");
+    }
+    json_write_lit(&a->line, "}\n");
+    return give(e, a, line, n);
+}
+
+static void put_count(struct json_write *w, const char *name, uint64_t v)
+{
+    json_write_lit(w, name);
+    json_write_u64(w, v);
+}
+
+static void put_context(struct ollama_answer *a)
+{
+    json_write_lit(&a->line, ",\"context\":[");
+    for (size_t i = 0; i < a->n_id; i++) {
+        if (i)
+            json_write_lit(&a->line, ",");
+        json_write_u64(&a->line, a->ids[i]);
+    }
+    json_write_lit(&a->line, "]");
+}
+
+int ollama_answer_last(struct err *e, struct ollama_answer *a, const char **line, size_t *n, const char *reason,
+                       const struct ollama_times *t)
+{
+    struct json_write *w = &a->line;
+    begin(a);
+    json_write_raw(w, a->text.p, a->text.n);
+    json_write_lit(w, a->chat ? "\"},\"done\":true,\"done_reason\":\"" : "\",\"done\":true,\"done_reason\":\"");
+    json_write_lit(w, reason);
+    json_write_lit(w, "\"");
+    if (a->context)
+        put_context(a);
+    if (a->lp.n) {
+        json_write_lit(w, ",\"logprobs\":[");
+        json_write_raw(w, a->lp.p, a->lp.n);
+        json_write_lit(w, "]");
+    }
+    put_count(w, ",\"total_duration\":", t->total_ns);
+    put_count(w, ",\"load_duration\":", t->load_ns);
+    put_count(w, ",\"prompt_eval_count\":", t->n_prompt);
+    put_count(w, ",\"prompt_eval_cached_count\":", t->n_cached);
+    put_count(w, ",\"prompt_eval_duration\":", t->prompt_ns);
+    put_count(w, ",\"eval_count\":", t->n_eval);
+    put_count(w, ",\"eval_duration\":", t->eval_ns);
+    json_write_lit(w, a->stream ? "}\n" : "}");
+    return give(e, a, line, n);
+}

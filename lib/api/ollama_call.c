@@ -1,0 +1,199 @@
+/* /api/generate and /api/chat: a call, and what comes of it to NDJSON or one object. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/ollama.h"
+#include "api/ollama_impl.h"
+#include "proc/proc.h"
+
+#define NDJSON "application/x-ndjson"
+
+struct run {
+    struct ollama_answer *a;
+    bool stream, began, failed;
+    const char *reason; /* NULL until it has ended by itself */
+    struct ollama_times t;
+    int status;
+    double retry_s;
+    char *text; /* of a failure; owned */
+};
+
+static void run_free(void *state)
+{
+    struct run *x = state;
+    if (!x)
+        return;
+    ollama_answer_free(x->a);
+    free(x->text);
+    free(x);
+}
+
+static void note_failure(struct run *x, int status, double retry_s, const char *text)
+{
+    x->failed = true;
+    x->status = status;
+    x->retry_s = retry_s;
+    free(x->text);
+    x->text = strdup(text);
+}
+
+static void send(struct call *c, struct run *x, const char *p, size_t n)
+{
+    if (!x->began)
+        http_begin(call_http(c), 200, NDJSON);
+    x->began = true;
+    http_write(call_http(c), p, n);
+}
+
+static void on_prompt(struct call *c, uint32_t line, const struct wire_req *q)
+{
+    struct run *x = call_state(c);
+    struct err e;
+    (void)line;
+    if (ollama_answer_prompt(&e, x->a, q->ids, q->n_id)) {
+        note_failure(x, 500, 0, e.text);
+        call_cancel(c);
+    }
+}
+
+static void on_out(struct call *c, uint32_t line, uint32_t choice, const struct wire_out *o)
+{
+    struct run *x = call_state(c);
+    struct err e;
+    const char *p;
+    size_t n = 0;
+    (void)line, (void)choice;
+    if (ollama_answer_piece(&e, x->a, &p, &n, o)) {
+        note_failure(x, 500, 0, e.text);
+        call_cancel(c);
+    } else if (n) {
+        send(c, x, p, n);
+    }
+}
+
+static void on_end(struct call *c, uint32_t line, uint32_t choice, const struct wire_end *w)
+{
+    struct run *x = call_state(c);
+    (void)line, (void)choice;
+    x->reason = w->reason == WIRE_LENGTH ? "length" : "stop";
+    ollama_times(&x->t, w, call_arrived_ns(c), call_first_ns(c), proc_now_ns());
+}
+
+static void on_fail(struct call *c, uint32_t line, uint32_t choice, const struct call_error *why)
+{
+    (void)line, (void)choice;
+    note_failure(call_state(c), why->status, why->retry_s, why->text);
+}
+
+/* Before the first byte it is a status; later a line that says it, and the end. */
+static void end_failed(struct call *c, struct run *x)
+{
+    const char *text = x->text ? x->text : "the answer was cancelled";
+    if (!x->began) {
+        ollama_error(call_http(c), x->status ? x->status : 500, x->retry_s, text);
+        return;
+    }
+    struct json_write w = {0};
+    ollama_error_body(&w, text);
+    json_write_raw(&w, "\n", 1);
+    if (!w.broken)
+        http_write(call_http(c), w.p, w.n);
+    json_write_free(&w);
+    http_end(call_http(c));
+}
+
+static void on_done(struct call *c)
+{
+    struct run *x = call_state(c);
+    struct err e;
+    const char *p;
+    size_t n;
+    if (!x->failed && x->reason && ollama_answer_last(&e, x->a, &p, &n, x->reason, &x->t))
+        note_failure(x, 500, 0, e.text);
+    if (x->failed || !x->reason) {
+        end_failed(c, x);
+    } else if (x->stream) {
+        send(c, x, p, n);
+        http_end(call_http(c));
+    } else {
+        http_reply(call_http(c), 200, OLLAMA_JSON, p, n);
+    }
+}
+
+static const struct call_ops ops = {
+    .prompt = on_prompt,
+    .out = on_out,
+    .end = on_end,
+    .fail = on_fail,
+    .done = on_done,
+    .free = run_free,
+};
+
+/* ---- requests ---- */
+
+/* Nothing is asked of the model. The weights are the workers', who keep them: it is loaded where one of them is there,
+ * and an unloading is heard and not done. One object, streamed or not, as Ollama has it. */
+static void reply_loaded(struct api *a, struct http_request *r, const struct ollama_ask *q, struct run *x)
+{
+    struct err e;
+    const char *p;
+    size_t n;
+    if (q->kind == OLLAMA_LOAD && !api_ready(a)) {
+        ollama_error(r, 503, 1, "the model is not loaded: no worker is there, or the server ends");
+        return;
+    }
+    ollama_times(&x->t, NULL, http_arrived_ns(r), 0, proc_now_ns());
+    if (ollama_answer_last(&e, x->a, &p, &n, q->kind == OLLAMA_LOAD ? "load" : "unload", &x->t))
+        ollama_error(r, 500, 0, e.text);
+    else
+        http_reply(r, 200, OLLAMA_JSON, p, n);
+}
+
+static void start(struct api *a, struct http_request *r, struct ollama_ask *q, const char *model)
+{
+    struct err e;
+    struct call *c;
+    struct call_error why = {0};
+    struct run *x = calloc(1, sizeof *x);
+    const json_t *line = q->line;
+    if (!x || ollama_answer_new(&e, &x->a, q, model, api_model(a)->text)) {
+        ollama_error(r, 500, 0, "out of memory");
+        run_free(x);
+        return;
+    }
+    x->stream = q->stream;
+    if (q->kind != OLLAMA_RUN) {
+        reply_loaded(a, r, q, x);
+        run_free(x);
+    } else if (call_start(&e, &c, a, r, &ops, x, &line, 1, 1, &why)) {
+        ollama_error(r, why.status ? why.status : 500, why.retry_s, why.text ? why.text : e.text);
+        run_free(x);
+    }
+}
+
+static void ask(struct api *a, struct http_request *r, bool chat)
+{
+    struct err e;
+    const char *model;
+    struct ollama_ask q;
+    json_t *body = ollama_body(a, r, &model);
+    if (!body)
+        return;
+    if (ollama_read(&e, &q, api_model(a), body, chat)) {
+        ollama_error(r, e.code == ERR_NO ? 400 : 500, 0, e.text);
+    } else {
+        start(a, r, &q, model);
+        ollama_ask_free(&q);
+    }
+    json_decref(body);
+}
+
+void ollama_generate_route(struct api *a, struct http_request *r)
+{
+    ask(a, r, false);
+}
+
+void ollama_chat_route(struct api *a, struct http_request *r)
+{
+    ask(a, r, true);
+}

@@ -1,0 +1,18 @@
+/* Private to the routes of the Ollama surface. */
+#ifndef API_OLLAMA_IMPL_H
+#define API_OLLAMA_IMPL_H
+
+#include "api/json_write.h"
+#include "api/ollama.h"
+
+#define OLLAMA_JSON "application/json; charset=utf-8"
+
+/* The body as an object whose `model` (or `name`, as it was called) is served; NULL: the request was answered. *model
+ * is of the body. */
+json_t *ollama_body(struct api *a, struct http_request *r, const char **model);
+void ollama_error_body(struct json_write *w, const char *text); /* {"error":"…"} */
+
+void ollama_generate_route(struct api *a, struct http_request *r);
+void ollama_chat_route(struct api *a, struct http_request *r);
+
+#endif

@@ -1,0 +1,323 @@
+/*
+ * The Ollama surface without HTTP, requests: bodies to lines of the gateway. Names, defaults and limits are those of
+ * Ollama's api/types.go and docs/api.md (August 2026), ids those of the text library, which its own tests hold against
+ * other programs.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "api/ollama.h"
+#include "unit/ollama_model.h"
+
+/* ---- requests ---- */
+
+static struct ollama_ask q;
+
+static int read_body(struct err *e, const char *body, bool chat)
+{
+    json_error_t je;
+    json_t *o = json_loads(body, 0, &je);
+    if (!o)
+        fail_msg("%s: %s", body, je.text);
+    int rc = ollama_read(e, &q, &model, o, chat);
+    json_decref(o);
+    return rc;
+}
+
+/* The line of a body must be this object. */
+static void expect_line(const char *body, bool chat, const char *line)
+{
+    struct err e;
+    if (read_body(&e, body, chat))
+        fail_msg("%s: %s", body, e.text);
+    json_t *want = json_loads(line, 0, NULL);
+    assert_non_null(want);
+    if (!json_equal(q.line, want))
+        fail_msg("%s: got %s", body, json_dumps(q.line, 0));
+    json_decref(want);
+    ollama_ask_free(&q);
+}
+
+static void expect_no(const char *body, bool chat, const char *in_text)
+{
+    struct err e;
+    if (read_body(&e, body, chat) != ERR_NO)
+        fail_msg("%s: is taken", body);
+    if (!strstr(e.text, in_text))
+        fail_msg("%s: says %s", body, e.text);
+    assert_null(q.line);
+}
+
+#define DEFAULTS "\"temperature\":0.8,\"top_k\":40,\"top_p\":0.9,\"max_tokens\":4294967295"
+#define ASK_A "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
+
+static void test_defaults(void **state)
+{
+    struct err e;
+    (void)state;
+    expect_line("{\"model\":\"m\",\"prompt\":\"a\"}", false, "{" DEFAULTS "," ASK_A "}");
+    expect_line("{\"model\":\"m\"," ASK_A "}", true, "{" DEFAULTS "," ASK_A "}");
+    assert_int_equal(read_body(&e, "{\"prompt\":\"a\"}", false), 0);
+    assert_true(q.stream && !q.raw && !q.chat && !q.logprobs && q.kind == OLLAMA_RUN);
+    ollama_ask_free(&q);
+    /* null equals absent */
+    expect_line("{\"prompt\":\"a\",\"system\":null,\"options\":null,\"format\":null,\"context\":null,\"stream\":null,"
+                "\"keep_alive\":null,\"think\":null,\"images\":null,\"raw\":null,\"suffix\":null,\"template\":null}",
+                false, "{" DEFAULTS "," ASK_A "}");
+}
+
+static void test_options(void **state)
+{
+    (void)state;
+    expect_line("{\"prompt\":\"a\",\"options\":{\"seed\":7,\"num_predict\":5,\"temperature\":0,\"top_k\":3,\"top_p\":"
+                "0.5,\"min_p\":0.1,\"typical_p\":1.0,\"repeat_penalty\":1.2,\"presence_penalty\":0.5,"
+                "\"frequency_penalty\":-0.5,\"repeat_last_n\":-1,\"stop\":[\"x\",\"y\"],\"num_ctx\":512}}",
+                false,
+                "{\"seed\":7,\"max_tokens\":5,\"temperature\":0.0,\"top_k\":3,\"top_p\":0.5,\"min_p\":0.1,"
+                "\"repetition_penalty\":1.2,\"presence_penalty\":0.5,\"frequency_penalty\":-0.5,\"stop\":[\"x\",\"y\"],"
+                "\"window\":512," ASK_A "}");
+    /* no limits: -1 infinite, -2 fills the context, 0 is not told to Ollama's runner */
+    for (int n = -2; n <= 0; n++) {
+        char body[100];
+        snprintf(body, sizeof body, "{\"prompt\":\"a\",\"options\":{\"num_predict\":%d}}", n);
+        expect_line(body, false, "{" DEFAULTS "," ASK_A "}");
+    }
+    /* -1 is another seed each time; more window than the model's is the model's */
+    expect_line("{\"prompt\":\"a\",\"options\":{\"seed\":-1,\"num_ctx\":131072}}", false, "{" DEFAULTS "," ASK_A "}");
+    expect_line("{\"prompt\":\"a\",\"options\":{\"seed\":42.0,\"top_p\":1.5,\"top_k\":-1}}", false,
+                "{\"seed\":42,\"temperature\":0.8,\"top_k\":0,\"top_p\":1.0,\"max_tokens\":4294967295," ASK_A "}");
+    /* no look back is no penalty; the default of it has no effect where nothing is penalised */
+    expect_line("{\"prompt\":\"a\",\"options\":{\"repeat_last_n\":0,\"repeat_penalty\":1.1}}", false,
+                "{" DEFAULTS "," ASK_A "}");
+    expect_line("{\"prompt\":\"a\",\"options\":{\"repeat_last_n\":64,\"stop\":[]}}", false, "{" DEFAULTS "," ASK_A "}");
+}
+
+static void test_without_effect(void **state)
+{
+    (void)state;
+    expect_line("{\"prompt\":\"a\",\"keep_alive\":\"5m\",\"truncate\":true,\"shift\":false,\"think\":false,"
+                "\"format\":\"\",\"images\":[],\"max_tokens\":3,"
+                "\"options\":{\"num_gpu\":1,\"num_thread\":4,\"use_mmap\":true,\"n\":2}}",
+                false,
+                "{" DEFAULTS "," ASK_A ",\"ollama.options.num_gpu\":true,\"ollama.options.num_thread\":true,"
+                "\"ollama.options.use_mmap\":true,\"ollama.options.n\":true,\"ollama.max_tokens\":true}");
+}
+
+static void test_messages(void **state)
+{
+    (void)state;
+    expect_line("{\"messages\":[{\"role\":\"System\",\"content\":\"s\",\"thinking\":\"hm\"},{\"role\":\"user\"},"
+                "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"p\"}],\"images\":[]}]}",
+                true,
+                "{" DEFAULTS ",\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":"
+                "\"\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"p\"}]}]}");
+    /* the assistant's last message is gone on with */
+    expect_line("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}",
+                true,
+                "{" DEFAULTS ",\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+                "\"content\":\"b\"}],\"add_generation_prompt\":false,\"continue_final_message\":true}");
+    expect_line("{\"prompt\":\"a\",\"system\":\"s\"}", false,
+                "{" DEFAULTS ",\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":"
+                "\"a\"}]}");
+}
+
+static void test_logprobs(void **state)
+{
+    (void)state;
+    expect_line("{\"prompt\":\"a\",\"logprobs\":true}", false, "{" DEFAULTS "," ASK_A ",\"logprobs\":0}");
+    expect_line("{\"prompt\":\"a\",\"logprobs\":true,\"top_logprobs\":20}", false,
+                "{" DEFAULTS "," ASK_A ",\"logprobs\":20}");
+    expect_line("{\"prompt\":\"a\",\"top_logprobs\":2}", false, "{" DEFAULTS "," ASK_A "}");
+    expect_no("{\"prompt\":\"a\",\"logprobs\":true,\"top_logprobs\":21}", false,
+              "top_logprobs must be between 0 and 20");
+    expect_no("{\"prompt\":\"a\",\"top_logprobs\":-1}", false, "top_logprobs must be between 0 and 20");
+}
+
+/* The model's own template given again is no other one. */
+static void test_template(void **state)
+{
+    (void)state;
+    json_t *o = json_pack("{s:s,s:s}", "prompt", "a", "template", model.chat_template);
+    char *body = json_dumps(o, 0);
+    expect_line(body, false, "{" DEFAULTS "," ASK_A "}");
+    free(body);
+    json_decref(o);
+    expect_no("{\"prompt\":\"a\",\"template\":\"{{ .Prompt }}\"}", false, "template:");
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body, *says;
+    } generate[] = {
+        {"{\"prompt\":5}", "prompt: expected a text, got 5"},
+        {"{\"prompt\":\"a\",\"suffix\":\"b\"}", "suffix:"},
+        {"{\"prompt\":\"a\",\"stream\":\"yes\"}", "stream: expected true or false, got a text"},
+        {"{\"prompt\":\"a\",\"raw\":true,\"system\":\"s\"}", "raw mode does not support template, system, or context"},
+        {"{\"prompt\":\"a\",\"raw\":true,\"context\":[1]}", "raw mode does not support template, system, or context"},
+        {"{\"prompt\":\"a\",\"images\":[\"aGk=\"]}", "images:"},
+        {"{\"prompt\":\"a\",\"format\":\"json\"}", "format:"},
+        {"{\"prompt\":\"a\",\"format\":{\"type\":\"object\"}}", "format:"},
+        {"{\"prompt\":\"a\",\"think\":true}", "does not support thinking"},
+        {"{\"prompt\":\"a\",\"think\":\"high\"}", "does not support thinking"},
+        {"{\"prompt\":\"a\",\"keep_alive\":\"soon\"}", "keep_alive:"},
+        {"{\"prompt\":\"a\",\"keep_alive\":[]}", "keep_alive:"},
+        {"{\"prompt\":\"a\",\"context\":\"x\"}", "context: expected a list of token ids, got a text"},
+        {"{\"prompt\":\"a\",\"context\":[1,-2]}", "context[1]:"},
+        {"{\"prompt\":\"a\",\"context\":[49152]}", "context[0]: expected a token id below 49152"},
+        {"{\"prompt\":\"a\",\"options\":[]}", "options: expected an object, got a list"},
+        {"{\"prompt\":\"a\",\"options\":{\"top_k\":\"3\"}}", "options.top_k: expected a whole number, got a text"},
+        {"{\"prompt\":\"a\",\"options\":{\"num_predict\":1.5}}", "options.num_predict: expected a whole number"},
+        {"{\"prompt\":\"a\",\"options\":{\"temperature\":-1}}", "options.temperature: expected a number from 0"},
+        {"{\"prompt\":\"a\",\"options\":{\"min_p\":2}}", "options.min_p: expected a number from 0 to 1, got 2"},
+        {"{\"prompt\":\"a\",\"options\":{\"typical_p\":0.7}}", "options.typical_p: is not supported"},
+        {"{\"prompt\":\"a\",\"options\":{\"mirostat\":1}}", "options.mirostat: is not supported"},
+        {"{\"prompt\":\"a\",\"options\":{\"repeat_penalty\":1.1,\"repeat_last_n\":64}}", "options.repeat_last_n: 64"},
+        {"{\"prompt\":\"a\",\"options\":{\"presence_penalty\":3}}", "options.presence_penalty: expected a number"},
+        {"{\"prompt\":\"a\",\"options\":{\"stop\":[\"\"]}}", "options.stop[0]: is empty"},
+        {"{\"prompt\":\"a\",\"options\":{\"stop\":[7]}}", "options.stop[0]: expected a text, got 7"},
+        {"{\"prompt\":\"a\",\"options\":{\"num_gpu\":\"all\"}}", "options.num_gpu: expected a number or a truth value"},
+        {"{\"prompt\":\"a\",\"options\":{\"num_ctx\":{}}}", "options.num_ctx: expected a whole number, got an object"},
+    };
+    static const struct {
+        const char *body, *says;
+    } chat[] = {
+        {"{\"messages\":{}}", "messages: expected a list of messages, got an object"},
+        {"{\"messages\":[7]}", "messages[0]: expected a message"},
+        {"{\"messages\":[{\"content\":\"a\"}]}", "messages[0].role: expected a text, got nothing"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":5}]}", "messages[0].content: expected a text, got 5"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\",\"images\":[\"aGk=\"]}]}", "messages[0].images:"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\",\"tool_calls\":[{}]}]}", "messages[0].tool_calls:"},
+        {"{" ASK_A ",\"tools\":[{\"type\":\"function\"}]}", "does not support tools"},
+    };
+    for (size_t i = 0; i < sizeof generate / sizeof *generate; i++)
+        expect_no(generate[i].body, false, generate[i].says);
+    for (size_t i = 0; i < sizeof chat / sizeof *chat; i++)
+        expect_no(chat[i].body, true, chat[i].says);
+}
+
+static void test_load(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body;
+        bool chat;
+        enum ollama_kind kind;
+    } of[] = {
+        {"{}", false, OLLAMA_LOAD},
+        {"{\"prompt\":\"\",\"keep_alive\":-1}", false, OLLAMA_LOAD},
+        {"{\"keep_alive\":\"10m\"}", false, OLLAMA_LOAD},
+        {"{\"keep_alive\":\"1h30m\"}", false, OLLAMA_LOAD},
+        {"{\"keep_alive\":\"1.5ms\"}", false, OLLAMA_LOAD},
+        {"{\"keep_alive\":0}", false, OLLAMA_UNLOAD},
+        {"{\"keep_alive\":\"0\"}", false, OLLAMA_UNLOAD},
+        {"{\"keep_alive\":\"0s\"}", false, OLLAMA_UNLOAD},
+        {"{\"keep_alive\":\"0m0s\"}", false, OLLAMA_UNLOAD},
+        {"{\"prompt\":\"a\",\"keep_alive\":0}", false, OLLAMA_RUN},
+        {"{}", true, OLLAMA_LOAD},
+        {"{\"messages\":[],\"keep_alive\":0}", true, OLLAMA_UNLOAD},
+    };
+    struct err e;
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        if (read_body(&e, of[i].body, of[i].chat))
+            fail_msg("%s: %s", of[i].body, e.text);
+        if (q.kind != of[i].kind)
+            fail_msg("%s: kind %d", of[i].body, q.kind);
+        ollama_ask_free(&q);
+    }
+    static const char *const wrong[] = {"\"\"", "\"5\"", "\"m\"", "\".s\"", "\"5 m\"", "\"5mm\"", "\"--1s\"", "true"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char body[60];
+        snprintf(body, sizeof body, "{\"keep_alive\":%s}", wrong[i]);
+        expect_no(body, false, "keep_alive:");
+    }
+}
+
+/* ---- ids: the authority is the text library, which is held against other programs by its own tests ---- */
+
+static void expect_ids(const json_t *list, const struct text_ids *v)
+{
+    assert_int_equal(json_array_size(list), v->n);
+    for (size_t i = 0; i < v->n; i++)
+        assert_int_equal(json_integer_value(json_array_get(list, i)), v->ids[i]);
+}
+
+/* In a raw prompt the markers are markers: it is the rendered chat. */
+static void test_raw(void **state)
+{
+    struct err e;
+    struct text_ids chat = {0};
+    char *text = NULL;
+    size_t n = 0;
+    const struct text_message m = {"user", "hi", 2};
+    (void)state;
+    assert_int_equal(text_chat(&e, model.text, &chat, &m, 1, TEXT_CHAT_ANSWER), 0);
+    assert_int_equal(text_chat_render(&e, model.text, &text, &n, &m, 1, TEXT_CHAT_ANSWER), 0);
+    json_t *o = json_pack("{s:s%,s:b}", "prompt", text, n, "raw", 1);
+    assert_int_equal(ollama_read(&e, &q, &model, o, false), 0);
+    assert_true(q.raw);
+    expect_ids(json_object_get(q.line, "prompt"), &chat);
+    ollama_ask_free(&q);
+    json_decref(o);
+    free(text);
+    text_ids_free(&chat);
+}
+
+static json_t *list_of(const uint32_t *ids, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(list, json_integer(ids[i]));
+    return list;
+}
+
+/* Whatever of the end of a turn the conversation has, the same chat comes out. */
+static void test_context(void **state)
+{
+    struct err e;
+    const struct text_message m[] = {{"user", "hi", 2}, {"assistant", "hello", 5}, {"user", "bye", 3}};
+    struct text_ids all = {0}, open = {0}, closed = {0};
+    json_t *got;
+    (void)state;
+    assert_int_equal(text_chat(&e, model.text, &all, m, 3, TEXT_CHAT_ANSWER), 0);
+    assert_int_equal(text_chat(&e, model.text, &open, m, 2, TEXT_CHAT_OPEN), 0);
+    assert_int_equal(text_chat(&e, model.text, &closed, m, 2, TEXT_CHAT_CLOSED), 0);
+    assert_true(closed.n == open.n + 2); /* <|im_end|> and a line feed */
+    for (size_t n = open.n; n <= closed.n; n++) {
+        json_t *context = list_of(closed.ids, n);
+        assert_int_equal(ollama_continue(&e, &got, &model, context, "", 0, "bye", 3), 0);
+        expect_ids(got, &all);
+        json_decref(context);
+        json_decref(got);
+    }
+    text_ids_free(&all);
+    const struct text_message s[] = {m[0], m[1], {"system", "be", 2}, m[2]};
+    assert_int_equal(text_chat(&e, model.text, &all, s, 4, TEXT_CHAT_ANSWER), 0);
+    json_t *o = json_pack("{s:s,s:s,s:o}", "prompt", "bye", "system", "be", "context", list_of(open.ids, open.n));
+    assert_int_equal(ollama_read(&e, &q, &model, o, false), 0);
+    expect_ids(json_object_get(q.line, "prompt"), &all);
+    json_decref(o);
+    ollama_ask_free(&q);
+    text_ids_free(&all);
+    text_ids_free(&open);
+    text_ids_free(&closed);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_options),  cmocka_unit_test(test_without_effect),
+        cmocka_unit_test(test_messages), cmocka_unit_test(test_logprobs), cmocka_unit_test(test_template),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_load),     cmocka_unit_test(test_raw),
+        cmocka_unit_test(test_context),
+    };
+    return cmocka_run_group_tests(tests, open_model, close_model);
+}
