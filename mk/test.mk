@@ -21,6 +21,11 @@ test-:
 test-%: all unit tools
 	@B=$(B) scripts/run-tests $*
 
+# Clients that people have, against the real services; installs them into the cache folder (several GB with vLLM).
+.PHONY: check-clients
+check-clients: all
+	@B=$(B) scripts/check-clients
+
 # cppcheck 2.10 takes loops that always run once, and a realloc whose result is kept where it fails, for faults; the
 # compiler and the sanitizers watch over both.
 .PHONY: lint

@@ -1,0 +1,161 @@
+"""curl, as people type it: the commands of the README, aimed at the servers under test, and recipes as they are written for
+vLLM and Ollama. Standard library, curl, jq."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import check as c
+from check import check, equal, true
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+MODEL = c.model()
+
+
+def shell(text, timeout=60):
+    """What it prints; must succeed. $URL, $OLLAMA and $MODEL are set."""
+    run = subprocess.run(["bash", "-o", "pipefail", "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                         timeout=timeout, env={**os.environ, "URL": c.URL, "OLLAMA": c.OLLAMA, "MODEL": MODEL})
+    true(run.returncode == 0, f"{text}: exit {run.returncode}: {run.stderr[-300:]} {run.stdout[-300:]}")
+    return run.stdout
+
+
+def commands(text):
+    """The commands with curl of the README's blocks, each in one piece."""
+    found = []
+    for block in re.findall(r"^```(?:console|sh|bash)\n(.*?)^```", text, re.M | re.S):
+        lines = iter(block.splitlines())
+        for line in lines:
+            command = line.removeprefix("$ ")
+            while command.endswith("\\") or command.endswith("|") or command.count("'") % 2:
+                more = next(lines, None)
+                if more is None:
+                    break
+                command += "\n" + more.removeprefix("> ")
+            if re.search(r"\bcurl\b.*(:8000|:11434|localhost)", command):
+                found.append(command)
+    return found
+
+
+@check
+def readme():
+    """the README's own commands"""
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+        found = commands(f.read())
+    true(found, "the README has none")
+    for command in found:
+        here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):8000", c.URL, command)
+        here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):11434", c.OLLAMA, here)
+        true(shell(here).strip(), f"{command}: prints nothing")
+    return f"{len(found)} commands"
+
+
+@check
+def first_byte():
+    """time to the first byte: of a stream it comes long before the last"""
+    body = json.dumps({"model": MODEL, "prompt": "Count:", "max_tokens": 300, "temperature": 0, "stream": True,
+                       "ignore_eos": True})
+    out = shell(f"curl -sfN -o /dev/null -w '%{{time_starttransfer}} %{{time_total}} %{{http_code}}\\n' $URL/v1/completions "
+                f"-H 'Content-Type: application/json' -d '{body}'").split()
+    first, last = float(out[0]), float(out[1])
+    equal(out[2], "200")
+    true(first < last / 2, f"first byte after {first} s of {last} s")
+    return f"{1000 * first:.0f} ms of {1000 * last:.0f} ms"
+
+
+@check
+def vllm_recipes():
+    """recipes written for vLLM"""
+    true(MODEL in shell("curl -sf $URL/v1/models | jq -r '.data[].id'"), "models")
+    equal(json.loads(shell("""curl -sf $URL/v1/completions -H "Content-Type: application/json" -d '{
+        "model": "'$MODEL'", "prompt": "San Francisco is a", "max_tokens": 7, "temperature": 0}'"""))["usage"]["completion_tokens"],
+          7)
+    true(json.loads(shell("""curl -sf $URL/v1/chat/completions -H "Content-Type: application/json" -d '{
+        "model": "'$MODEL'", "messages": [{"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": "Who won the world series in 2020?"}]}'"""))["choices"][0]["message"]["content"], "chat")
+    equal(shell("curl -sf -o /dev/null -w '%{http_code}' $URL/health"), "200")
+    true(json.loads(shell("curl -sf $URL/version"))["version"], "version")
+    equal(shell("""curl -s -o /dev/null -w '%{http_code}' $URL/v1/completions -H 'Content-Type: application/json' -d '{"'"""), "400")
+
+
+@check
+def default_type():
+    """curl -d without a content type is refused in words, or taken"""
+    out = shell("""curl -s -w '\\n%{http_code}' $URL/v1/completions -d '{"prompt": "a", "max_tokens": 1}'""").rsplit("\n", 1)
+    true(out[1] in ("200", "400", "415"), out)
+    true(out[1] == "200" or "content" in json.loads(out[0])["error"]["message"].lower(), out)
+    return out[1]
+
+
+@check
+def events():
+    """the bytes of a stream: `data: `, blank lines, [DONE]"""
+    out = shell("""curl -sfN $URL/v1/chat/completions -H 'Content-Type: application/json' -d '{"model": "'$MODEL'",
+        "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stream": true}'""")
+    parts = out.split("\n\n")
+    true(all(p.startswith("data: ") and "\n" not in p for p in parts[:-1]) and parts[-1] == "", out)
+    equal(parts[-2], "data: [DONE]")
+    for p in parts[:-2]:
+        json.loads(p[6:])
+
+
+@check
+def ollama_counters():
+    """Ollama's counters through jq"""
+    c.need(c.OLLAMA, "the Ollama surface")
+    name = shell("curl -sf $OLLAMA/api/tags | jq -r '.models[0].name'").strip()
+    begin = time.monotonic()
+    rate = shell(f"""curl -sf $OLLAMA/api/generate -d '{{"model": "{name}", "prompt": "Why is the sky blue?", "stream": false,
+        "options": {{"num_predict": 64, "temperature": 0}}}}' |
+        jq '[.eval_count / .eval_duration * 1e9, .prompt_eval_count, .total_duration]'""")
+    wall = time.monotonic() - begin
+    rate, prompt, total = json.loads(rate)
+    true(1 < rate < 1e5 and prompt > 5 and 0 < total < wall * 1e9, (rate, prompt, total))
+    lines = shell(f"""curl -sfN $OLLAMA/api/chat -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hi"}}],
+        "options": {{"num_predict": 8}}}}' | jq -c '[.done, .eval_count]'""").split()
+    true(len(lines) > 1 and set(lines[:-1]) == {"[false,null]"} and lines[-1].startswith("[true,"), lines)
+    return f"{rate:.0f} tokens/s"
+
+
+@check
+def metrics():
+    """grep on /metrics"""
+    before = float(shell("curl -sf $URL/metrics | grep '^vllm:generation_tokens_total' | awk '{print $2}'"))
+    shell("""curl -sf $URL/v1/completions -H 'Content-Type: application/json' -d '{"model": "'$MODEL'", "prompt": "a",
+        "max_tokens": 9, "ignore_eos": true}'""")
+    after = float(shell("curl -sf $URL/metrics | grep '^vllm:generation_tokens_total' | awk '{print $2}'"))
+    equal(after - before, 9.0)
+    true(shell("curl -sf $URL/metrics | grep -E 'vllm:(num_requests_(running|waiting)|kv_cache_usage_perc)[{ ]'"), "gauges")
+
+
+@check
+def ways():
+    """HTTP/1.0, HEAD, Expect: 100-continue, chunked bodies, one connection for many"""
+    equal(shell("curl -sf -0 -o /dev/null -w '%{http_code}' $URL/v1/models"), "200")
+    equal(shell("curl -sfI -o /dev/null -w '%{http_code} %{size_download}' $URL/health"), "200 0")
+    body = """{"model": "'$MODEL'", "prompt": "a", "max_tokens": 1}"""
+    for option in ("-H 'Expect: 100-continue'", "-H 'Transfer-Encoding: chunked'", "--http1.0",
+                   "-H 'Content-Type: application/json; charset=utf-8'"):
+        header = "" if "Content-Type" in option else "-H 'Content-Type: application/json'"
+        equal(shell(f"curl -sf -o /dev/null -w '%{{http_code}}' {option} {header} -d '{body}' $URL/v1/completions"), "200", option)
+    out = shell("curl -sf -o /dev/null -o /dev/null -o /dev/null -w '%{num_connects}' $URL/health $URL/health $URL/health")
+    equal(out, "100", "new connections of three requests")
+    out = shell("curl -sf -0N $URL/v1/completions -H 'Content-Type: application/json' -d "
+                """'{"model": "'$MODEL'", "prompt": "a", "max_tokens": 3, "stream": true}'""")
+    true("data: [DONE]" in out and "\r\n" not in out, f"a stream over HTTP/1.0: {out}")
+
+
+@check
+def leaves():
+    """curl that is ended in the middle (--max-time) frees its place"""
+    c.quiet()
+    shell("""! curl -s --max-time 1 -o /dev/null $URL/v1/completions -H 'Content-Type: application/json' -d '{"model": "'$MODEL'",
+        "prompt": "a", "max_tokens": 6000, "ignore_eos": true}'""")
+    return f"after {1000 * c.quiet():.0f} ms"
+
+
+if __name__ == "__main__":
+    sys.exit(c.main("curl"))
