@@ -134,7 +134,7 @@ static int frame(struct err *e, struct answer **list, const struct text *t, cons
             r = add_id(e, &b, t, f->req.ids[i]);
         r = r ? r : show(e, &b);
         free(b.p);
-    } else if (f->kind == WIRE_OUT) {
+    } else if (f->kind == WIRE_OUT && !f->out.silent) {
         struct answer *a = answer_of(list, f->out.seq, f->out.index);
         if (!a)
             return err_nomem(e, "answer", sizeof *a);

@@ -264,17 +264,70 @@ static int write_request(struct err *e, struct tokenize *t, const struct ask *a,
     return rc;
 }
 
+/* ---- words that may not be said ---- */
+
+struct rows {
+    struct text_ids ids;
+    uint32_t *lens; /* [2 × words] */
+    uint32_t n;
+};
+
+static void rows_free(struct rows *r)
+{
+    text_ids_free(&r->ids);
+    free(r->lens);
+}
+
+/* The ids of a spelling as one more row. *some: it has ids. */
+static int add_row(struct err *e, struct rows *r, bool *some, const struct text *t, const char *s, size_t n)
+{
+    size_t from = r->ids.n;
+    if (text_encode(e, t, &r->ids, s, n, 0))
+        return e->code;
+    if (r->ids.n > WIRE_BAD_IDS_MAX)
+        return err_set(e, ERR_NO, "bad_words: over %d token ids, the limit", WIRE_BAD_IDS_MAX);
+    *some = r->ids.n > from;
+    if (*some)
+        r->lens[r->n++] = (uint32_t)(r->ids.n - from);
+    return 0;
+}
+
+/* Each word as it is spelt at the beginning of a text and behind a blank. */
+static int bad_words(struct err *e, struct rows *r, const struct tokenize *t, const struct ask *a)
+{
+    char spelt[1 + ASK_BAD_BYTES_MAX] = " ";
+    r->lens = malloc((2 * (size_t)a->n_bad + 1) * sizeof *r->lens);
+    if (!r->lens)
+        return err_nomem(e, "bad words", a->n_bad * sizeof *r->lens);
+    for (uint32_t i = 0; i < a->n_bad; i++) {
+        bool some = false;
+        memcpy(spelt + 1, a->bad[i].p, a->bad[i].n);
+        if (add_row(e, r, &some, t->text, spelt + 1, a->bad[i].n))
+            return e->code;
+        if (!some) /* with a blank before it, only that would be left */
+            return err_set(e, ERR_NO, "bad_words[%u]: the vocabulary cannot spell it", i);
+        if (add_row(e, r, &some, t->text, spelt, 1 + a->bad[i].n))
+            return e->code;
+    }
+    return 0;
+}
+
 int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, uint64_t born_ns)
 {
     uint64_t start_ns = proc_now_ns();
     struct text_ids ids = {0};
+    struct rows rows = {0};
     struct err why = {0};
     int r = 0;
     if (say_unknown(e, t, a, where))
         return e->code;
-    int bad = ask_check_ids(&why, a, t->config.vocab) || encode(&why, &ids, t, a);
+    int bad = ask_check_ids(&why, a, t->config.vocab) || bad_words(&why, &rows, t, a) || encode(&why, &ids, t, a);
     if (!bad)
         truncate_prompt(&ids, a, (uint64_t)t->config.context);
+    a->s.bad_ids = rows.ids.ids;
+    a->s.n_bad_id = (uint32_t)rows.ids.n;
+    a->s.bad_lens = rows.lens;
+    a->s.n_bad = rows.n;
     if (bad || fit(&why, a, t, ids.n)) {
         if (why.code == ERR_SYS)
             r = err_set(e, ERR_SYS, "%s", why.text);
@@ -286,6 +339,7 @@ int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, ui
         r = print_ids(e, t, &ids);
     }
     text_ids_free(&ids);
+    rows_free(&rows);
     return r;
 }
 

@@ -27,6 +27,8 @@ void ask_free(struct ask *a)
     free(a->stop);
     free(a->stop_ids);
     free(a->bias);
+    free(a->allowed);
+    free(a->bad);
     json_decref(a->extra);
     json_decref(a->json);
     *a = (struct ask){0};
@@ -162,7 +164,8 @@ int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const c
     out->stop = NULL;
     out->stop_ids = NULL;
     out->bias = NULL;
-    out->prefix = NULL;
+    out->prefix = out->allowed = NULL;
+    out->bad = NULL;
     out->has_max_tokens = false;
     if (n > ASK_LINE_BYTES_MAX)
         return err_set(e, ERR_NO, "more than %u bytes, the limit of a line", ASK_LINE_BYTES_MAX);
@@ -201,6 +204,10 @@ int ask_check_ids(struct err *e, const struct ask *a, int64_t n_row)
     for (uint32_t i = 0; i < a->s.n_stop_id; i++)
         if (a->s.stop_ids[i] >= n_row)
             return err_set(e, ERR_NO, "stop_token_ids[%u]: id %u, the model has %" PRId64, i, a->s.stop_ids[i], n_row);
+    for (uint32_t i = 0; i < a->s.n_allowed; i++)
+        if (a->s.allowed[i] >= n_row)
+            return err_set(e, ERR_NO, "allowed_token_ids[%u]: id %u, the model has %" PRId64, i, a->s.allowed[i],
+                           n_row);
     for (uint32_t i = 0; i < a->s.n_bias; i++)
         if (a->s.bias[i].id >= n_row)
             return err_set(e, ERR_NO, "logit_bias.%u: the model has %" PRId64 " ids", a->s.bias[i].id, n_row);

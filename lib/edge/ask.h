@@ -20,6 +20,8 @@
 #define ASK_LINE_BYTES_MAX (32u << 20)
 #define ASK_CHOICES_MAX 128
 #define ASK_MESSAGES_MAX 65536
+#define ASK_BAD_WORDS_MAX 1024 /* texts that may not be said */
+#define ASK_BAD_BYTES_MAX 1024 /* of each */
 #define ASK_BIAS_ABS_MAX 100.0
 #define ASK_TEMPERATURE_MAX 10000.0
 
@@ -43,11 +45,13 @@ struct ask {
     enum text_chat_end chat_end; /* ASK_MESSAGES */
     uint32_t *prefix;            /* ids before those of the prompt, which then has no begin token; owned */
     size_t n_prefix;
-    int64_t truncate;       /* keep so many ids of the prompt, its last; -1: as many as max_tokens leaves; 0: all */
-    bool strict_window;     /* a max_tokens of the line that the window does not leave is refused, not cut */
-    bool has_max_tokens;    /* the line has one */
+    int64_t truncate;     /* keep so many ids of the prompt, its last; -1: as many as max_tokens leaves; 0: all */
+    bool strict_window;   /* a max_tokens of the line that the window does not leave is refused, not cut */
+    bool has_max_tokens;  /* the line has one */
+    struct wire_str *bad; /* texts that may not be said: their ids are for who has the vocabulary; owned */
+    uint32_t n_bad;
     uint32_t n;             /* choices */
-    struct wire_sampling s; /* arrays are `stop`, `stop_ids`, `bias` */
+    struct wire_sampling s; /* arrays are `stop`, `stop_ids`, `bias`, `allowed` */
     bool has_seed;
     const char *salt;
     size_t n_salt;
@@ -60,6 +64,7 @@ struct ask {
     struct wire_str *stop;
     uint32_t *stop_ids;
     struct wire_bias *bias;
+    uint32_t *allowed;
     char **joined;
     size_t n_joined;
 };
@@ -74,6 +79,9 @@ void ask_free(struct ask *a);
 
 /* Only the JSON of a line, an object (new reference). Seeds and ids beyond its integers have become texts. */
 int ask_parse(struct err *e, json_t **out, const char *line, size_t n);
+
+/* Whether a field of this name means something here, be it only that it is refused. */
+bool ask_knows(const char *name);
 
 /* The default of everything: greedy, one choice, max_tokens 512. */
 void ask_default(struct ask *a);

@@ -202,6 +202,29 @@ static int f_strict(struct err *e, struct ask *a, struct ask_path *at, const jso
     return field_bool(e, &a->strict_window, at, v);
 }
 
+static int f_keep_stop(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return field_bool(e, &a->s.keep_stop, at, v);
+}
+
+static int f_skip_special(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    bool skip = true;
+    if (field_bool(e, &skip, at, v))
+        return e->code;
+    a->s.special_text = !skip;
+    return 0;
+}
+
+static int f_prompt_logprobs(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    uint32_t n = 0;
+    if (field_u32(e, &n, at, v, 0, WIRE_TOP_MAX))
+        return e->code;
+    a->s.prompt_logprobs = (int32_t)n;
+    return 0;
+}
+
 static int f_truncate(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     int64_t x;
@@ -334,14 +357,11 @@ static int f_refused(struct err *e, struct ask *a, struct ask_path *at, const js
         {"tool_choice", "\"none\""},
         {"response_format", "{\"type\":\"text\"}"},
         {"modalities", "[\"text\"]"},
-        {"include_stop_str_in_output", "false"},
-        {"skip_special_tokens", "true"},
         {"use_beam_search", "false"},
         {"parallel_tool_calls", "true"},
         {"parallel_tool_calls", "false"},
         {"tools", "[]"},
         {"functions", "[]"},
-        {"bad_words", "[]"},
         {"suffix", "\"\""},
         {"chat_template_kwargs", "{}"},
     };
@@ -382,9 +402,14 @@ static const struct field {
     {"seed", f_seed},
     {"stop", field_stop},
     {"stop_token_ids", field_stop_ids},
+    {"include_stop_str_in_output", f_keep_stop},
+    {"skip_special_tokens", f_skip_special},
+    {"allowed_token_ids", field_allowed_ids},
+    {"bad_words", field_bad_words},
     {"ignore_eos", f_ignore_eos},
     {"logprobs", f_logprobs},
     {"top_logprobs", f_top_logprobs},
+    {"prompt_logprobs", f_prompt_logprobs},
     {"echo", f_echo},
     {"add_special_tokens", f_specials},
     {"logit_bias", field_logit_bias},
@@ -400,9 +425,7 @@ static const struct field {
     {"model", f_carried},
     {"user", f_carried},
     {"metadata", f_carried},
-    {"allowed_token_ids", f_refused},
     {"audio", f_refused},
-    {"bad_words", f_refused},
     {"chat_template", f_refused},
     {"chat_template_kwargs", f_refused},
     {"function_call", f_refused},
@@ -411,15 +434,12 @@ static const struct field {
     {"guided_grammar", f_refused},
     {"guided_json", f_refused},
     {"guided_regex", f_refused},
-    {"include_stop_str_in_output", f_refused},
     {"length_penalty", f_refused},
     {"modalities", f_refused},
     {"parallel_tool_calls", f_refused},
     {"prediction", f_refused},
-    {"prompt_logprobs", f_refused},
     {"reasoning_effort", f_refused},
     {"response_format", f_refused},
-    {"skip_special_tokens", f_refused},
     {"structured_outputs", f_refused},
     {"suffix", f_refused},
     {"tool_choice", f_refused},
@@ -458,4 +478,9 @@ int fields_read(struct err *e, struct ask *a, const struct ask_path *at, const j
             return err_nomem(e, "fields", 0);
     }
     return 0;
+}
+
+bool ask_knows(const char *name)
+{
+    return known(name);
 }

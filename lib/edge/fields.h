@@ -19,6 +19,8 @@ int field_bool(struct err *e, bool *out, const struct ask_path *at, const json_t
 
 int field_stop(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 int field_stop_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
+int field_bad_words(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
+int field_allowed_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 int field_prefix_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 int field_logit_bias(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 

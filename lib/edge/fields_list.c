@@ -5,16 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-int field_stop(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+/* One text or a list of them. *out: malloc'd, borrows the texts; none is empty. */
+static int read_texts(struct err *e, struct wire_str **out, uint32_t *n_out, struct ask_path *at, const json_t *v,
+                      size_t most)
 {
     size_t n = json_is_string(v) ? 1 : json_array_size(v);
-    if (!json_is_string(v) && !json_is_array(v))
-        return ask_wrong(e, at, "a text or a list of texts", v);
-    if (n > WIRE_STOPS_MAX)
-        return err_set(e, ERR_NO, "%s: %zu texts, the limit is %d", at->text, n, WIRE_STOPS_MAX);
-    a->stop = calloc(n + 1, sizeof *a->stop);
-    if (!a->stop)
-        return err_nomem(e, "stops", n * sizeof *a->stop);
+    if (n > most)
+        return err_set(e, ERR_NO, "%s: %zu texts, the limit is %zu", at->text, n, most);
+    struct wire_str *texts = calloc(n + 1, sizeof *texts);
+    if (!texts)
+        return err_nomem(e, "texts", n * sizeof *texts);
+    free(*out);
+    *out = texts;
+    *n_out = (uint32_t)n;
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_is_string(v) ? v : json_array_get(v, i);
         size_t was = json_is_string(v) ? at->n : path_index(at, i);
@@ -22,11 +25,41 @@ int field_stop(struct err *e, struct ask *a, struct ask_path *at, const json_t *
             return ask_wrong(e, at, "a text", x);
         if (json_string_length(x) == 0)
             return err_set(e, ERR_NO, "%s: is empty", at->text);
-        a->stop[i] = (struct wire_str){json_string_value(x), json_string_length(x)};
+        texts[i] = (struct wire_str){json_string_value(x), json_string_length(x)};
         path_back(at, was);
     }
+    return 0;
+}
+
+int field_stop(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    if (!json_is_string(v) && !json_is_array(v))
+        return ask_wrong(e, at, "a text or a list of texts", v);
+    int rc = read_texts(e, &a->stop, &a->s.n_stop, at, v, WIRE_STOPS_MAX);
     a->s.stop = a->stop;
-    a->s.n_stop = (uint32_t)n;
+    return rc;
+}
+
+/* What is left without the blanks before it is banned; nothing would be left of blanks alone. */
+int field_bad_words(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    if (!json_is_array(v))
+        return ask_wrong(e, at, "a list of texts", v);
+    if (read_texts(e, &a->bad, &a->n_bad, at, v, ASK_BAD_WORDS_MAX))
+        return e->code;
+    for (uint32_t i = 0; i < a->n_bad; i++) {
+        struct wire_str *w = &a->bad[i];
+        while (w->n && strchr(" \t\r\n", *w->p) && *w->p) {
+            w->p++;
+            w->n--;
+        }
+        size_t was = path_index(at, i);
+        if (!w->n)
+            return err_set(e, ERR_NO, "%s: is blank", at->text);
+        if (w->n > ASK_BAD_BYTES_MAX)
+            return err_set(e, ERR_NO, "%s: %zu bytes, the limit is %d", at->text, w->n, ASK_BAD_BYTES_MAX);
+        path_back(at, was);
+    }
     return 0;
 }
 
@@ -60,6 +93,18 @@ int field_stop_ids(struct err *e, struct ask *a, struct ask_path *at, const json
         return e->code;
     a->s.stop_ids = a->stop_ids;
     a->s.n_stop_id = (uint32_t)n;
+    return 0;
+}
+
+int field_allowed_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    size_t n = 0;
+    if (read_ids(e, &a->allowed, &n, at, v, WIRE_ALLOWED_MAX))
+        return e->code;
+    if (!n)
+        return err_set(e, ERR_NO, "%s: is empty", at->text);
+    a->s.allowed = a->allowed;
+    a->s.n_allowed = (uint32_t)n;
     return 0;
 }
 

@@ -17,14 +17,20 @@ struct reply *reply_new(uint64_t seq, uint32_t index)
     return a;
 }
 
+static void lp_free(struct reply_lp *l)
+{
+    json_decref(l->tokens);
+    json_decref(l->logprobs);
+    json_decref(l->top);
+    json_decref(l->offset);
+}
+
 void reply_free(struct reply *a)
 {
     if (!a)
         return;
-    json_decref(a->tokens);
-    json_decref(a->logprobs);
-    json_decref(a->top);
-    json_decref(a->offset);
+    lp_free(&a->lp);
+    lp_free(&a->prompt_lp);
     free(a->text);
     free(a->ids);
     free(a);
@@ -124,28 +130,28 @@ static json_t *best_of(const struct wire_logprob *lp, const struct text *vocab)
     return o;
 }
 
-static int add_logprob(struct err *e, struct reply *a, const struct wire_logprob *lp, const struct text *vocab)
+static int add_logprob(struct err *e, struct reply_lp *l, const struct wire_logprob *lp, const struct text *vocab)
 {
-    if (!a->tokens) {
-        a->tokens = json_array();
-        a->logprobs = json_array();
-        a->top = json_array();
-        a->offset = json_array();
+    if (!l->tokens) {
+        l->tokens = json_array();
+        l->logprobs = json_array();
+        l->top = json_array();
+        l->offset = json_array();
     }
-    if (json_array_append_new(a->tokens, reply_token(vocab, lp->id)) ||
-        json_array_append_new(a->logprobs, number(lp->logprob)) || json_array_append_new(a->top, best_of(lp, vocab)) ||
-        json_array_append_new(a->offset, json_integer((json_int_t)a->n_char)))
+    if (json_array_append_new(l->tokens, reply_token(vocab, lp->id)) ||
+        json_array_append_new(l->logprobs, number(lp->logprob)) || json_array_append_new(l->top, best_of(lp, vocab)) ||
+        json_array_append_new(l->offset, json_integer((json_int_t)l->n_char)))
         return err_nomem(e, "log-probabilities", 0);
-    a->n_char += characters(vocab, lp->id);
+    l->n_char += characters(vocab, lp->id);
     return 0;
 }
 
 int reply_add(struct err *e, struct reply *a, const struct wire_out *o, const struct text *vocab)
 {
-    if (add_text(e, a, o->text.p, o->text.n) || add_ids(e, a, o->ids, o->n_id))
+    if (!o->silent && (add_text(e, a, o->text.p, o->text.n) || add_ids(e, a, o->ids, o->n_id)))
         return e->code;
     for (uint32_t i = 0; i < o->n_lp; i++)
-        if (add_logprob(e, a, &o->lp[i], vocab))
+        if (add_logprob(e, o->silent ? &a->prompt_lp : &a->lp, &o->lp[i], vocab))
             return e->code;
     return 0;
 }
@@ -232,12 +238,12 @@ static json_t *ids_json(const struct reply *a)
     return v;
 }
 
-static json_t *logprobs_json(const struct reply *a)
+static json_t *logprobs_json(const struct reply_lp *l)
 {
-    if (!a->tokens)
+    if (!l->tokens)
         return json_null();
-    return json_pack("{s:O,s:O,s:O,s:O}", "tokens", a->tokens, "token_logprobs", a->logprobs, "top_logprobs", a->top,
-                     "text_offset", a->offset);
+    return json_pack("{s:O,s:O,s:O,s:O}", "tokens", l->tokens, "token_logprobs", l->logprobs, "top_logprobs", l->top,
+                     "text_offset", l->offset);
 }
 
 static json_t *stop_json(const struct wire_end *w)
@@ -258,10 +264,14 @@ static json_t *times_json(const struct wire_end *w)
 }
 
 /* Fields of the request come last and never replace one of the answer. */
-static int finish(struct err *e, json_t **out, json_t *o, const json_t *extra)
+static int finish(struct err *e, json_t **out, json_t *o, const struct reply *a, const json_t *extra)
 {
     if (!o)
         return err_nomem(e, "answer", 0);
+    if (a->prompt_lp.tokens && json_object_set_new(o, "prompt_logprobs", logprobs_json(&a->prompt_lp))) {
+        json_decref(o);
+        return err_nomem(e, "answer", 0);
+    }
     if (extra && json_object_update_missing(o, (json_t *)extra)) {
         json_decref(o);
         return err_nomem(e, "answer", 0);
@@ -277,8 +287,8 @@ int reply_json(struct err *e, json_t **out, const struct reply *a, const struct 
     json_t *o = json_pack("{s:o,s:o,s:o,s:o,s:s,s:o,s:o,s:o,s:o,s:n}", "id", text_json(w->id.p, w->id.n), "index",
                           u64(a->index), "text", text_json(a->text, a->n_text), "token_ids", ids_json(a),
                           "finish_reason", wire_reason_name(w->reason), "stop_reason", stop_json(w), "logprobs",
-                          logprobs_json(a), "usage", usage, "timings", times_json(w), "error");
-    return finish(e, out, o, extra);
+                          logprobs_json(&a->lp), "usage", usage, "timings", times_json(w), "error");
+    return finish(e, out, o, a, extra);
 }
 
 int reply_error_json(struct err *e, json_t **out, const struct reply *a, const struct wire_error *w,
@@ -286,9 +296,9 @@ int reply_error_json(struct err *e, json_t **out, const struct reply *a, const s
 {
     json_t *o = json_pack("{s:o,s:o,s:o,s:o,s:s,s:n,s:o,s:n,s:n,s:{s:o,s:i}}", "id", text_json(w->id.p, w->id.n),
                           "index", u64(a->index), "text", text_json(a->text, a->n_text), "token_ids", ids_json(a),
-                          "finish_reason", "error", "stop_reason", "logprobs", logprobs_json(a), "usage", "timings",
-                          "error", "message", text_json(w->text.p, w->text.n), "code", (int)w->code);
-    return finish(e, out, o, extra);
+                          "finish_reason", "error", "stop_reason", "logprobs", logprobs_json(&a->lp), "usage",
+                          "timings", "error", "message", text_json(w->text.p, w->text.n), "code", (int)w->code);
+    return finish(e, out, o, a, extra);
 }
 
 int reply_extra(struct err *e, json_t **out, uint32_t *n_choice, const struct wire_extra *x)

@@ -21,8 +21,10 @@ struct reply {
     size_t n_text, cap_text;
     uint32_t *ids;
     size_t n_id, cap_id;
-    json_t *tokens, *logprobs, *top, *offset; /* NULL until a log-probability comes */
-    uint64_t n_char;                          /* characters of the tokens with log-probabilities so far */
+    struct reply_lp {
+        json_t *tokens, *logprobs, *top, *offset; /* NULL until a log-probability comes */
+        uint64_t n_char;                          /* characters of the tokens with log-probabilities so far */
+    } lp, prompt_lp;                              /* prompt_lp: of a prompt that is not in the text */
 };
 
 struct reply *reply_new(uint64_t seq, uint32_t index); /* NULL: no memory */

@@ -88,6 +88,8 @@ static int open_out(struct err *e, struct answer *a)
     bool stops = a->n + 1 >= a->p.min_tokens;
     int rc =
         text_out_new(e, &a->out, a->t, context, n, (const char *const *)a->stop, a->stop_len, stops ? a->p.n_stop : 0);
+    if (!rc)
+        text_out_show(a->out, a->p.keep_stop, a->p.special_text);
     free(context);
     return rc;
 }
@@ -172,12 +174,15 @@ int answer_push(struct err *e, struct answer *a, uint32_t id, const char **text,
     if (rc)
         return rc;
     *end = ANSWER_OPEN;
-    text_out_push(a->out, id, text, n_text, &a->stop_index);
     for (size_t i = 0; !early && i < a->p.n_stop_id; i++)
         if (a->stop_ids[i] == id)
             *end = ANSWER_STOP_ID;
     if (!early && *end == ANSWER_OPEN && !a->p.ignore_eos && text_is_end(a->t, id))
         *end = ANSWER_STOP_EOS;
+    *text = "";
+    *n_text = 0;
+    if (*end == ANSWER_OPEN || a->p.keep_stop)
+        text_out_push(a->out, id, text, n_text, &a->stop_index);
     if (a->stop_index >= 0) {
         *end = ANSWER_STOP_TEXT;
         return 0; /* what follows the match is dropped */

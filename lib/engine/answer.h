@@ -14,7 +14,8 @@
 struct answer_params {
     uint32_t max_tokens, min_tokens; /* max_tokens >= 1; no end token, stop id or stop string before min_tokens */
     bool ignore_eos;
-    const char *const *stop; /* [n_stop] copied */
+    bool keep_stop, special_text; /* what the text has, see text_out_show; of a stop id its text too */
+    const char *const *stop;      /* [n_stop] copied */
     const size_t *stop_len;
     size_t n_stop;
     const uint32_t *stop_ids; /* [n_stop_id] copied */
@@ -29,7 +30,8 @@ int answer_new(struct err *e, struct answer **out, const struct text *t, const s
                const uint32_t *prompt, size_t n_prompt);
 void answer_free(struct answer *a);
 
-/* Takes the next id. *text: bytes safe to show, borrowed until the next call. */
+/* Takes the next id. The one that ends the answer as an end token or stop id has no text. *text: bytes safe to show,
+ * borrowed until the next call. */
 int answer_push(struct err *e, struct answer *a, uint32_t id, const char **text, size_t *n_text, enum answer_end *end);
 
 /* The index of the stop string that matched (ANSWER_STOP_TEXT). */

@@ -256,7 +256,33 @@ static uint32_t draw(const struct candidate *c, int64_t n, double u)
 /* Bias, bans and penalties: what the request changes about the model's own logits. */
 static bool changes(const struct sample_params *p, int64_t n_ban)
 {
-    return p->n_bias || n_ban || p->repetition_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0;
+    return p->n_bias || n_ban || p->n_allowed || p->n_bad || p->repetition_penalty != 1 || p->presence_penalty != 0 ||
+           p->frequency_penalty != 0;
+}
+
+/* The last id of each row whose others are the newest of the answer. */
+static void ban_rows(float *x, int64_t n_token, const struct sample_params *p, const uint32_t *answer, int64_t n_answer)
+{
+    const uint32_t *row = p->bad_ids;
+    for (uint32_t i = 0; i < p->n_bad; row += p->bad_lens[i++]) {
+        int64_t before_it = (int64_t)p->bad_lens[i] - 1;
+        if (before_it > n_answer || row[before_it] >= n_token)
+            continue;
+        if (!before_it || !memcmp(answer + n_answer - before_it, row, (size_t)before_it * sizeof *row))
+            x[row[before_it]] = -INFINITY;
+    }
+}
+
+static void allow_only(struct sampler *s, float *x, int64_t n_token, const uint32_t *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] < n_token)
+            s->e[ids[i]] = x[ids[i]];
+    for (int64_t i = 0; i < n_token; i++)
+        x[i] = -INFINITY;
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] < n_token)
+            x[ids[i]] = s->e[ids[i]];
 }
 
 static void change(struct sampler *s, float *x, int64_t n_token, const struct sample_params *p, const uint32_t *prompt,
@@ -269,6 +295,9 @@ static void change(struct sampler *s, float *x, int64_t n_token, const struct sa
     for (int64_t i = 0; i < n_ban; i++)
         if (ban[i] < n_token)
             x[ban[i]] = -INFINITY;
+    ban_rows(x, n_token, p, answer, n_answer);
+    if (p->n_allowed)
+        allow_only(s, x, n_token, p->allowed, p->n_allowed);
 }
 
 int sample(struct err *e, struct sampler *s, struct sample_result *out, float *x, int64_t n_token,

@@ -29,6 +29,11 @@ struct sample_params {
     float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0: off */
     const struct sample_bias *bias;
     uint32_t n_bias;
+    const uint32_t *allowed; /* n_allowed 0: all */
+    uint32_t n_allowed;
+    const uint32_t *bad_ids,
+        *bad_lens; /* [n_bad] rows, each of at least one id: its last is not chosen behind its others */
+    uint32_t n_bad;
     int32_t logprobs; /* -1: none; N best beside the chosen one, at most SAMPLE_TOP_MAX */
 };
 

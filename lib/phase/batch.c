@@ -137,9 +137,9 @@ void batch_sequence(struct batch *b, struct request *q, int64_t most)
 static int score(struct err *e, struct batch *b, struct request *q, const float *x, int64_t at, int tid)
 {
     struct sample_result r;
-    int rc = sample_logprob(e, b->s->sampler[tid], &r, x, q->r->ids[at], q->sp.logprobs);
+    int rc = sample_logprob(e, b->s->sampler[tid], &r, x, q->r->ids[at], q->pos.n_top);
     if (!rc)
-        logprob_of(&q->pos.lp[at], q->pos.top + at * q->sp.logprobs, &r);
+        logprob_of(&q->pos.lp[at], q->pos.top + at * q->pos.n_top, &r);
     return rc;
 }
 

@@ -131,7 +131,7 @@ static int speak(struct err *e, struct decode *d, struct request *q, bool *done)
         *done = false;
         return 0;
     }
-    if (q->r->s.echo && !q->echoed) {
+    if (shows_prompt(q) && !q->echoed) {
         int rc = echo(e, d, q);
         if (rc)
             return rc;
@@ -210,7 +210,7 @@ static int step(struct err *e, struct decode *d, struct request **active, int64_
         if (q->err.code)
             rc = fail(e, d, q);
         else if (batch_sampled(d->s.batch, i)) {
-            if (!q->begun && q->r->s.echo && !q->echoed) {
+            if (!q->begun && shows_prompt(q) && !q->echoed) {
                 rc = echo(e, d, q);
                 q->echoed = true;
             }

@@ -252,7 +252,7 @@ static int keep_prompt(struct err *e, struct request *q, const struct wire_kv *k
     if (k->n_prompt != q->pos.n)
         return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %u prompt log-probabilities, %u are due",
                        (unsigned long long)k->seq, k->index, k->n_prompt, q->pos.n);
-    uint32_t n_top = (uint32_t)q->sp.logprobs;
+    uint32_t n_top = (uint32_t)q->pos.n_top;
     for (uint32_t i = 0; i < k->n_prompt; i++) {
         struct wire_logprob *lp = &q->pos.lp[i];
         *lp = k->prompt[i];

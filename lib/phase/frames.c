@@ -35,12 +35,22 @@ enum wire_reason reason_of(enum answer_end end)
     return end == ANSWER_LENGTH ? WIRE_LENGTH : WIRE_STOP;
 }
 
+bool shows_prompt(const struct request *q)
+{
+    return q->r->s.echo || q->pos.n;
+}
+
+static const void *spelling(const struct text *t, const struct wire_req *r, uint32_t id, size_t *n)
+{
+    return r->s.special_text && text_is_control(t, id) ? (const void *)text_entry(t, id, n) : text_piece(t, id, n);
+}
+
 /* The pieces of the prompt's ids as one. */
 static int prompt_text(struct err *e, char **out, size_t *n_out, const struct text *t, const struct wire_req *r)
 {
     size_t n = 0, k;
     for (uint32_t i = 0; i < r->n_id; i++) {
-        (void)text_piece(t, r->ids[i], &k);
+        (void)spelling(t, r, r->ids[i], &k);
         n += k;
     }
     char *text = malloc(n + 1);
@@ -48,7 +58,7 @@ static int prompt_text(struct err *e, char **out, size_t *n_out, const struct te
         return err_nomem(e, "a prompt's text", n);
     size_t at = 0;
     for (uint32_t i = 0; i < r->n_id; i++, at += k) {
-        const uint8_t *p = text_piece(t, r->ids[i], &k);
+        const void *p = spelling(t, r, r->ids[i], &k);
         if (k)
             memcpy(text + at, p, k);
     }
@@ -61,7 +71,7 @@ int echo_frame(struct err *e, struct wire_frame *out, char **text, const struct 
 {
     size_t n = 0;
     *text = NULL;
-    int rc = prompt_text(e, text, &n, s->text, q->r);
+    int rc = q->r->s.echo ? prompt_text(e, text, &n, s->text, q->r) : 0;
     *out = (struct wire_frame){.kind = WIRE_OUT};
     out->out = (struct wire_out){.seq = q->r->seq,
                                  .index = q->r->index,
@@ -71,7 +81,8 @@ int echo_frame(struct err *e, struct wire_frame *out, char **text, const struct 
                                  .text = {*text, n},
                                  .lp = q->pos.lp,
                                  .n_lp = q->pos.n,
-                                 .prompt = true};
+                                 .prompt = true,
+                                 .silent = !q->r->s.echo};
     return rc;
 }
 

@@ -28,6 +28,12 @@ static int check_ids(struct err *e, const struct stage *s, const struct wire_req
     for (uint32_t i = 0; i < r->s.n_bias; i++)
         if (r->s.bias[i].id >= n)
             return err_set(e, ERR_NO, "logit bias id %u is not in the model's %u", r->s.bias[i].id, n);
+    for (uint32_t i = 0; i < r->s.n_allowed; i++)
+        if (r->s.allowed[i] >= n)
+            return err_set(e, ERR_NO, "allowed id %u is not in the model's %u", r->s.allowed[i], n);
+    for (uint32_t i = 0; i < r->s.n_bad_id; i++)
+        if (r->s.bad_ids[i] >= n)
+            return err_set(e, ERR_NO, "id %u of a bad word is not in the model's %u", r->s.bad_ids[i], n);
     return 0;
 }
 
@@ -69,6 +75,11 @@ static int copy_params(struct err *e, struct request *q)
         .frequency_penalty = w->frequency_penalty,
         .bias = q->bias,
         .n_bias = w->n_bias,
+        .allowed = w->allowed,
+        .n_allowed = w->n_allowed,
+        .bad_ids = w->bad_ids,
+        .bad_lens = w->bad_lens,
+        .n_bad = w->n_bad,
         .logprobs = w->logprobs,
     };
     return 0;
@@ -77,14 +88,16 @@ static int copy_params(struct err *e, struct request *q)
 static int want_positions(struct err *e, struct request *q)
 {
     const struct wire_sampling *w = &q->r->s;
-    if (!w->echo || w->logprobs < 0)
+    int32_t most = w->echo && w->logprobs > w->prompt_logprobs ? w->logprobs : w->prompt_logprobs;
+    if (most < 0)
         return 0;
-    size_t n = q->r->n_id, n_top = (size_t)w->logprobs;
+    size_t n = q->r->n_id, n_top = (size_t)most;
     q->pos.lp = calloc(n, sizeof *q->pos.lp);
     q->pos.top = malloc((n * n_top + 1) * sizeof *q->pos.top);
     if (!q->pos.lp || !q->pos.top)
         return err_nomem(e, "prompt log-probabilities", n * (sizeof *q->pos.lp + n_top * sizeof *q->pos.top));
     q->pos.n = q->r->n_id;
+    q->pos.n_top = most;
     q->pos.lp[0] = (struct wire_logprob){.id = q->r->ids[0], .logprob = __builtin_nanf("")};
     q->want_prompt = true;
     return 0;
@@ -107,6 +120,8 @@ static int open_answer(struct err *e, struct request *q, const struct stage *s)
     struct answer_params p = {.max_tokens = q->max_new,
                               .min_tokens = w->min_tokens,
                               .ignore_eos = w->ignore_eos,
+                              .keep_stop = w->keep_stop,
+                              .special_text = w->special_text,
                               .stop = stop,
                               .stop_len = len,
                               .n_stop = w->n_stop,

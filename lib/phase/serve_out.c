@@ -115,7 +115,7 @@ int out_echo(struct err *e, struct serve *v, struct task *o)
 {
     struct wire_frame f;
     char *text = NULL;
-    if (o->q->echoed || !o->q->r->s.echo)
+    if (o->q->echoed || !shows_prompt(o->q))
         return 0;
     o->q->echoed = true;
     int rc = echo_frame(e, &f, &text, &v->s, o->q);

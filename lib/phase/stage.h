@@ -54,7 +54,8 @@ int stage_check_hello(struct err *e, const struct stage *s, const struct wire_he
 struct positions {           /* log-probabilities of prompt positions */
     struct wire_logprob *lp; /* [n_id] */
     struct wire_top *top;    /* [n_id][n_top] */
-    uint32_t n;
+    uint32_t n;              /* 0: not asked for */
+    int32_t n_top;
 };
 
 struct request {
@@ -130,8 +131,9 @@ const struct engine_chunk *batch_chunk(const struct batch *b, int64_t i);
 /* The err frame of a request that failed; borrows from q. */
 void error_frame(struct wire_frame *out, const struct request *q);
 enum wire_reason reason_of(enum answer_end end);
-/* The prompt itself, for echo: its ids, text, and log-probabilities. *text: malloc'd, in any case; the rest borrows
- * from q. */
+/* The prompt itself, where any of it is to be shown: its ids; with echo its text; its log-probabilities. *text:
+ * malloc'd, in any case; the rest borrows from q. */
+bool shows_prompt(const struct request *q);
 int echo_frame(struct err *e, struct wire_frame *out, char **text, const struct stage *s, const struct request *q);
 /* The end of an answer without spans and load_ns; borrows from q. */
 void end_frame(struct wire_frame *out, const struct request *q, enum answer_end end);

@@ -28,6 +28,7 @@ struct text_out {
     char *buf;                 /* held text, then new text */
     size_t n_given, n_held;
     int stopped;
+    bool keep_stop, control;
 };
 
 /* The bytes at the end of the prompt that begin a character without ending it. */
@@ -108,7 +109,8 @@ int text_out_new(struct err *e, struct text_out **out, const struct text *t, con
     size_t longest = 0;
     int r = copy_stops(e, o, &longest, stop, stop_len, n_stop);
     /* Held text is shorter than a stop; each byte of a piece and of a broken character gives at most one U+FFFD. */
-    size_t cap = longest + 3 * (t->n_piece_max + 4) + 4;
+    size_t n_max = t->n_piece_max > t->n_entry_max ? t->n_piece_max : t->n_entry_max;
+    size_t cap = longest + 3 * (n_max + 4) + 4;
     o->buf = r == 0 ? malloc(cap) : NULL;
     if (r == 0 && o->buf == NULL)
         r = err_nomem(e, "answer", cap);
@@ -130,6 +132,12 @@ void text_out_free(struct text_out *o)
     free(o->fail_cells);
     free(o->buf);
     free(o);
+}
+
+void text_out_show(struct text_out *o, bool keep_stop, bool control)
+{
+    o->keep_stop = keep_stop;
+    o->control = control;
 }
 
 /* One byte more of one stop; true where it is complete. */
@@ -155,7 +163,7 @@ static void add_byte(struct text_out *o, size_t *n, uint8_t c)
     for (size_t i = 0; i < o->n_stop; i++)
         if (stop_advance(&o->stop[i], c) && (o->stopped < 0 || o->stop[i].n > o->stop[o->stopped].n))
             o->stopped = (int)i;
-    if (o->stopped >= 0)
+    if (o->stopped >= 0 && !o->keep_stop)
         *n -= o->stop[o->stopped].n;
 }
 
@@ -204,7 +212,8 @@ static size_t keep_held(struct text_out *o)
 void text_out_push(struct text_out *o, uint32_t id, const char **safe, size_t *n_safe, int *stopped)
 {
     size_t n_piece, n = keep_held(o), held = 0;
-    const uint8_t *p = text_piece(o->t, id, &n_piece);
+    const uint8_t *p = o->control && text_is_control(o->t, id) ? (const uint8_t *)text_entry(o->t, id, &n_piece)
+                                                               : text_piece(o->t, id, &n_piece);
     for (size_t i = 0; i < n_piece && o->stopped < 0; i++)
         take_byte(o, &n, p[i]);
     for (size_t i = 0; o->stopped < 0 && i < o->n_stop; i++)

@@ -91,6 +91,9 @@ struct text_out; /* one answer's state; not thread-safe */
 int text_out_new(struct err *e, struct text_out **out, const struct text *t, const uint32_t *prompt, size_t n_prompt,
                  const char *const *stop, const size_t *stop_len, size_t n_stop);
 void text_out_free(struct text_out *o);
+/* Before the first push. keep_stop: the stop string is part of the text; control: so are the spellings of control
+ * tokens, which have no text otherwise. Both are false at first. */
+void text_out_show(struct text_out *o, bool keep_stop, bool control);
 
 /* Takes one generated id. Gives the bytes that are safe to show now (whole characters; nothing that may be the start of
  * a stop string), borrowed until the next call. *stopped: index of the stop string that is complete, or -1; the text

@@ -79,10 +79,16 @@ static const struct wire_field req_fields[] = {
     F32(wire_req, "frequency_penalty", s.frequency_penalty, -1e6, 1e6),
     BOOL(wire_req, "ignore_eos", s.ignore_eos),
     BOOL(wire_req, "echo", s.echo),
+    BOOL(wire_req, "keep_stop", s.keep_stop),
+    BOOL(wire_req, "special_text", s.special_text),
     INT(wire_req, "logprobs", TY_I32, s.logprobs, -1, WIRE_TOP_MAX, .def = -1),
+    INT(wire_req, "prompt_logprobs", TY_I32, s.prompt_logprobs, -1, WIRE_TOP_MAX, .def = -1),
     LIST(wire_req, "stop", TY_STRS, s.stop, s.n_stop, WIRE_STOPS_MAX),
     LIST(wire_req, "stop_ids", TY_IDS, s.stop_ids, s.n_stop_id, WIRE_STOP_IDS_MAX),
     LIST(wire_req, "bias", TY_TUPLES, s.bias, s.n_bias, WIRE_BIAS_MAX, .rec = &bias_rec),
+    LIST(wire_req, "allowed", TY_IDS, s.allowed, s.n_allowed, WIRE_ALLOWED_MAX),
+    LIST(wire_req, "bad_ids", TY_IDS, s.bad_ids, s.n_bad_id, WIRE_BAD_IDS_MAX),
+    LIST(wire_req, "bad_lens", TY_IDS, s.bad_lens, s.n_bad, WIRE_BAD_MAX),
     BIN(wire_req, "digests", digests, 0, WIRE_IDS_MAX),
     BIN(wire_req, "salt", salt, 0, WIRE_SALT_BYTES_MAX),
     INT(wire_req, "priority", TY_I32, priority, INT32_MIN, INT32_MAX),
@@ -121,6 +127,7 @@ static const struct wire_field out_fields[] = {
     STR(wire_out, "text", text, WIRE_STR_BYTES_MAX),
     LIST(wire_out, "lp", TY_TUPLES, lp, n_lp, WIRE_IDS_MAX, .rec = &logprob_rec),
     BOOL(wire_out, "prompt", prompt),
+    BOOL(wire_out, "silent", silent),
     U32(wire_out, "at", at),
 };
 
@@ -327,6 +334,21 @@ int wire_check_name(struct err *e, const char *kind, const struct wire_field *f,
     return wire_bad(e, kind, f, at, "a name is of printable ASCII only");
 }
 
+/* Their rows are walked without a further check. */
+static int check_bad(struct err *e, const char *kind, const struct wire_sampling *s)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < s->n_bad; i++) {
+        if (!s->bad_lens[i])
+            return err_set(e, ERR_PROTO, "%s frame: field bad_lens: 0 at place %u, a row has at least 1 id", kind, i);
+        sum += s->bad_lens[i];
+    }
+    if (sum != s->n_bad_id)
+        return err_set(e, ERR_PROTO, "%s frame: field bad_lens: its sum is %llu, there are %u bad_ids", kind,
+                       (unsigned long long)sum, s->n_bad_id);
+    return 0;
+}
+
 int wire_check_frame(struct err *e, const struct wire_frame *f)
 {
     const char *kind = wire_kind_name(f->kind);
@@ -335,6 +357,7 @@ int wire_check_frame(struct err *e, const struct wire_frame *f)
         if (f->req.digests.n && f->req.digests.n != want)
             return err_set(e, ERR_PROTO, "%s frame: field digests: %zu bytes, must be 0 or %zu for %u ids", kind,
                            f->req.digests.n, want, f->req.n_id);
+        return check_bad(e, kind, &f->req.s);
     } else if (f->kind == WIRE_OUT) {
         if (f->out.n_lp && f->out.n_lp != f->out.n_id)
             return err_set(e, ERR_PROTO, "%s frame: field lp: %u elements, must be 0 or %u, one an id", kind,

@@ -24,7 +24,7 @@
 
 #include "err/err.h"
 
-#define WIRE_VERSION 3
+#define WIRE_VERSION 4
 
 /* Limits; a decoder refuses more, before it allocates. */
 #define WIRE_FRAME_BYTES_MAX (256u << 20) /* a whole frame */
@@ -34,7 +34,10 @@
 #define WIRE_STOPS_MAX 64
 #define WIRE_STOP_IDS_MAX 1024
 #define WIRE_BIAS_MAX 4096
-#define WIRE_TOP_MAX 64 /* top log-probabilities of a position */
+#define WIRE_ALLOWED_MAX (1u << 20) /* ids that alone may be chosen */
+#define WIRE_BAD_MAX 2048           /* rows of ids that may not be said */
+#define WIRE_BAD_IDS_MAX 65536      /* ids of all of them */
+#define WIRE_TOP_MAX 64             /* top log-probabilities of a position */
 #define WIRE_SPANS_MAX 256
 #define WIRE_DEPTH_MAX 16
 #define WIRE_NAME_BYTES_MAX 64 /* a name: of a program, a stage, a host, a type; printable ASCII */
@@ -154,13 +157,24 @@ struct wire_sampling {
     float min_p;
     float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0: off */
     bool ignore_eos, echo;
-    int32_t logprobs; /* -1: none; N: of the chosen token and the N best */
+    bool keep_stop;          /* the text has the stop text, or the text of the stop id, that ended it */
+    bool special_text;       /* the text has the spelling of control tokens */
+    int32_t logprobs;        /* -1: none; N: of the chosen token and the N best */
+    int32_t prompt_logprobs; /* the same for the prompt, whose text is shown with echo alone; with echo and logprobs the
+                                greater of the two counts */
     const struct wire_str *stop;
     uint32_t n_stop;
     const uint32_t *stop_ids;
     uint32_t n_stop_id;
     const struct wire_bias *bias;
     uint32_t n_bias;
+    const uint32_t *allowed; /* no others are chosen; none: any */
+    uint32_t n_allowed;
+    const uint32_t *bad_ids; /* rows of ids, one behind the other: the last of a row is not chosen where the others are
+                                the newest of the answer */
+    uint32_t n_bad_id;
+    const uint32_t *bad_lens; /* of each row, at least 1; their sum is n_bad_id */
+    uint32_t n_bad;
 };
 
 struct wire_req {   /* tok and open */
@@ -209,7 +223,7 @@ struct wire_kv { /* the prompt is done; its first token */
     uint32_t n_token; /* prompt tokens whose KV was sent */
     bool has_first;   /* false where max_tokens is 0 */
     struct wire_logprob first;
-    const struct wire_logprob *prompt; /* with echo and logprobs: one a prompt token */
+    const struct wire_logprob *prompt; /* where those of the prompt are asked for: one a token */
     uint32_t n_prompt;
     uint32_t cached; /* prompt tokens that were not computed */
     uint64_t load_ns;
@@ -227,7 +241,9 @@ struct wire_out { /* a piece of an answer */
     struct wire_str text;          /* safe to show; may be empty while ids are not */
     const struct wire_logprob *lp; /* with logprobs: one an id */
     uint32_t n_lp;
-    bool prompt; /* ids, text and lp are the prompt's (echo) */
+    bool prompt; /* ids, text and lp are the prompt's */
+    bool silent; /* with prompt: it is no part of the answer, only its lp were asked for (prompt_logprobs without echo)
+                  */
     uint32_t at; /* services: place of the first id in the answer (0: not said), so that a token that came already is
                     known */
     struct wire_extra extra;

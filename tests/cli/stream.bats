@@ -5,7 +5,7 @@ setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
 }
 
-hello='{"k":"hello","version":3,"from":"decode"}'
+hello='{"k":"hello","version":4,"from":"decode"}'
 bye='{"k":"bye","from":"decode","n_ok":"1","n_error":"0"}'
 out() { jq -cn --arg s "$1" --argjson i "$2" --arg t "$3" '{k:"out",seq:$s,index:$i,id:("r"+$s),ids:[1],text:$t}'; }
 end() { # SEQ INDEX [more fields]
@@ -91,6 +91,16 @@ J
         [ "$(jq -c '.tokens[1:],.token_logprobs' got | paste -sd' ')" = '[" the","<|im_end|>"] [null,-0.5,-2]' ]
     [ "$(jq -c '.top_logprobs' got)" = '[null,{" the":-0.5,"<|im_end|>":-1.5},{}]' ]
     [ "$(jq -c '.text_offset|length' got)" = 3 ]
+}
+
+@test "log-probabilities of a prompt that is not echoed stand apart" {
+    ids=$(tokenize --raw --ids -p ' the')
+    send "$hello" '{"k":"out","seq":"0","index":0,"id":"r0","ids":[5,'"$ids"'],"prompt":true,"silent":true,"lp":[[5,null,[]],['"$ids"',-0.25,[]]]}' \
+        '{"k":"out","seq":"0","index":0,"id":"r0","ids":['"$ids"'],"text":" the"}' "$(end 0 0)" "$bye" > s
+    stream --jsonl < s | jq -e '.text==" the" and .logprobs==null and (.token_ids|length)==1
+        and .prompt_logprobs.token_logprobs==[null,-0.25] and .prompt_logprobs.tokens[1]==" the"'
+    [ "$(stream < s)" = " the" ]
+    [ "$(tokenize -d < s)" = " the" ]
 }
 
 @test "a failed request is named on stderr, is a line of its own with --jsonl, and makes the status 1" {

@@ -260,6 +260,23 @@ T
         has 'select(.k=="err").text=="line 1: continue_final_message: needs add_generation_prompt to be false"'
 }
 
+@test "bad_words become rows of ids with and without a blank; allowed_token_ids are checked" {
+    word() { tokenize --raw --ids -p "$1" | tr ' ' ,; }
+    jsonl '{"prompt":"a","bad_words":["  rain","of the"],"allowed_token_ids":[5,49151]}' > out
+    a=$(word rain) b=$(word ' rain') c=$(word 'of the') d=$(word ' of the')
+    has "select(.k==\"tok\")|.bad_ids==[$a,$b,$c,$d] and .allowed==[5,49151]
+        and .bad_lens==([[$a],[$b],[$c],[$d]]|map(length))" < out
+    jsonl '{"prompt":"a","allowed_token_ids":[5,49152]}' '{"prompt":"a","bad_words":["\u0004"]}' |
+        jq -r 'select(.k=="err").text' > text
+    cat > want << 'T'
+line 1: allowed_token_ids[1]: id 49152, the model has 49152
+line 2: bad_words[0]: the vocabulary cannot spell it
+T
+    diff want text
+    jsonl '{"prompt":"a","skip_special_tokens":false,"include_stop_str_in_output":true,"prompt_logprobs":3}' |
+        has 'select(.k=="tok")|.special_text and .keep_stop and .prompt_logprobs==3 and (has("bad_ids")|not)'
+}
+
 @test "digests: one for each 32 tokens, chained, by the salt" {
     d() { jsonl "$1" | jq -r 'select(.k=="tok").digests|if type=="string" then . else "" end'; }
     a=$(d "$(jq -cn '{prompt:[range(1;70)]}')")

@@ -36,6 +36,16 @@ static void use(const struct ask *a)
     }
     for (uint32_t i = 0; i < a->s.n_stop_id; i++)
         sum += a->s.stop_ids[i];
+    for (uint32_t i = 0; i < a->s.n_allowed; i++)
+        sum += a->s.allowed[i];
+    for (size_t i = 0; i < a->n_prefix; i++)
+        sum += a->prefix[i];
+    assert(a->truncate >= -1 && a->s.prompt_logprobs >= -1 && a->s.prompt_logprobs <= WIRE_TOP_MAX);
+    for (uint32_t i = 0; i < a->n_bad; i++) {
+        assert(a->bad[i].n > 0 && a->bad[i].n <= ASK_BAD_BYTES_MAX);
+        for (size_t k = 0; k < a->bad[i].n; k++)
+            sum += (uint8_t)a->bad[i].p[k];
+    }
     for (uint32_t i = 0; i < a->s.n_bias; i++)
         assert(fabsf(a->s.bias[i].bias) <= (float)ASK_BIAS_ABS_MAX);
     struct err e;

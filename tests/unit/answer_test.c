@@ -89,8 +89,10 @@ static void stop_ids(void **state)
     assert_int_equal(two.n, 1);
     struct answer_params p = {.max_tokens = 99, .stop_ids = two.ids, .n_stop_id = 1, .ignore_eos = true};
     struct said r = say(p, " one two three", UINT32_MAX);
-    assert_int_equal(r.end, ANSWER_STOP_ID);
+    assert_said(r, " one", ANSWER_STOP_ID); /* as vLLM: a stop token is told by stop_reason, not by the text */
     assert_int_equal(r.pushed, 2);
+    p.keep_stop = true; /* include_stop_str_in_output */
+    assert_said(say(p, " one two three", UINT32_MAX), " one two", ANSWER_STOP_ID);
     p.min_tokens = 2;
     assert_int_equal(say(p, " one two three", UINT32_MAX).end, ANSWER_OPEN);
     text_ids_free(&two);
@@ -115,6 +117,38 @@ static void stop_strings(void **state)
     assert_int_equal(say(p, " F G H I J", UINT32_MAX).end, ANSWER_OPEN);
     r = say(p, " F G H I J H I K", UINT32_MAX);
     assert_said(r, " F G H I J ", ANSWER_STOP_TEXT);
+}
+
+/* include_stop_str_in_output: the stop string is shown, and nothing behind it; also where the text begins anew at
+ * min_tokens. */
+static void kept_stops(void **state)
+{
+    (void)state;
+    const char *stop[] = {"G H"};
+    const size_t len[] = {3};
+    struct answer_params p = {.max_tokens = 99, .keep_stop = true, .stop = stop, .stop_len = len, .n_stop = 1};
+    assert_said(say(p, " F G Hello", UINT32_MAX), " F G H", ANSWER_STOP_TEXT);
+    p.min_tokens = 4;
+    assert_said(say(p, " F G H I J G H K", UINT32_MAX), " F G H I J G H", ANSWER_STOP_TEXT);
+}
+
+/* skip_special_tokens false: control tokens have the spelling of the file. */
+static void control_spelt(void **state)
+{
+    (void)state;
+    struct answer_params p = {.max_tokens = 99, .special_text = true, .ignore_eos = true};
+    assert_said(say(p, " one two", eos), " one two<|im_end|>", ANSWER_OPEN);
+    p.ignore_eos = false;
+    assert_said(say(p, " one two", eos), " one two", ANSWER_STOP_EOS); /* as vLLM */
+    p.keep_stop = true;
+    assert_said(say(p, " one two", eos), " one two<|im_end|>", ANSWER_STOP_EOS);
+    const char *stop[] = {"|im_"};
+    const size_t len[] = {4};
+    p = (struct answer_params){.max_tokens = 99, .special_text = true, .ignore_eos = true};
+    p.stop = stop;
+    p.stop_len = len;
+    p.n_stop = 1;
+    assert_said(say(p, " one", eos), " one<", ANSWER_STOP_TEXT);
 }
 
 static void banned(void **state)
@@ -163,8 +197,9 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(limit),        cmocka_unit_test(end_tokens), cmocka_unit_test(stop_ids),
-        cmocka_unit_test(stop_strings), cmocka_unit_test(banned),
+        cmocka_unit_test(limit),         cmocka_unit_test(end_tokens), cmocka_unit_test(stop_ids),
+        cmocka_unit_test(stop_strings),  cmocka_unit_test(banned),     cmocka_unit_test(kept_stops),
+        cmocka_unit_test(control_spelt),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

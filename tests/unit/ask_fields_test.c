@@ -60,6 +60,24 @@ static void test_types(void **state)
         {"{\"prompt\":\"x\",\"prefix_token_ids\":[1,-1]}", "prefix_token_ids[1]: expected"},
         {"{\"prompt\":\"x\",\"prefix_token_ids\":[4294967296]}", "prefix_token_ids[0]: expected"},
         {"{\"prompt\":\"x\",\"prefix_token_ids\":\"1\"}", "prefix_token_ids: expected a list of token ids"},
+        {"{\"prompt\":\"x\",\"allowed_token_ids\":[5,6]}", NULL},
+        {"{\"prompt\":\"x\",\"allowed_token_ids\":null}", NULL},
+        {"{\"prompt\":\"x\",\"allowed_token_ids\":[]}", "allowed_token_ids: is empty"},
+        {"{\"prompt\":\"x\",\"allowed_token_ids\":{\"5\":1}}", "allowed_token_ids: expected a list of token ids"},
+        {"{\"prompt\":\"x\",\"allowed_token_ids\":[5,\"6\"]}", "allowed_token_ids[1]: expected"},
+        {"{\"prompt\":\"x\",\"bad_words\":[]}", NULL},
+        {"{\"prompt\":\"x\",\"bad_words\":[\" rain\",\"a b\"]}", NULL},
+        {"{\"prompt\":\"x\",\"bad_words\":\"rain\"}", "bad_words: expected a list of texts"},
+        {"{\"prompt\":\"x\",\"bad_words\":[\"rain\",5]}", "bad_words[1]: expected a text, got 5"},
+        {"{\"prompt\":\"x\",\"bad_words\":[\"\"]}", "bad_words[0]: is empty"},
+        {"{\"prompt\":\"x\",\"bad_words\":[\"a\",\" \\n\"]}", "bad_words[1]: is blank"},
+        {"{\"prompt\":\"x\",\"skip_special_tokens\":false,\"include_stop_str_in_output\":true}", NULL},
+        {"{\"prompt\":\"x\",\"skip_special_tokens\":0}", "skip_special_tokens: expected true or false"},
+        {"{\"prompt\":\"x\",\"include_stop_str_in_output\":\"a\"}", "include_stop_str_in_output: expected true"},
+        {"{\"prompt\":\"x\",\"prompt_logprobs\":0}", NULL},
+        {"{\"prompt\":\"x\",\"prompt_logprobs\":65}", "prompt_logprobs: expected a whole number from 0 to 64"},
+        {"{\"prompt\":\"x\",\"prompt_logprobs\":-1}", "prompt_logprobs: expected"},
+        {"{\"prompt\":\"x\",\"prompt_logprobs\":true}", "prompt_logprobs: expected"},
         {"{\"url\":\"/v1/completions\",\"body\":{\"prompt\":\"x\",\"strict_window\":7}}", "body.strict_window: "},
     };
     CHECK(rows);
@@ -114,12 +132,61 @@ static void test_values(void **state)
     ask_free(&a);
 }
 
+static void test_masks(void **state)
+{
+    (void)state;
+    struct err e;
+    struct ask a;
+    assert_int_equal(
+        read_line(&e, &a,
+                  "{\"prompt\":[1],\"allowed_token_ids\":[9,8],\"bad_words\":[\" \\tof  it\"],"
+                  "\"skip_special_tokens\":false,\"include_stop_str_in_output\":true,\"prompt_logprobs\":3}"),
+        0);
+    assert_int_equal(a.s.n_allowed, 2);
+    assert_int_equal(a.s.allowed[1], 8);
+    assert_int_equal(a.n_bad, 1);
+    assert_int_equal(a.bad[0].n, 6);
+    assert_memory_equal(a.bad[0].p, "of  it", 6);
+    assert_true(a.s.special_text && a.s.keep_stop && a.s.prompt_logprobs == 3);
+    assert_int_equal(ask_check_ids(&e, &a, 9), ERR_NO);
+    assert_non_null(strstr(e.text, "allowed_token_ids[0]: id 9, the model has 9"));
+    ask_free(&a);
+    assert_int_equal(read_line(&e, &a, "{\"prompt\":\"x\"}"), 0);
+    assert_true(!a.s.special_text && !a.s.keep_stop && a.s.prompt_logprobs == -1 && !a.s.n_allowed && !a.n_bad);
+    ask_free(&a);
+}
+
+/* One more than each limit. */
+static void test_limits(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *field, *one;
+        size_t n;
+    } most[] = {{"allowed_token_ids", "1", WIRE_ALLOWED_MAX}, {"bad_words", "\"a\"", ASK_BAD_WORDS_MAX}};
+    for (size_t i = 0; i < sizeof most / sizeof *most; i++)
+        for (size_t more = 0; more < 2; more++) {
+            struct err e;
+            struct ask a;
+            size_t n = most[i].n + more, n_one = strlen(most[i].one);
+            char *line = malloc(n * (n_one + 1) + 100), *p = line;
+            p += sprintf(p, "{\"prompt\":\"x\",\"%s\":[", most[i].field);
+            for (size_t k = 0; k < n; k++, *p++ = k < n ? ',' : ']')
+                p = (char *)memcpy(p, most[i].one, n_one) + n_one;
+            memcpy(p, "}", 2);
+            assert_int_equal(read_line(&e, &a, line), more ? ERR_NO : 0);
+            if (more)
+                assert_non_null(strstr(e.text, "the limit is"));
+            ask_free(&a);
+            free(line);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_types),
-        cmocka_unit_test(test_end_of_a_chat),
-        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_types), cmocka_unit_test(test_end_of_a_chat), cmocka_unit_test(test_values),
+        cmocka_unit_test(test_masks), cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

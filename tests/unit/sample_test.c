@@ -290,6 +290,88 @@ static void masks_and_temperatures(void **state)
     }
 }
 
+static uint32_t behind(const struct sample_params *p, const uint32_t *answer, int64_t n_answer, uint64_t position)
+{
+    static float copy[VOCAB];
+    struct err e;
+    struct sample_result r;
+    memcpy(copy, x, sizeof x);
+    assert_int_equal(sample(&e, s, &r, copy, VOCAB, p, NULL, 0, answer, n_answer, NULL, 0, position), 0);
+    return r.id;
+}
+
+/* allowed_token_ids: the same tokens as from logits that are -inf everywhere else, and all ids are the same as none. */
+static void only_allowed_ids_are_chosen(void **state)
+{
+    (void)state;
+    static uint32_t all[VOCAB], every_third[2 * VOCAB / 3 + 2];
+    static float was[VOCAB];
+    uint32_t n = 0;
+    draw_logits(11);
+    memcpy(was, x, sizeof x);
+    for (uint32_t i = 0; i < VOCAB; i++)
+        all[i] = VOCAB - 1 - i;
+    for (uint32_t i = 0; i < VOCAB; i += 3)
+        for (int twice = 0; twice < 2; twice++)
+            every_third[n++] = i;
+    static const float t[] = {0, 0.7f, 3};
+    for (int k = 0; k < 3; k++) {
+        struct sample_params p = plain(t[k]), q = p, r = p;
+        p.top_p = q.top_p = r.top_p = 0.9f;
+        q.allowed = all;
+        q.n_allowed = VOCAB;
+        r.allowed = every_third;
+        r.n_allowed = n;
+        for (uint64_t i = 0; i < 50; i++) {
+            memcpy(x, was, sizeof x);
+            assert_int_equal(one(&p, VOCAB, i), one(&q, VOCAB, i));
+            uint32_t masked = one(&r, VOCAB, i);
+            assert_int_equal(masked % 3, 0);
+            for (int id = 0; id < VOCAB; id++)
+                x[id] = id % 3 ? -INFINITY : was[id];
+            assert_int_equal(masked, one(&p, VOCAB, i));
+        }
+    }
+    memcpy(x, was, sizeof x);
+    struct sample_params p = plain(1); /* S02, M09: what is no entry is not chosen, though it is allowed */
+    const uint32_t past[] = {5, VOCAB - 1, UINT32_MAX};
+    p.allowed = past;
+    p.n_allowed = 3;
+    for (uint64_t i = 0; i < 20; i++)
+        assert_int_equal(one(&p, VOCAB - 1, i), 5);
+    struct err e;
+    struct sample_result r;
+    p.allowed = past + 1;
+    p.n_allowed = 2;
+    assert_int_equal(sample(&e, s, &r, x, VOCAB - 1, &p, NULL, 0, NULL, 0, NULL, 0, 0), ERR_NO);
+}
+
+/* bad_words as vLLM applies them: the last id of a row is masked where the ids before it end the answer so far. */
+static void rows_are_not_completed(void **state)
+{
+    (void)state;
+    draw_logits(12);
+    x[100] = 20;
+    x[200] = 19;
+    x[300] = 18;
+    const uint32_t ids[] = {100, 7, 8, 200, UINT32_MAX, 7, 300}, lens[] = {1, 3, 1, 2};
+    struct sample_params p = plain(0);
+    p.bad_ids = ids;
+    p.bad_lens = lens;
+    p.n_bad = 4;
+    const uint32_t said[] = {8, 7, 8, 7};
+    assert_int_equal(behind(&p, said, 0, 0), 200);     /* 100 is a row alone */
+    assert_int_equal(behind(&p, said + 2, 1, 0), 200); /* not enough before it */
+    assert_int_equal(behind(&p, said, 3, 0), 300);     /* 8 7 8, then not 200 */
+    assert_int_equal(behind(&p, said + 1, 2, 0), 300);
+    assert_int_equal(behind(&p, said, 2, 0), 200); /* 8 7 */
+    x[200] = 0;
+    assert_true(behind(&p, said, 4, 0) != 300); /* 7, then not 300 */
+    p.temperature = 2;
+    for (uint64_t i = 0; i < 100; i++)
+        assert_true(behind(&p, said, 0, i) != 100);
+}
+
 static void counter(void **state)
 {
     (void)state;
@@ -339,6 +421,8 @@ int main(void)
         cmocka_unit_test(penalties),
         cmocka_unit_test(bans_and_no_way_out),
         cmocka_unit_test(masks_and_temperatures),
+        cmocka_unit_test(only_allowed_ids_are_chosen),
+        cmocka_unit_test(rows_are_not_completed),
         cmocka_unit_test(counter),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

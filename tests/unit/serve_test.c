@@ -533,6 +533,22 @@ static void add_requests(void)
     j->r.s.echo = true;
     j->r.s.logprobs = 0;
     add_job(long_prompt, 1)->r.s.logprobs = 0;
+    add_job(long_prompt, 8)->r.s.prompt_logprobs = 4;
+    j = add_job(long_prompt, 1); /* as harnesses score continuations */
+    j->r.s.echo = true;
+    j->r.s.logprobs = 1;
+    static const uint32_t allowed[] = {28, 30, 260, 284, 418, 5}, bad[] = {260, 28, 284, 30}, lens[] = {1, 2, 1};
+    j = add_job(long_prompt, 24);
+    j->r.s.allowed = allowed;
+    j->r.s.n_allowed = 6;
+    j->r.s.bad_ids = bad;
+    j->r.s.n_bad_id = 4;
+    j->r.s.bad_lens = lens;
+    j->r.s.n_bad = 3;
+    j->r.s.temperature = 0.8f;
+    j->r.s.seed = 5;
+    j->r.s.logprobs = 1;
+    j->r.s.special_text = j->r.s.keep_stop = true;
     for (int i = 0; i < n_job; i++)
         seal(&jobs[i]);
 }

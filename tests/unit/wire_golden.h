@@ -12,20 +12,22 @@
 #include "wire/wire.h"
 
 static const char gold_hello[] =
-    "85a16b01a776657273696f6e03a466726f6da770726566696c6ca5766f63616282a26670c420000102030405060708090a0b"
+    "85a16b01a776657273696f6e04a466726f6da770726566696c6ca5766f63616282a26670c420000102030405060708090a0b"
     "0c0d0e0f101112131415161718191a1b1c1d1e1fa16ecdc000a26b7687a56d6f64656cc4206465666768696a6b6c6d6e6f70"
     "7172737475767778797a7b7c7d7e7f80818283a474797065a4696e7438a56172697468a56370752d31a66c61796f7574a563"
     "70752d31a76e5f6c617965721ea96e5f6b765f6865616403a8686561645f64696d40";
 static const char gold_tok[] =
-    "de001ba16b02a3736571cf0000010000000000a5696e64657801a26964a3722d31a369647398007fcc80ccffcd0100cdffff"
+    "de0021a16b02a3736571cf0000010000000000a5696e64657801a26964a3722d31a369647398007fcc80ccffcd0100cdffff"
     "ce00010000ceffffffffa473656564cfffffffffffffffffaa6d61785f746f6b656e7310aa6d696e5f746f6b656e7302ab74"
     "656d7065726174757265ca3f000000a5746f705f6b28a5746f705f70ca3f400000a56d696e5f70ca3e800000b27265706574"
     "6974696f6e5f70656e616c7479ca3fc00000b070726573656e63655f70656e616c7479cabf000000b16672657175656e6379"
-    "5f70656e616c7479ca40000000aa69676e6f72655f656f73c3a46563686fc3a86c6f6770726f627305a473746f7092a20a0a"
-    "a3454e44a873746f705f6964739202cd012ca462696173929207cac2c8000092ce00011170ca3fc00000a473616c74c40200"
-    "ffa87072696f72697479fda7626f726e5f6e7301a76c6f61645f6e7302a57370616e739188a57374616765a8746f6b656e69"
-    "7a65a4686f7374a168a37069644da97175657565645f6e7301a873746172745f6e7302a6656e645f6e7303a6746f6b656e73"
-    "08a562797465735aa5785f6e657781a1619301c0cabfc00000";
+    "5f70656e616c7479ca40000000aa69676e6f72655f656f73c3a46563686fc3a96b6565705f73746f70c3ac7370656369616c"
+    "5f74657874c3a86c6f6770726f627305af70726f6d70745f6c6f6770726f627302a473746f7092a20a0aa3454e44a873746f"
+    "705f6964739202cd012ca462696173929207cac2c8000092ce00011170ca3fc00000a7616c6c6f7765649203ce00011170a7"
+    "6261645f6964739305cd025807a86261645f6c656e73920102a473616c74c40200ffa87072696f72697479fda7626f726e5f"
+    "6e7301a76c6f61645f6e7302a57370616e739188a57374616765a8746f6b656e697a65a4686f7374a168a37069644da97175"
+    "657565645f6e7301a873746172745f6e7302a6656e645f6e7303a6746f6b656e7308a562797465735aa5785f6e657781a161"
+    "9301c0cabfc00000";
 static const char gold_blk[] =
     "89a16b04a373657103a5696e64657800a5626c6f636b09a56c6179657204a76e5f6c6179657202a76e5f746f6b656e20a373"
     "756dcf0123456789abcdefa464617461c404aabbccdd";
@@ -77,6 +79,7 @@ static void golden_hello(struct wire_hello *h)
 static void golden_req(struct wire_req *r)
 {
     static const uint32_t ids[] = {0, 127, 128, 255, 256, 65535, 65536, UINT32_MAX}, stop_ids[] = {2, 300};
+    static const uint32_t allowed[] = {3, 70000}, bad_ids[] = {5, 600, 7}, bad_lens[] = {1, 2};
     static const struct wire_str stop[] = {{"\n\n", 2}, {"END", 3}};
     static const struct wire_bias bias[] = {{7, -100}, {70000, 1.5f}};
     static const struct wire_span span[] = {{.stage = {"tokenize", 8},
@@ -107,13 +110,22 @@ static void golden_req(struct wire_req *r)
                                   .frequency_penalty = 2,
                                   .ignore_eos = true,
                                   .echo = true,
+                                  .keep_stop = true,
+                                  .special_text = true,
                                   .logprobs = 5,
+                                  .prompt_logprobs = 2,
                                   .stop = stop,
                                   .n_stop = 2,
                                   .stop_ids = stop_ids,
                                   .n_stop_id = 2,
                                   .bias = bias,
-                                  .n_bias = 2};
+                                  .n_bias = 2,
+                                  .allowed = allowed,
+                                  .n_allowed = 2,
+                                  .bad_ids = bad_ids,
+                                  .n_bad_id = 3,
+                                  .bad_lens = bad_lens,
+                                  .n_bad = 2};
     r->salt = (struct wire_bytes){salt, 2};
     r->priority = -3;
     r->born_ns = 1;

@@ -30,8 +30,8 @@ static void assert_in(const char *text, const char *part)
 
 /* SHA-256 of wire_schema(). When this test fails the table has changed: raise WIRE_VERSION, then put the new hash here.
  */
-#define SCHEMA_VERSION 3
-#define SCHEMA_SHA256 "1164b7013b2d9b8a5a2229881c1eada75e529a470ab54bd5a6472a900cadc247"
+#define SCHEMA_VERSION 4
+#define SCHEMA_SHA256 "b31bbef7de9c0807307ad0f80c59db3a59fb41a86e0c1db1f60ed41cbd2937d8"
 
 static void schema_is_of_its_version(void **state)
 {
@@ -183,6 +183,7 @@ static void defaults_are_what_the_contract_says(void **state)
     assert_true(s.temperature == 0 && s.top_k == 0 && s.top_p == 1 && s.min_p == 0 && s.repetition_penalty == 1);
     assert_true(s.presence_penalty == 0 && s.frequency_penalty == 0 && s.max_tokens == UINT32_MAX);
     assert_true(s.logprobs == -1 && !s.ignore_eos && !s.echo && !s.n_stop && !s.n_bias && !s.n_stop_id && !s.seed);
+    assert_true(s.prompt_logprobs == -1 && !s.keep_stop && !s.special_text && !s.n_allowed && !s.n_bad && !s.n_bad_id);
 }
 
 /* Bytes written by hand from the msgpack specification. */
@@ -205,7 +206,7 @@ static void refuses(void **state)
         {"84a16b09a466726f6d05a46e5f6f6b01a76e5f6572726f7200", "an unsigned integer where a str should be"},
         {"84a16b09a466726f6da10aa46e5f6f6b01a76e5f6572726f7200", "printable ASCII"},
         {"84a16b09a466726f6da161a46e5f6f6bffa76e5f6572726f7200", "a negative integer where"},
-        {"83a16b01a776657273696f6e01a466726f6da161", "wire version 1, this program of 3"},
+        {"83a16b01a776657273696f6e01a466726f6da161", "wire version 1, this program of 4"},
         {"85a16b02a373657100a5696e64657800a26964a0a3696473dd10000000", "more elements than bytes are left"},
         {"85a16b02a373657100a5696e64657800a26964a0a369647391cf0000000100000000", "4294967296 is outside"},
         {"86a16b02a373657100a5696e64657800a26964a0a36964739001c0", "where a str should be"},
@@ -222,6 +223,17 @@ static void refuses(void **state)
         {"86a16b02a373657100a5696e64657800a26964a0a369647390a86c6f6770726f6273fe", "-2 is outside -1 to 64"},
         {"86a16b02a373657100a5696e64657800a26964a0a369647390a46269617391920100", ""},
         {"86a16b02a373657100a5696e64657800a26964a0a369647390a4626961739191010000", "bias must be an array of 2"},
+        /* bad_ids [5], bad_lens [2]; bad_ids [5], bad_lens [0, 1]; lengths whose sum is 2^32 + 1 */
+        {"87a16b02a373657100a5696e64657800a26964a0a369647390a76261645f6964739105a86261645f6c656e739102",
+         "field bad_lens: its sum is 2, there are 1 bad_ids"},
+        {"87a16b02a373657100a5696e64657800a26964a0a369647390a76261645f6964739105a86261645f6c656e73920001",
+         "field bad_lens: 0 at place 0"},
+        {"87a16b02a373657100a5696e64657800a26964a0a369647390a76261645f6964739105a86261645f6c656e7392ceffffffff02",
+         "its sum is 4294967297, there are 1"},
+        {"86a16b02a373657100a5696e64657800a26964a0a369647390a76261645f6964739105", "its sum is 0, there are 1"},
+        {"86a16b02a373657100a5696e64657800a26964a0a369647390a7616c6c6f776564dd00100001", "more elements than bytes"},
+        {"86a16b02a373657100a5696e64657800a26964a0a369647390af70726f6d70745f6c6f6770726f627341",
+         "65 is outside -1 to 64"},
         {"89a16b04a373657103a5696e64657800a5626c6f636b09a56c6179657204a76e5f6c6179657202a76e5f746f6b656e21",
          "33 is outside 1 to 32"},
         {"83a16b04a464617461c400a373657103", "field data: it must come last"},
@@ -284,6 +296,21 @@ static void encoding_keeps_the_limits_too(void **state)
     f.req.id.n = WIRE_ID_BYTES_MAX + 1;
     assert_int_equal(wire_encode(&e, &out, &n, &f), ERR_PROTO);
     assert_in(e.text, "1025 bytes, the limit is 1024");
+    uint32_t *ids = calloc(WIRE_ALLOWED_MAX + 1, sizeof *ids);
+    f.req.id.n = 0;
+    f.req.s.allowed = ids;
+    f.req.s.n_allowed = WIRE_ALLOWED_MAX + 1;
+    assert_int_equal(wire_encode(&e, &out, &n, &f), ERR_PROTO);
+    assert_in(e.text, "field allowed: 1048577 elements, the limit is 1048576");
+    f.req.s.n_allowed = WIRE_ALLOWED_MAX;
+    OK(wire_encode(&e, &out, &n, &f));
+    free(out);
+    f.req.s.n_allowed = 0;
+    f.req.s.bad_ids = ids;
+    f.req.s.n_bad_id = 1;
+    assert_int_equal(wire_encode(&e, &out, &n, &f), ERR_PROTO);
+    assert_in(e.text, "field bad_lens: its sum is 0, there are 1");
+    free(ids);
     f = (struct wire_frame){.kind = (enum wire_kind)77};
     assert_int_equal(wire_encode(&e, &out, &n, &f), ERR_PROTO);
 }
