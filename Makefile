@@ -31,6 +31,8 @@ $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(ARCH) -MMD -MP -c -o $@ $<
 
+$(B)/obj/lib/api/openai_spec.o: lib/api/openapi.json
+
 $(LIB): $(LIB_OBJ)
 	@mkdir -p $(@D)
 	@rm -f $@

@@ -261,6 +261,7 @@ static int step(struct err *e, struct loop *l, struct pollfd *p)
     struct api *a = l->a;
     uint64_t since;
     int rc = gateway_step(e, a->gateway, 0);
+    call_flush_all(a);
     rc = rc ? rc : http_step(e, a->http);
     if (p[2].revents || !watch_next_ms(a->watch))
         watch_step(a->watch);

@@ -104,6 +104,8 @@ struct call_ops {
     /* A choice failed; before anything was sent it is a status, later an error in the stream. All of the call is
      * cancelled after it, and `done` follows. */
     void (*fail)(struct call *c, uint32_t line, uint32_t choice, const struct call_error *why);
+    /* After call_later: all that came at once has been told. What is written here leaves together. May be NULL. */
+    void (*flush)(struct call *c);
     /* All have ended: the last of the answer is to be written and http_end or http_reply called. */
     void (*done)(struct call *c);
     /* The state, however it ended; also when the client has gone, without `done` before. */
@@ -116,6 +118,7 @@ struct call_ops {
 int call_start(struct err *e, struct call **out, struct api *a, struct http_request *r, const struct call_ops *ops,
                void *state, const json_t *const *line, uint32_t n_line, uint32_t n, struct call_error *why);
 void call_cancel(struct call *c); /* what runs is cancelled; done follows */
+void call_later(struct call *c);  /* flush is called before the loop waits again; done is not preceded by it */
 void *call_state(struct call *c);
 struct http_request *call_http(struct call *c);
 struct api *call_api(struct call *c);

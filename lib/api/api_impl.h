@@ -40,6 +40,8 @@ struct call_line {
 
 struct call {
     struct call *prev, *next;
+    struct call *next_later, *prev_later; /* of those that have something to flush */
+    bool later;
     struct api *a;
     struct http_request *r;
     const struct call_ops *ops;
@@ -68,7 +70,7 @@ struct api {
     size_t n_key;
 
     struct call_line *by_seq[API_BUCKETS];
-    struct call *calls;
+    struct call *calls, *later;
     uint64_t next_seq, n_call;
     uint64_t n_waiting, n_running; /* choices without and with a first token */
     bool draining;
@@ -93,6 +95,7 @@ void api_on_read(void *arg, uint64_t seq, const struct wire_req *q);
 void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns);
 void call_gone(struct call *c); /* its client has gone; call_free follows */
 void call_free(struct call *c);
+void call_flush_all(struct api *a);
 void call_fail_all(struct api *a, bool waiting_only, const struct call_error *why);
 
 #endif

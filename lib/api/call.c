@@ -40,10 +40,46 @@ static void hash(struct call_line *l)
 
 /* ---- begin and end ---- */
 
+void call_later(struct call *c)
+{
+    if (c->later)
+        return;
+    c->later = true;
+    c->prev_later = NULL;
+    c->next_later = c->a->later;
+    if (c->next_later)
+        c->next_later->prev_later = c;
+    c->a->later = c;
+}
+
+static void not_later(struct call *c)
+{
+    if (!c->later)
+        return;
+    c->later = false;
+    if (c->prev_later)
+        c->prev_later->next_later = c->next_later;
+    else
+        c->a->later = c->next_later;
+    if (c->next_later)
+        c->next_later->prev_later = c->prev_later;
+}
+
+void call_flush_all(struct api *a)
+{
+    while (a->later) {
+        struct call *c = a->later;
+        not_later(c);
+        if (c->ops->flush)
+            c->ops->flush(c);
+    }
+}
+
 /* When its HTTP request is no more, whatever the end. */
 void call_free(struct call *c)
 {
     struct api *a = c->a;
+    not_later(c);
     for (uint32_t i = 0; i < c->n_line; i++) {
         unhash(&c->line[i]);
         free(c->line[i].choice);

@@ -1,0 +1,207 @@
+/* The OpenAI surface: its routes, and completions from request to answer. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/openai.h"
+
+#define EVENTS "text/event-stream; charset=utf-8"
+#define JSON "application/json"
+
+struct completion {
+    struct openai_ask q;
+    struct openai_reply p;
+    struct openai_no no; /* status not 0: it failed */
+    double retry_s;
+    bool begun; /* headers of the stream have been given */
+};
+
+/* ---- errors ---- */
+
+void openai_error(struct http_request *r, int status, const char *param, double retry_s, const char *text)
+{
+    struct json_write w = {0};
+    char seconds[24];
+    openai_error_write(&w, status, param, text);
+    if (retry_s > 0) {
+        snprintf(seconds, sizeof seconds, "%.0f", retry_s < 1 ? 1 : retry_s);
+        http_add_header(r, "Retry-After", seconds);
+        snprintf(seconds, sizeof seconds, "%.0f", retry_s * 1e3);
+        http_add_header(r, "retry-after-ms", seconds);
+    }
+    http_reply(r, status, JSON, w.p, w.n);
+    json_write_free(&w);
+}
+
+void openai_refuse_reply(struct http_request *r, const struct openai_no *no)
+{
+    openai_error(r, no->status, no->param, 0, no->text);
+}
+
+/* ---- a completion ---- */
+
+/* All that is there leaves in one piece, so that no event is cut by a packet. */
+static void send_out(struct completion *s, struct http_request *r)
+{
+    if (!s->p.out.n)
+        return;
+    if (!s->begun)
+        http_begin(r, 200, EVENTS);
+    s->begun = true;
+    http_write(r, s->p.out.p, s->p.out.n);
+    json_write_clear(&s->p.out);
+}
+
+static void on_prompt(struct call *c, uint32_t line, const struct wire_req *q)
+{
+    struct completion *s = call_state(c);
+    openai_reply_prompt(&s->p, line, q);
+}
+
+static void on_out(struct call *c, uint32_t line, uint32_t choice, const struct wire_out *o)
+{
+    struct completion *s = call_state(c);
+    openai_reply_out(&s->p, line, choice, o);
+    if (s->q.stream)
+        call_later(c);
+}
+
+static void on_end(struct call *c, uint32_t line, uint32_t choice, const struct wire_end *w)
+{
+    struct completion *s = call_state(c);
+    openai_reply_end(&s->p, line, choice, w);
+    if (s->q.stream)
+        call_later(c);
+}
+
+static void on_flush(struct call *c)
+{
+    struct completion *s = call_state(c);
+    openai_reply_flush(&s->p);
+    send_out(s, call_http(c));
+}
+
+/* Of several prompts the one that is wrong is named: "prompt[2]: …". */
+static void on_fail(struct call *c, uint32_t line, uint32_t choice, const struct call_error *why)
+{
+    struct completion *s = call_state(c);
+    (void)choice;
+    s->no.status = why->status;
+    s->retry_s = why->retry_s;
+    if (s->q.n_line > 1 && !strncmp(why->text, "prompt", 6) && (why->text[6] == ':' || why->text[6] == '['))
+        snprintf(s->no.text, sizeof s->no.text, "prompt[%u]%s", line, why->text + 6);
+    else if (s->q.n_line > 1 && why->status == 400)
+        snprintf(s->no.text, sizeof s->no.text, "prompt[%u]: %s", line, why->text);
+    else
+        snprintf(s->no.text, sizeof s->no.text, "%s", why->text);
+    openai_param_of(s->no.param, sizeof s->no.param, s->no.text);
+}
+
+static void fail_stream(struct completion *s)
+{
+    struct json_write *w = &s->p.out;
+    openai_reply_flush(&s->p);
+    json_write_lit(w, "data: ");
+    openai_error_write(w, s->no.status, s->no.param, s->no.text);
+    json_write_lit(w, "\n\ndata: [DONE]\n\n");
+}
+
+static void on_done(struct call *c)
+{
+    struct completion *s = call_state(c);
+    struct http_request *r = call_http(c);
+    if (s->no.status && !s->begun) {
+        openai_error(r, s->no.status, s->no.param, s->retry_s, s->no.text);
+        return;
+    }
+    if (!s->q.stream) {
+        openai_reply_whole(&s->p);
+        if (s->p.out.broken)
+            openai_error(r, 500, NULL, 0, "out of memory");
+        else
+            http_reply(r, 200, JSON, s->p.out.p, s->p.out.n);
+        return;
+    }
+    if (s->no.status)
+        fail_stream(s);
+    else
+        openai_reply_last(&s->p);
+    send_out(s, r);
+    http_end(r);
+}
+
+static void on_free(void *state)
+{
+    struct completion *s = state;
+    openai_reply_close(&s->p);
+    openai_ask_free(&s->q);
+    free(s);
+}
+
+static const struct call_ops ops = {
+    .prompt = on_prompt,
+    .out = on_out,
+    .end = on_end,
+    .fail = on_fail,
+    .flush = on_flush,
+    .done = on_done,
+    .free = on_free,
+};
+
+static void complete(struct api *a, struct http_request *r, bool chat)
+{
+    struct err e = {0};
+    struct call *c;
+    struct call_error why;
+    struct openai_no no = {0};
+    struct completion *s = calloc(1, sizeof *s);
+    if (!s) {
+        openai_error(r, 500, NULL, 0, "out of memory");
+        return;
+    }
+    if (openai_ask_read(&no, &s->q, a, r, chat)) {
+        openai_refuse_reply(r, &no);
+        openai_ask_free(&s->q);
+        free(s);
+        return;
+    }
+    if (openai_reply_open(&e, &s->p, &s->q, api_model(a)->text)) {
+        openai_error(r, 500, NULL, 0, e.text);
+        on_free(s);
+        return;
+    }
+    if (call_start(&e, &c, a, r, &ops, s, (const json_t *const *)s->q.line, s->q.n_line, s->q.n, &why)) {
+        openai_error(r, why.status, NULL, why.retry_s, why.text);
+        on_free(s);
+    }
+}
+
+static void completions(struct api *a, struct http_request *r)
+{
+    complete(a, r, false);
+}
+
+static void chat_completions(struct api *a, struct http_request *r)
+{
+    complete(a, r, true);
+}
+
+/* ---- routes ---- */
+
+const struct api_route openai_routes[] = {
+    {"POST", "/v1/chat/completions", false, chat_completions},
+    {"POST", "/v1/completions", false, completions},
+    {"GET", "/v1/models", false, openai_models},
+    {"GET", "/v1/models/*", false, openai_model},
+    {"POST", "/tokenize", false, openai_tokenize},
+    {"POST", "/detokenize", false, openai_detokenize},
+    {"GET", "/tokenizer_info", false, openai_tokenizer_info},
+    {"GET", "/health", true, openai_health},
+    {"GET", "/live", true, openai_ping},
+    {"GET", "/ping", true, openai_ping},
+    {"POST", "/ping", true, openai_ping},
+    {"GET", "/version", true, openai_version},
+    {"GET", "/load", false, openai_load},
+    {"GET", "/openapi.json", true, openai_spec},
+    {NULL, NULL, false, NULL},
+};

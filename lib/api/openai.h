@@ -1,0 +1,94 @@
+/* Private to lib/api: the OpenAI surface. */
+#ifndef API_OPENAI_H
+#define API_OPENAI_H
+
+#include "api/api.h"
+#include "api/json_write.h"
+
+#define OPENAI_PROMPTS_MAX 1024
+#define OPENAI_TOP_MAX 20 /* log-probabilities of other tokens, as vLLM's default limit */
+
+/* ---- openai_ask.c: a body becomes lines and what the edge itself has to know ---- */
+
+struct openai_ask {
+    bool chat, stream, usage, usage_always; /* usage: a chunk at the end; always: in each */
+    bool logprobs, token_ids, as_ids;       /* as_ids: tokens are spelled token_id:N */
+    bool echo, prompt_logprobs;
+    char id[96];       /* "cmpl-…" */
+    const char *model; /* as the request calls it, a served name */
+    int64_t created;
+    uint32_t n;
+    json_t **line; /* owned, [n_line] */
+    uint32_t n_line;
+    json_t *body; /* owned */
+};
+
+struct openai_no { /* why not */
+    int status;
+    char param[120]; /* "": none */
+    char text[480];
+};
+
+/* 0, or -1 with *no set. `out` may be freed whatever is returned. */
+int openai_ask_read(struct openai_no *no, struct openai_ask *out, struct api *a, const struct http_request *r,
+                    bool chat);
+void openai_ask_free(struct openai_ask *q);
+/* The body of a POST as an object (new reference), or NULL and why. */
+json_t *openai_body(struct openai_no *no, const struct http_request *r);
+int openai_refuse(struct openai_no *no, int status, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/* "messages[0].role" of "messages[0].role: expected …"; "" where the text does not begin so. */
+void openai_param_of(char *out, size_t n, const char *text);
+
+/* ---- openai_reply.c: what comes back as bytes ---- */
+
+struct openai_choice {
+    struct json_write head;                        /* of its events, up to the text */
+    struct json_write text;                        /* escaped: of the event that is open, or of the whole answer */
+    struct json_write tokens, values, top, offset; /* log-probabilities; of chats all in tokens */
+    struct json_write ids, prompt;                 /* token ids; prompt log-probabilities */
+    uint64_t n_char;
+    uint32_t index, n_out;  /* n_out: tokens of the answer */
+    bool open;              /* an event waits for its end: what follows may be the reason */
+    bool begun;             /* its role has been sent */
+    char reason[12];        /* "": none yet */
+    struct json_write stop; /* stop_reason as JSON */
+};
+
+struct openai_reply {
+    const struct openai_ask *q;
+    const struct text *vocab;
+    struct openai_choice *choice; /* [n_line * n] */
+    uint32_t n_choice;
+    uint32_t *n_prompt, *n_cached; /* [n_line] */
+    struct json_write *prompt_ids; /* [n_line] */
+    struct json_write out;         /* events that have not been sent */
+};
+
+int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_ask *q, const struct text *vocab);
+void openai_reply_close(struct openai_reply *p);
+void openai_reply_prompt(struct openai_reply *p, uint32_t line, const struct wire_req *q);
+/* A piece: with `stream` an event in p->out (its end may be left to openai_reply_flush). */
+void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_out *o);
+void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_end *w);
+void openai_reply_flush(struct openai_reply *p); /* ends events that are open */
+void openai_reply_last(struct openai_reply *p);  /* usage and the end mark */
+void openai_reply_whole(struct openai_reply *p); /* the whole answer as one object, into p->out */
+
+/* {"error":…} */
+void openai_error_write(struct json_write *w, int status, const char *param, const char *text);
+
+/* ---- openai_info.c, openai_spec.c: the other routes ---- */
+void openai_models(struct api *a, struct http_request *r);
+void openai_model(struct api *a, struct http_request *r);
+void openai_tokenize(struct api *a, struct http_request *r);
+void openai_detokenize(struct api *a, struct http_request *r);
+void openai_tokenizer_info(struct api *a, struct http_request *r);
+void openai_health(struct api *a, struct http_request *r);
+void openai_ping(struct api *a, struct http_request *r);
+void openai_version(struct api *a, struct http_request *r);
+void openai_load(struct api *a, struct http_request *r);
+void openai_spec(struct api *a, struct http_request *r);
+void openai_refuse_reply(struct http_request *r, const struct openai_no *no);
+
+#endif

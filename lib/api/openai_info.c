@@ -1,0 +1,253 @@
+/* Routes that ask about the server and its vocabulary, not the model. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/openai.h"
+#include "cli/cli.h"
+#include "edge/ask.h"
+#include "edge/reply.h"
+
+#define JSON "application/json"
+#define IDS_MAX (1u << 20)
+
+/* A reference that is given up. */
+static void send_json(struct http_request *r, int status, json_t *o)
+{
+    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    json_decref(o);
+    if (text)
+        http_reply(r, status, JSON, text, strlen(text));
+    else
+        openai_error(r, 500, NULL, 0, "out of memory");
+    free(text);
+}
+
+/* ---- models ---- */
+
+/* root: the name that vllm bench serve takes where it is told no model. */
+static json_t *model_json(const struct api *a, const char *name)
+{
+    const struct api_model *m = api_model(a);
+    return json_pack("{s:s,s:s,s:I,s:s,s:s,s:n,s:I,s:[]}", "id", name, "object", "model", "created",
+                     (json_int_t)m->created, "owned_by", "phasepipe", "root", m->name, "parent", "max_model_len",
+                     (json_int_t)m->context, "permission");
+}
+
+void openai_models(struct api *a, struct http_request *r)
+{
+    size_t n;
+    const char *const *name = api_names(a, &n);
+    json_t *data = json_array();
+    for (size_t i = 0; data && i < n; i++)
+        json_array_append_new(data, model_json(a, name[i]));
+    send_json(r, 200, json_pack("{s:s,s:o}", "object", "list", "data", data));
+}
+
+void openai_model(struct api *a, struct http_request *r)
+{
+    const char *name = http_path(r) + strlen("/v1/models/");
+    char text[300];
+    if (api_serves(a, name, false)) {
+        send_json(r, 200, model_json(a, name));
+        return;
+    }
+    snprintf(text, sizeof text, "The model `%.200s` does not exist.", name);
+    openai_error(r, 404, "model", 0, text);
+}
+
+/* ---- tokens ---- */
+
+static int model_check(struct openai_no *no, const struct api *a, const json_t *o)
+{
+    const json_t *v = json_object_get(o, "model");
+    if (!v || json_is_null(v))
+        return 0;
+    if (!json_is_string(v))
+        return openai_refuse(no, 400, "model", "model: expected a text");
+    if (!api_serves(a, json_string_value(v), false))
+        return openai_refuse(no, 404, "model", "The model `%.200s` does not exist.", json_string_value(v));
+    return 0;
+}
+
+static int flag(struct openai_no *no, bool *out, const json_t *o, const char *name)
+{
+    const json_t *v = json_object_get(o, name);
+    if (!v || json_is_null(v))
+        return 0;
+    if (!json_is_boolean(v))
+        return openai_refuse(no, 400, name, "%s: expected true or false", name);
+    *out = json_is_true(v);
+    return 0;
+}
+
+/* The prompt as a request has it, so that what is counted here is what a completion reads. */
+static int encode(struct openai_no *no, struct text_ids *ids, const struct api *a, const json_t *o)
+{
+    static const char *const names[] = {"prompt", "messages", "add_special_tokens", "add_generation_prompt",
+                                        "continue_final_message"};
+    struct err e = {0};
+    struct ask base, q = {0};
+    json_t *line = json_object();
+    const struct text *t = api_model(a)->text;
+    bool specials = json_object_get(o, "messages") == NULL, generation = true;
+    if (flag(no, &specials, o, "add_special_tokens") || flag(no, &generation, o, "add_generation_prompt")) {
+        json_decref(line);
+        return -1;
+    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (json_object_get(o, names[i]))
+            json_object_set(line, names[i], json_object_get(o, names[i]));
+    char *text = json_dumps(line, JSON_COMPACT);
+    json_decref(line);
+    ask_default(&base);
+    int rc = text ? ask_read(&e, &q, &base, text, strlen(text)) : err_nomem(&e, "a request", 0);
+    free(text);
+    if (!rc && q.kind == ASK_IDS)
+        rc = err_set(&e, ERR_NO, "prompt: expected a text, got token ids");
+    else if (!rc && q.kind == ASK_TEXT)
+        rc = text_encode(&e, t, ids, q.text, q.n_text, specials ? TEXT_BOS : 0);
+    else if (!rc)
+        rc = text_chat(&e, t, ids, q.messages, q.n_message, generation);
+    ask_free(&q);
+    if (!rc)
+        return 0;
+    char param[120];
+    openai_param_of(param, sizeof param, e.text);
+    return openai_refuse(no, rc == ERR_NO ? 400 : 500, param, "%s", e.text);
+}
+
+void openai_tokenize(struct api *a, struct http_request *r)
+{
+    struct openai_no no = {0};
+    struct text_ids ids = {0};
+    struct json_write w = {0};
+    bool strings = false;
+    json_t *o = openai_body(&no, r);
+    if (!o || model_check(&no, a, o) || flag(&no, &strings, o, "return_token_strs") || encode(&no, &ids, a, o)) {
+        openai_refuse_reply(r, &no);
+        json_decref(o);
+        return;
+    }
+    json_write_lit(&w, "{\"count\":");
+    json_write_u64(&w, ids.n);
+    json_write_lit(&w, ",\"max_model_len\":");
+    json_write_u64(&w, api_model(a)->context);
+    json_write_lit(&w, ",\"tokens\":[");
+    for (size_t i = 0; i < ids.n; i++) {
+        if (i)
+            json_write_lit(&w, ",");
+        json_write_u64(&w, ids.ids[i]);
+    }
+    json_write_lit(&w, strings ? "],\"token_strs\":[" : "],\"token_strs\":null}");
+    for (size_t i = 0; strings && i < ids.n; i++) {
+        size_t n = 0;
+        const char *p = text_entry(api_model(a)->text, ids.ids[i], &n);
+        if (i)
+            json_write_lit(&w, ",");
+        json_write_string(&w, p ? p : "", n);
+    }
+    if (strings)
+        json_write_lit(&w, "]}");
+    if (w.broken)
+        openai_error(r, 500, NULL, 0, "out of memory");
+    else
+        http_reply(r, 200, JSON, w.p, w.n);
+    json_write_free(&w);
+    text_ids_free(&ids);
+    json_decref(o);
+}
+
+/* All bytes first: a character may lie across tokens. */
+static int decode(struct openai_no *no, struct json_write *bytes, const struct api *a, const json_t *tokens)
+{
+    size_t n = json_array_size(tokens);
+    if (!json_is_array(tokens))
+        return openai_refuse(no, 400, "tokens", "tokens: expected a list of token ids");
+    if (n > IDS_MAX)
+        return openai_refuse(no, 400, "tokens", "tokens: %zu ids, the limit is %u", n, IDS_MAX);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(tokens, i);
+        size_t len = 0;
+        if (!json_is_integer(v) || json_integer_value(v) < 0 || (uint64_t)json_integer_value(v) >= api_model(a)->vocab)
+            return openai_refuse(no, 400, "tokens", "tokens[%zu]: expected a token id below %llu", i,
+                                 (unsigned long long)api_model(a)->vocab);
+        uint32_t id = (uint32_t)json_integer_value(v);
+        const struct text *t = api_model(a)->text;
+        const char *p = text_is_control(t, id) ? text_entry(t, id, &len) : (const char *)text_piece(t, id, &len);
+        json_write_raw(bytes, p, p ? len : 0);
+    }
+    return 0;
+}
+
+void openai_detokenize(struct api *a, struct http_request *r)
+{
+    struct openai_no no = {0};
+    struct json_write bytes = {0}, w = {0};
+    struct err e;
+    char *text = NULL;
+    size_t n = 0;
+    json_t *o = openai_body(&no, r);
+    if (!o || model_check(&no, a, o) || decode(&no, &bytes, a, json_object_get(o, "tokens"))) {
+        openai_refuse_reply(r, &no);
+    } else if (bytes.broken || text_utf8_repair(&e, &text, &n, bytes.p ? bytes.p : "", bytes.n)) {
+        openai_error(r, 500, NULL, 0, "out of memory");
+    } else {
+        json_write_lit(&w, "{\"prompt\":");
+        json_write_string(&w, text, n);
+        json_write_lit(&w, "}");
+        http_reply(r, 200, JSON, w.p, w.n);
+    }
+    free(text);
+    json_write_free(&bytes);
+    json_write_free(&w);
+    json_decref(o);
+}
+
+static json_t *entry(const struct text *t, bool has, uint32_t id)
+{
+    size_t n = 0;
+    const char *p = has ? text_entry(t, id, &n) : NULL;
+    return p ? json_stringn(p, n) : json_null();
+}
+
+void openai_tokenizer_info(struct api *a, struct http_request *r)
+{
+    const struct api_model *m = api_model(a);
+    uint32_t bos = 0, eos = 0;
+    bool has_bos = text_bos(m->text, &bos), has_eos = text_eos(m->text, &eos);
+    json_t *chat = m->chat_template ? json_string(m->chat_template) : json_null();
+    send_json(r, 200,
+              json_pack("{s:s,s:o,s:o,s:o,s:o,s:I,s:I}", "tokenizer_class", "phasepipe", "bos_token",
+                        entry(m->text, has_bos, bos), "eos_token", entry(m->text, has_eos, eos), "pad_token",
+                        json_null(), "chat_template", chat, "vocab_size", (json_int_t)text_n_token(m->text),
+                        "model_max_length", (json_int_t)m->context));
+}
+
+/* ---- how it is ---- */
+
+void openai_health(struct api *a, struct http_request *r)
+{
+    if (api_ready(a))
+        http_reply(r, 200, JSON, "{}", 2);
+    else
+        openai_error(r, 503, NULL, 1,
+                     "not ready: the scheduler, the tokenizer or a worker is missing, or the server drains");
+}
+
+void openai_ping(struct api *a, struct http_request *r)
+{
+    (void)a;
+    http_reply(r, 200, JSON, "{}", 2);
+}
+
+void openai_version(struct api *a, struct http_request *r)
+{
+    (void)a;
+    send_json(r, 200, json_pack("{s:s}", "version", PHASEPIPE_VERSION));
+}
+
+void openai_load(struct api *a, struct http_request *r)
+{
+    send_json(r, 200, json_pack("{s:I}", "server_load", (json_int_t)api_running(a)));
+}

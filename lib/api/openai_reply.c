@@ -1,0 +1,519 @@
+/* Frames become answers of the OpenAI API, as vLLM shapes them: events of a stream, or one object. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/openai.h"
+#include "edge/reply.h"
+
+#define LIT(w, text) json_write_raw(w, text, sizeof(text) - 1)
+
+static struct openai_choice *at(struct openai_reply *p, uint32_t line, uint32_t choice)
+{
+    return &p->choice[line * p->q->n + choice];
+}
+
+/* ---- begin and end ---- */
+
+/* {"id":…,"object":…,"created":…,"model":…,"choices":[ */
+static void envelope(struct json_write *w, const struct openai_ask *q, const char *object)
+{
+    LIT(w, "{\"id\":");
+    json_write_string(w, q->id, strlen(q->id));
+    LIT(w, ",\"object\":\"");
+    json_write_lit(w, object);
+    LIT(w, "\",\"created\":");
+    json_write_i64(w, q->created);
+    LIT(w, ",\"model\":");
+    json_write_string(w, q->model, strlen(q->model));
+    LIT(w, ",\"choices\":[");
+}
+
+static void make_head(struct json_write *w, const struct openai_ask *q, uint32_t index)
+{
+    LIT(w, "data: ");
+    envelope(w, q, q->chat ? "chat.completion.chunk" : "text_completion");
+    LIT(w, "{\"index\":");
+    json_write_u64(w, index);
+    json_write_lit(w, q->chat ? ",\"delta\":{\"content\":\"" : ",\"text\":\"");
+}
+
+int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_ask *q, const struct text *vocab)
+{
+    *p = (struct openai_reply){.q = q, .vocab = vocab, .n_choice = q->n * q->n_line};
+    p->choice = calloc(p->n_choice, sizeof *p->choice);
+    p->n_prompt = calloc(2 * (size_t)q->n_line, sizeof *p->n_prompt);
+    p->prompt_ids = calloc(q->n_line, sizeof *p->prompt_ids);
+    if (!p->choice || !p->n_prompt || !p->prompt_ids)
+        return err_nomem(e, "an answer", p->n_choice * sizeof *p->choice);
+    p->n_cached = p->n_prompt + q->n_line;
+    for (uint32_t i = 0; i < p->n_choice; i++) {
+        p->choice[i].index = i;
+        if (q->stream)
+            make_head(&p->choice[i].head, q, i);
+    }
+    return 0;
+}
+
+void openai_reply_close(struct openai_reply *p)
+{
+    for (uint32_t i = 0; p->choice && i < p->n_choice; i++) {
+        struct openai_choice *c = &p->choice[i];
+        struct json_write *all[] = {&c->head,   &c->text, &c->tokens, &c->values, &c->top,
+                                    &c->offset, &c->ids,  &c->prompt, &c->stop};
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            json_write_free(all[k]);
+    }
+    for (uint32_t i = 0; p->prompt_ids && i < p->q->n_line; i++)
+        json_write_free(&p->prompt_ids[i]);
+    json_write_free(&p->out);
+    free(p->choice);
+    free(p->n_prompt);
+    free(p->prompt_ids);
+    *p = (struct openai_reply){0};
+}
+
+/* ---- tokens and their log-probabilities ---- */
+
+static void comma(struct json_write *w)
+{
+    if (w->n)
+        LIT(w, ",");
+}
+
+static void token_name(struct json_write *w, const struct openai_reply *p, uint32_t id)
+{
+    if (p->q->as_ids) {
+        LIT(w, "\"token_id:");
+        json_write_u64(w, id);
+        LIT(w, "\"");
+        return;
+    }
+    json_t *s = reply_token(p->vocab, id);
+    json_write_value(w, s);
+    json_decref(s);
+}
+
+/* JSON has no infinity; a token that could not come is as far away as vLLM says it is. */
+static void logprob(struct json_write *w, float v)
+{
+    if (isnan(v))
+        LIT(w, "null");
+    else if (v < -9999.0f)
+        LIT(w, "-9999.0");
+    else
+        json_write_f32(w, v);
+}
+
+static void chat_token(struct json_write *w, const struct openai_reply *p, uint32_t id, float v)
+{
+    size_t n = 0;
+    const char *bytes =
+        text_is_control(p->vocab, id) ? text_entry(p->vocab, id, &n) : (const char *)text_piece(p->vocab, id, &n);
+    LIT(w, "{\"token\":");
+    token_name(w, p, id);
+    LIT(w, ",\"logprob\":");
+    logprob(w, v);
+    LIT(w, ",\"bytes\":[");
+    for (size_t i = 0; bytes && i < n; i++) {
+        if (i)
+            LIT(w, ",");
+        json_write_u64(w, (unsigned char)bytes[i]);
+    }
+    LIT(w, "]");
+}
+
+static void chat_logprob(struct json_write *w, const struct openai_reply *p, const struct wire_logprob *lp)
+{
+    comma(w);
+    chat_token(w, p, lp->id, lp->logprob);
+    LIT(w, ",\"top_logprobs\":[");
+    for (uint32_t i = 0; i < lp->n_top; i++) {
+        if (i)
+            LIT(w, ",");
+        chat_token(w, p, lp->top[i].id, lp->top[i].logprob);
+        LIT(w, "}");
+    }
+    LIT(w, "]}");
+}
+
+static uint64_t characters(const struct text *vocab, uint32_t id)
+{
+    size_t n = 0;
+    uint64_t count = 0;
+    const uint8_t *s = text_is_control(vocab, id) ? NULL : text_piece(vocab, id, &n);
+    for (size_t i = 0; s && i < n; i++)
+        count += (s[i] & 0xc0) != 0x80;
+    return count;
+}
+
+static void completion_logprob(struct openai_choice *c, const struct openai_reply *p, const struct wire_logprob *lp)
+{
+    comma(&c->tokens);
+    token_name(&c->tokens, p, lp->id);
+    comma(&c->values);
+    logprob(&c->values, lp->logprob);
+    comma(&c->top);
+    if (isnan(lp->logprob) && !lp->n_top) {
+        LIT(&c->top, "null");
+    } else {
+        LIT(&c->top, "{");
+        for (uint32_t i = 0; i < lp->n_top; i++) {
+            if (i)
+                LIT(&c->top, ",");
+            token_name(&c->top, p, lp->top[i].id);
+            LIT(&c->top, ":");
+            logprob(&c->top, lp->top[i].logprob);
+        }
+        LIT(&c->top, "}");
+    }
+    comma(&c->offset);
+    json_write_u64(&c->offset, c->n_char);
+    c->n_char += characters(p->vocab, lp->id);
+}
+
+/* {"464":{"logprob":-1.2,"rank":1,"decoded_token":"The"},…} of one place of the prompt. */
+static void prompt_logprob(struct json_write *w, const struct openai_reply *p, const struct wire_logprob *lp)
+{
+    comma(w);
+    if (isnan(lp->logprob)) {
+        LIT(w, "null");
+        return;
+    }
+    bool there = false;
+    LIT(w, "{");
+    for (uint32_t i = 0; i <= lp->n_top; i++) {
+        bool own = i == lp->n_top;
+        uint32_t id = own ? lp->id : lp->top[i].id;
+        if (own && there)
+            break;
+        there = there || id == lp->id;
+        if (i)
+            LIT(w, ",");
+        LIT(w, "\"");
+        json_write_u64(w, id);
+        LIT(w, "\":{\"logprob\":");
+        logprob(w, own ? lp->logprob : lp->top[i].logprob);
+        LIT(w, ",\"rank\":");
+        if (own)
+            LIT(w, "null"); /* not among the best that were asked for */
+        else
+            json_write_u64(w, i + 1);
+        LIT(w, ",\"decoded_token\":");
+        json_t *s = reply_token(p->vocab, id);
+        json_write_value(w, s);
+        json_decref(s);
+        LIT(w, "}");
+    }
+    LIT(w, "}");
+}
+
+static void logprobs_object(struct json_write *w, const struct openai_ask *q, struct openai_choice *c)
+{
+    if (!q->logprobs || (q->chat && !c->tokens.n && q->stream)) {
+        LIT(w, "null");
+        return;
+    }
+    LIT(w, "{\"");
+    json_write_lit(w, q->chat ? "content" : "text_offset");
+    LIT(w, "\":[");
+    json_write_raw(w, q->chat ? c->tokens.p : c->offset.p, q->chat ? c->tokens.n : c->offset.n);
+    if (!q->chat) {
+        LIT(w, "],\"token_logprobs\":[");
+        json_write_raw(w, c->values.p, c->values.n);
+        LIT(w, "],\"tokens\":[");
+        json_write_raw(w, c->tokens.p, c->tokens.n);
+        LIT(w, "],\"top_logprobs\":[");
+        json_write_raw(w, c->top.p, c->top.n);
+    }
+    LIT(w, "]}");
+    json_write_clear(&c->tokens);
+    json_write_clear(&c->values);
+    json_write_clear(&c->top);
+    json_write_clear(&c->offset);
+}
+
+/* ---- counts ---- */
+
+static void usage(struct json_write *w, uint64_t prompt, uint64_t answer, uint64_t cached)
+{
+    LIT(w, "{\"prompt_tokens\":");
+    json_write_u64(w, prompt);
+    LIT(w, ",\"total_tokens\":");
+    json_write_u64(w, prompt + answer);
+    LIT(w, ",\"completion_tokens\":");
+    json_write_u64(w, answer);
+    LIT(w, ",\"prompt_tokens_details\":{\"cached_tokens\":");
+    json_write_u64(w, cached);
+    LIT(w, "}}");
+}
+
+static void usage_of_all(struct json_write *w, const struct openai_reply *p)
+{
+    uint64_t prompt = 0, answer = 0, cached = 0;
+    for (uint32_t i = 0; i < p->q->n_line; i++) {
+        prompt += p->n_prompt[i];
+        cached += p->n_cached[i];
+    }
+    for (uint32_t i = 0; i < p->n_choice; i++)
+        answer += p->choice[i].n_out;
+    usage(w, prompt, answer, cached);
+}
+
+/* ---- events ---- */
+
+static void ids_field(struct json_write *w, const char *name, struct json_write *ids)
+{
+    LIT(w, ",\"");
+    json_write_lit(w, name);
+    LIT(w, "\":[");
+    json_write_raw(w, ids->p, ids->n);
+    LIT(w, "]");
+    json_write_clear(ids);
+}
+
+/* The role comes with the first token, so that nobody takes it for one. */
+static void role(struct openai_reply *p, struct openai_choice *c, uint32_t line)
+{
+    struct json_write *w = &p->out;
+    const struct openai_ask *q = p->q;
+    c->begun = true;
+    if (!q->chat)
+        return;
+    LIT(w, "data: ");
+    envelope(w, q, "chat.completion.chunk");
+    LIT(w, "{\"index\":");
+    json_write_u64(w, c->index);
+    LIT(w, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]");
+    if (q->token_ids) {
+        LIT(w, ",\"prompt_token_ids\":[");
+        json_write_raw(w, p->prompt_ids[line].p, p->prompt_ids[line].n);
+        LIT(w, "]");
+    }
+    if (q->usage_always) {
+        LIT(w, ",\"usage\":");
+        usage(w, p->n_prompt[line], 0, p->n_cached[line]);
+    }
+    LIT(w, "}\n\n");
+}
+
+static void close_event(struct openai_reply *p, struct openai_choice *c)
+{
+    struct json_write *w = &p->out;
+    const struct openai_ask *q = p->q;
+    uint32_t line = c->index / q->n;
+    if (!c->open)
+        return;
+    c->open = false;
+    json_write_raw(w, c->head.p, c->head.n);
+    json_write_raw(w, c->text.p, c->text.n);
+    json_write_clear(&c->text);
+    json_write_lit(w, q->chat ? "\"},\"logprobs\":" : "\",\"logprobs\":");
+    logprobs_object(w, q, c);
+    LIT(w, ",\"finish_reason\":");
+    if (*c->reason) {
+        LIT(w, "\"");
+        json_write_lit(w, c->reason);
+        LIT(w, "\",\"stop_reason\":");
+        json_write_raw(w, c->stop.p, c->stop.n);
+    } else {
+        json_write_lit(w, q->chat ? "null" : "null,\"stop_reason\":null");
+    }
+    if (q->token_ids) {
+        if (!q->chat && p->prompt_ids[line].n && c->n_out <= 1) {
+            LIT(w, ",\"prompt_token_ids\":[");
+            json_write_raw(w, p->prompt_ids[line].p, p->prompt_ids[line].n);
+            LIT(w, "]");
+        }
+        ids_field(w, "token_ids", &c->ids);
+    }
+    LIT(w, "}]");
+    if (q->usage_always) {
+        LIT(w, ",\"usage\":");
+        usage(w, p->n_prompt[line], c->n_out, p->n_cached[line]);
+    }
+    LIT(w, "}\n\n");
+}
+
+void openai_reply_prompt(struct openai_reply *p, uint32_t line, const struct wire_req *q)
+{
+    p->n_prompt[line] = q->n_id;
+    for (uint32_t i = 0; p->q->token_ids && i < q->n_id; i++) {
+        comma(&p->prompt_ids[line]);
+        json_write_u64(&p->prompt_ids[line], q->ids[i]);
+    }
+}
+
+/* Log-probabilities of the prompt are of the answer with echo, and a field of their own where they were asked for. */
+static void take_logprobs(struct openai_reply *p, struct openai_choice *c, const struct wire_out *o)
+{
+    for (uint32_t i = 0; i < o->n_lp; i++) {
+        if (o->prompt && p->q->prompt_logprobs)
+            prompt_logprob(&c->prompt, p, &o->lp[i]);
+        if (!p->q->logprobs || (o->prompt && !p->q->echo))
+            continue;
+        if (p->q->chat)
+            chat_logprob(&c->tokens, p, &o->lp[i]);
+        else
+            completion_logprob(c, p, &o->lp[i]);
+    }
+}
+
+void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_out *o)
+{
+    struct openai_choice *c = at(p, line, choice);
+    if (p->q->stream) {
+        close_event(p, c);
+        if (!c->begun)
+            role(p, c, line);
+    }
+    if (o->text.n && (!o->prompt || p->q->echo))
+        json_write_escaped(&c->text, o->text.p, o->text.n);
+    take_logprobs(p, c, o);
+    for (uint32_t i = 0; p->q->token_ids && !o->prompt && i < o->n_id; i++) {
+        comma(&c->ids);
+        json_write_u64(&c->ids, o->ids[i]);
+    }
+    if (!o->prompt)
+        c->n_out += o->n_id;
+    c->open = p->q->stream;
+}
+
+void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_end *w)
+{
+    struct openai_choice *c = at(p, line, choice);
+    snprintf(c->reason, sizeof c->reason, "%s", w->reason == WIRE_LENGTH ? "length" : "stop");
+    if (w->stop_text.n)
+        json_write_string(&c->stop, w->stop_text.p, w->stop_text.n);
+    else if (w->has_stop_id)
+        json_write_u64(&c->stop, w->stop_id);
+    else
+        LIT(&c->stop, "null");
+    p->n_prompt[line] = w->prompt_tokens;
+    if (choice == 0)
+        p->n_cached[line] = w->cached_tokens;
+    c->n_out = w->completion_tokens;
+    if (!p->q->stream)
+        return;
+    if (!c->begun)
+        role(p, c, line);
+    c->open = true; /* with what is open, or by an event of its own */
+    close_event(p, c);
+}
+
+void openai_reply_flush(struct openai_reply *p)
+{
+    for (uint32_t i = 0; i < p->n_choice; i++)
+        close_event(p, &p->choice[i]);
+}
+
+void openai_reply_last(struct openai_reply *p)
+{
+    struct json_write *w = &p->out;
+    openai_reply_flush(p);
+    if (p->q->usage) {
+        LIT(w, "data: ");
+        envelope(w, p->q, p->q->chat ? "chat.completion.chunk" : "text_completion");
+        LIT(w, "],\"usage\":");
+        usage_of_all(w, p);
+        LIT(w, "}\n\n");
+    }
+    LIT(w, "data: [DONE]\n\n");
+}
+
+/* ---- the whole ---- */
+
+static void whole_choice(struct openai_reply *p, struct openai_choice *c)
+{
+    struct json_write *w = &p->out;
+    const struct openai_ask *q = p->q;
+    uint32_t line = c->index / q->n;
+    LIT(w, "{\"index\":");
+    json_write_u64(w, c->index);
+    json_write_lit(w, q->chat ? ",\"message\":{\"role\":\"assistant\",\"content\":\"" : ",\"text\":\"");
+    json_write_raw(w, c->text.p, c->text.n);
+    json_write_lit(w, q->chat ? "\",\"refusal\":null,\"tool_calls\":[]},\"logprobs\":" : "\",\"logprobs\":");
+    logprobs_object(w, q, c);
+    LIT(w, ",\"finish_reason\":\"");
+    json_write_lit(w, c->reason);
+    LIT(w, "\",\"stop_reason\":");
+    json_write_raw(w, c->stop.p, c->stop.n);
+    if (!q->chat && q->prompt_logprobs) {
+        LIT(w, ",\"prompt_logprobs\":[");
+        json_write_raw(w, c->prompt.p, c->prompt.n);
+        LIT(w, "]");
+    } else if (!q->chat) {
+        LIT(w, ",\"prompt_logprobs\":null");
+    }
+    if (q->token_ids) {
+        ids_field(w, "token_ids", &c->ids);
+        if (!q->chat) {
+            LIT(w, ",\"prompt_token_ids\":[");
+            json_write_raw(w, p->prompt_ids[line].p, p->prompt_ids[line].n);
+            LIT(w, "]");
+        }
+    }
+    LIT(w, "}");
+}
+
+void openai_reply_whole(struct openai_reply *p)
+{
+    struct json_write *w = &p->out;
+    const struct openai_ask *q = p->q;
+    envelope(w, q, q->chat ? "chat.completion" : "text_completion");
+    for (uint32_t i = 0; i < p->n_choice; i++) {
+        if (i)
+            LIT(w, ",");
+        whole_choice(p, &p->choice[i]);
+    }
+    LIT(w, "],\"usage\":");
+    usage_of_all(w, p);
+    if (q->chat && q->prompt_logprobs) {
+        LIT(w, ",\"prompt_logprobs\":[");
+        json_write_raw(w, p->choice[0].prompt.p, p->choice[0].prompt.n);
+        LIT(w, "]");
+    }
+    if (q->chat && q->token_ids) {
+        LIT(w, ",\"prompt_token_ids\":[");
+        json_write_raw(w, p->prompt_ids[0].p, p->prompt_ids[0].n);
+        LIT(w, "]");
+    }
+    LIT(w, "}");
+}
+
+/* ---- errors ---- */
+
+static const char *error_type(int status)
+{
+    static const struct {
+        int status;
+        const char *type;
+    } types[] = {
+        {401, "AuthenticationError"},     {403, "PermissionDeniedError"}, {404, "NotFoundError"},
+        {405, "MethodNotAllowedError"},   {408, "RequestTimeoutError"},   {413, "RequestTooLargeError"},
+        {429, "RateLimitError"},          {500, "InternalServerError"},   {501, "NotImplementedError"},
+        {503, "ServiceUnavailableError"}, {504, "TimeoutError"},
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (types[i].status == status)
+            return types[i].type;
+    return status < 500 ? "BadRequestError" : "InternalServerError";
+}
+
+void openai_error_write(struct json_write *w, int status, const char *param, const char *text)
+{
+    LIT(w, "{\"error\":{\"message\":");
+    json_write_string(w, text, strlen(text));
+    LIT(w, ",\"type\":\"");
+    json_write_lit(w, error_type(status));
+    LIT(w, "\",\"param\":");
+    if (param && *param)
+        json_write_string(w, param, strlen(param));
+    else
+        LIT(w, "null");
+    LIT(w, ",\"code\":");
+    json_write_i64(w, status);
+    LIT(w, "}}");
+}

@@ -1,0 +1,21 @@
+/* /openapi.json: lib/api/openapi.json as it is. */
+#include "api/openai.h"
+
+__asm__(".pushsection .rodata\n"
+        ".global openapi_json\n"
+        ".type openapi_json, @object\n"
+        "openapi_json:\n"
+        ".incbin \"lib/api/openapi.json\"\n"
+        ".size openapi_json, . - openapi_json\n"
+        ".global openapi_json_end\n"
+        "openapi_json_end:\n"
+        ".byte 0\n"
+        ".popsection\n");
+
+extern const char openapi_json[], openapi_json_end[];
+
+void openai_spec(struct api *a, struct http_request *r)
+{
+    (void)a;
+    http_reply(r, 200, "application/json", openapi_json, (size_t)(openapi_json_end - openapi_json));
+}
