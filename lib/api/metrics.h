@@ -26,10 +26,14 @@ struct metrics_end {
     double e2e_s, ttft_s;     /* from arrival; ttft_s < 0: no token */
     double last_s;            /* first token to last */
     const struct wire_end *w; /* counts and spans; may be NULL */
+    uint32_t n_prompt;        /* tokens of the prompt, where w is NULL; 0: not known */
+    /* With the last choice of a request alone: how many it had, and the tokens of the longest. 0: not the last. */
+    uint32_t n_choice, most_tokens;
 };
 void metrics_end(struct metrics *m, const struct metrics_end *x);
-/* Of any HTTP answer: surface API_OPENAI or API_OLLAMA, route as in its table ("other" for unknown paths), status. */
-void metrics_http(struct metrics *m, int surface, const char *route, int status, double seconds);
+/* Of any HTTP answer: surface API_OPENAI or API_OLLAMA, route as in its table ("other" for unknown paths; borrowed, as
+ * long as m is there), status (0: its client had gone). */
+void metrics_http(struct metrics *m, int surface, const char *route, int status, double took_s);
 void metrics_client_gone(struct metrics *m);
 
 /* What is so now, from the core. */

@@ -5,6 +5,9 @@
 #ifndef API_WATCH_H
 #define API_WATCH_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "err/err.h"
 #include "wire/wire.h"
 
@@ -20,5 +23,16 @@ void watch_step(struct api_watch *w); /* does not wait */
 const struct wire_stat *watch_stat(const struct api_watch *w);
 const struct wire_worker *watch_workers(const struct api_watch *w, size_t *n);
 const struct wire_kv_stat *watch_store(const struct api_watch *w);
+
+/* What they have counted, over all the lives that were seen: it never falls, however old it is. All 0: never heard. */
+const struct wire_stat *watch_stat_sum(const struct api_watch *w);
+const struct wire_kv_stat *watch_store_sum(const struct api_watch *w);
+
+/* Of steps of answers alone: sequences of the newest that a worker told of, looked at once a second. */
+struct histogram;
+const struct histogram *watch_steps(const struct api_watch *w);
+/* How long after its time the loop came to watch_step, seconds. */
+const struct histogram *watch_lag(const struct api_watch *w);
+bool watch_has_store(const struct api_watch *w); /* a url was given */
 
 #endif

@@ -1,0 +1,104 @@
+/* Private to lib/api: what is counted, and the page that shows it. */
+#ifndef API_METRICS_IMPL_H
+#define API_METRICS_IMPL_H
+
+#include "api/metrics.h"
+#include "api/watch.h"
+
+/* ---- metrics_histogram.c ---- */
+
+/* A zeroed one takes nothing in and has no buckets. */
+struct histogram {
+    const double *le; /* [n_le], rising; borrowed */
+    size_t n_le;
+    uint64_t *bucket; /* [n_le + 1]: of each, not of all below; the last is beyond */
+    uint64_t n;
+    double sum;
+};
+
+struct bounds {
+    const double *le;
+    size_t n;
+};
+
+int histogram_new(struct err *e, struct histogram *h, struct bounds b);
+void histogram_free(struct histogram *h);
+void histogram_observe(struct histogram *h, double v);
+
+extern const struct bounds bounds_ttft, bounds_gap, bounds_request, bounds_step, bounds_choices; /* vLLM's */
+extern const struct bounds bounds_phase, bounds_lag;                                             /* our own */
+/* 1, 2, 5, 10 … up to max; le: malloc'd. */
+int bounds_125(struct err *e, struct bounds *out, uint64_t max);
+
+/* ---- metrics_page.c: the text format ---- */
+
+struct page {
+    char *p;
+    size_t n, cap;
+    bool failed;        /* no memory: what follows is not written */
+    const char *model;  /* labels of vllm: families */
+    const char *family; /* that was begun last */
+};
+
+struct label {
+    const char *name;
+    const char *value;
+    size_t n; /* bytes of value */
+};
+
+struct label label_of(const char *name, const char *value);
+struct label label_str(const char *name, struct wire_str value);
+
+/* HELP and TYPE, before the samples of a family. type: counter, gauge, histogram. */
+void page_family(struct page *p, const char *name, const char *type, const char *help);
+void page_u64(struct page *p, const struct label *l, size_t n, uint64_t v);
+void page_number(struct page *p, const struct label *l, size_t n, double v);
+void page_histogram(struct page *p, const struct label *l, size_t n, const struct histogram *h);
+/* A number as it is written: as short as it can be and still be read as the same. */
+void number_text(char out[32], double v);
+
+/* ---- what is counted ---- */
+
+#define METRICS_ROUTES_MAX 96 /* distinct routes; what comes beyond them is "other" */
+#define METRICS_CODES 24
+#define METRICS_SURFACES 2
+#define METRICS_WORKERS_MAX 64
+
+struct http_row {
+    const char *route; /* of a table, borrowed */
+    uint64_t n[METRICS_SURFACES][METRICS_CODES];
+    uint32_t shown[METRICS_SURFACES]; /* columns that are written though they are 0, by bit */
+};
+
+enum metrics_reason { REASON_STOP, REASON_LENGTH, REASON_ABORT, REASON_ERROR, REASON_REPETITION, REASONS };
+
+struct metrics {
+    char *model;
+    struct bounds tokens; /* owned */
+    uint64_t prompt_tokens, cached_tokens, generation_tokens;
+    uint64_t ended[REASONS];
+    struct histogram ttft, gap, per_token, e2e, queue, prefill, decode, inference;
+    struct histogram prompt, answer, computed, max_tokens, most_tokens, choices;
+    struct histogram phase_tokenize, phase_queue, phase_prefill, phase_transfer, phase_handover, phase_decode;
+    struct histogram http_seconds[METRICS_SURFACES];
+    struct http_row http[METRICS_ROUTES_MAX];
+    size_t n_http;
+    uint64_t client_gone;
+    double start_s; /* of the process, since 1970; 0: not known */
+};
+
+/* ---- the parts of the page ---- */
+
+void metrics_vllm(struct page *p, const struct metrics *m, const struct metrics_now *now, const struct api_watch *w);
+void metrics_phases(struct page *p, const struct metrics *m);
+void metrics_http_rows(struct page *p, const struct metrics *m, const struct metrics_now *now);
+void metrics_sched(struct page *p, const struct api_watch *w);
+void metrics_store(struct page *p, const struct api_watch *w);
+void metrics_process(struct page *p, const struct metrics *m);
+double process_start_s(void);
+/* Of the store's pool, held / all; false: nobody has said. */
+bool metrics_kv_usage(double *out, const struct api_watch *w);
+/* Status of a column, 0: the client had gone, 1: any other. */
+int metrics_code(size_t column);
+
+#endif

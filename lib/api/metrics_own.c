@@ -1,0 +1,310 @@
+/* Our own families: phases, HTTP, the scheduler, its workers, the store. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/metrics_impl.h"
+
+static const char *const surfaces[METRICS_SURFACES] = {"openai", "ollama"};
+
+static void family_of_phase(struct page *p, const char *name, const char *help, const struct histogram *h)
+{
+    page_family(p, name, "histogram", help);
+    page_histogram(p, NULL, 0, h);
+}
+
+void metrics_phases(struct page *p, const struct metrics *m)
+{
+    family_of_phase(p, "phasepipe:tokenize_seconds", "Time to make tokens of a prompt.", &m->phase_tokenize);
+    family_of_phase(p, "phasepipe:queue_seconds", "Time a request waited, added up over its phases.", &m->phase_queue);
+    family_of_phase(p, "phasepipe:prefill_seconds", "Time to compute the prompt.", &m->phase_prefill);
+    family_of_phase(p, "phasepipe:transfer_seconds",
+                    "Where prefill and decode were two processes: from the prompt's end to the first token.",
+                    &m->phase_transfer);
+    family_of_phase(p, "phasepipe:handover_seconds",
+                    "Where a sequence was handed over: from the prompt's end to the other worker's having it.",
+                    &m->phase_handover);
+    family_of_phase(p, "phasepipe:decode_seconds", "From the first token to the last.", &m->phase_decode);
+}
+
+/* ---- HTTP ---- */
+
+static void http_row(struct page *p, const struct http_row *r, size_t surface)
+{
+    static const char digits[] = "0123456789";
+    for (size_t i = 0; i < METRICS_CODES; i++) {
+        int c = metrics_code(i);
+        char code[6] = {digits[c / 100], digits[c / 10 % 10], digits[c % 10], 0};
+        const struct label l[] = {label_of("surface", surfaces[surface]), label_of("route", r->route),
+                                  label_of("code", c == 0   ? "gone"
+                                                   : c == 1 ? "other"
+                                                            : code)};
+        if (r->n[surface][i] || r->shown[surface] >> i & 1)
+            page_u64(p, l, 3, r->n[surface][i]);
+    }
+}
+
+void metrics_http_rows(struct page *p, const struct metrics *m, const struct metrics_now *now)
+{
+    page_family(p, "phasepipe:http_requests_total", "counter",
+                "HTTP requests by surface, route and status; gone: the client left before its answer ended.");
+    for (size_t s = 0; s < METRICS_SURFACES; s++)
+        for (size_t i = 0; i < m->n_http; i++)
+            http_row(p, &m->http[i], s);
+    page_family(p, "phasepipe:http_request_seconds", "histogram", "From a request's arrival to its answer's end.");
+    for (size_t s = 0; s < METRICS_SURFACES; s++) {
+        const struct label l = label_of("surface", surfaces[s]);
+        page_histogram(p, &l, 1, &m->http_seconds[s]);
+    }
+    page_family(p, "phasepipe:http_connections", "gauge", "Connections of clients that are open.");
+    page_u64(p, NULL, 0, now->connections);
+    page_family(p, "phasepipe:client_gone_total", "counter", "Requests whose client left before the answer ended.");
+    page_u64(p, NULL, 0, m->client_gone);
+    page_family(p, "phasepipe:answers_running", "gauge", "Answers of this gateway that have their first token.");
+    page_u64(p, NULL, 0, now->running);
+    page_family(p, "phasepipe:answers_waiting", "gauge", "Answers of this gateway that have none yet.");
+    page_u64(p, NULL, 0, now->waiting);
+}
+
+/* ---- the scheduler ---- */
+
+static void counter(struct page *p, const char *name, const char *help, uint64_t v)
+{
+    page_family(p, name, "counter", help);
+    page_u64(p, NULL, 0, v);
+}
+
+static void gauge(struct page *p, const char *name, const char *help, bool known, double v)
+{
+    page_family(p, name, "gauge", help);
+    if (known)
+        page_number(p, NULL, 0, v);
+}
+
+static void quantiles(struct page *p, const char *name, const char *help, uint64_t p50, uint64_t p99)
+{
+    const struct label l[] = {label_of("quantile", "0.5"), label_of("quantile", "0.99")};
+    page_family(p, name, "gauge", help);
+    if (p50)
+        page_number(p, &l[0], 1, (double)p50 / 1e9);
+    if (p99)
+        page_number(p, &l[1], 1, (double)p99 / 1e9);
+}
+
+static void sched_counters(struct page *p, const struct wire_stat *c)
+{
+    counter(p, "phasepipe:sched_submitted_total", "Requests that gateways gave to the scheduler.", c->submitted);
+    counter(p, "phasepipe:sched_placed_total", "Orders that it gave to workers.", c->placed);
+    counter(p, "phasepipe:sched_retried_total", "Requests that it gave to another worker after a failure.", c->retried);
+    counter(p, "phasepipe:sched_preempted_total", "Requests that had to give way to others, and went on later.",
+            c->preempted);
+    counter(p, "phasepipe:sched_stale_total", "Reports of workers about what was no longer theirs.", c->stale);
+    static const char *const reasons[] = {"stop", "length", "cancelled", "expired", "error", "refused"};
+    const uint64_t n[] = {c->stop, c->length, c->cancelled, c->expired, c->error, c->refused};
+    page_family(p, "phasepipe:sched_ended_total", "counter",
+                "Requests that ended, by how; expired: past their deadline; refused: the scheduler did not take them.");
+    for (size_t i = 0; i < sizeof n / sizeof *n; i++) {
+        const struct label l = label_of("reason", reasons[i]);
+        page_u64(p, &l, 1, n[i]);
+    }
+}
+
+/* ---- its workers ---- */
+
+struct row {
+    const struct wire_worker *w;
+    struct label l[2];
+};
+
+static const char *role_of(const struct wire_worker *w)
+{
+    static const char *const roles[] = {"prefill", "decode", "both"};
+    for (size_t i = 0; i < 3; i++)
+        if (w->role.n == strlen(roles[i]) && !memcmp(w->role.p, roles[i], w->role.n))
+            return roles[i];
+    return "other";
+}
+
+static void worker_gauge(struct page *p, const struct row *r, size_t n, const char *name, const char *help,
+                         double (*value)(const struct wire_worker *w))
+{
+    page_family(p, name, "gauge", help);
+    for (size_t i = 0; i < n; i++)
+        page_number(p, r[i].l, 2, value(r[i].w));
+}
+
+static double of_draining(const struct wire_worker *w)
+{
+    return w->draining;
+}
+
+static double of_running(const struct wire_worker *w)
+{
+    return (double)((uint64_t)w->n_prefill + w->n_decode + w->n_whole);
+}
+
+static double of_seqs(const struct wire_worker *w)
+{
+    return w->seqs_all;
+}
+
+static double of_seqs_free(const struct wire_worker *w)
+{
+    return w->seqs;
+}
+
+static double of_blocks(const struct wire_worker *w)
+{
+    return (double)w->blocks_all;
+}
+
+static double of_blocks_free(const struct wire_worker *w)
+{
+    return (double)w->blocks;
+}
+
+static double of_step(const struct wire_worker *w)
+{
+    return (double)w->step_ns / 1e9;
+}
+
+static double of_batch(const struct wire_worker *w)
+{
+    return w->batch;
+}
+
+static double of_context(const struct wire_worker *w)
+{
+    return (double)w->context;
+}
+
+static void orders(struct page *p, const struct row *r, size_t n)
+{
+    page_family(p, "phasepipe:worker_orders", "gauge", "Orders that a worker has, by phase.");
+    for (size_t i = 0; i < n; i++) {
+        static const char *const phases[] = {"prefill", "decode", "whole"};
+        const uint32_t v[] = {r[i].w->n_prefill, r[i].w->n_decode, r[i].w->n_whole};
+        for (size_t k = 0; k < 3; k++) {
+            const struct label l[] = {r[i].l[0], r[i].l[1], label_of("phase", phases[k])};
+            page_u64(p, l, 3, v[k]);
+        }
+    }
+}
+
+static void worker_rows(struct page *p, const struct row *r, size_t n)
+{
+    orders(p, r, n);
+    worker_gauge(p, r, n, "phasepipe:worker_running", "Orders that a worker has.", of_running);
+    worker_gauge(p, r, n, "phasepipe:worker_draining", "1: it gets no new work.", of_draining);
+    worker_gauge(p, r, n, "phasepipe:worker_sequences", "Sequences that it can have at once.", of_seqs);
+    worker_gauge(p, r, n, "phasepipe:worker_sequences_free", "Sequences that it can still take.", of_seqs_free);
+    worker_gauge(p, r, n, "phasepipe:worker_blocks", "KV blocks of its pool, which workers of a host share.",
+                 of_blocks);
+    worker_gauge(p, r, n, "phasepipe:worker_blocks_free", "KV blocks that are free or only cached.", of_blocks_free);
+    worker_gauge(p, r, n, "phasepipe:worker_step_seconds", "Its newest step of answers alone: time.", of_step);
+    worker_gauge(p, r, n, "phasepipe:worker_step_sequences", "The same step: sequences.", of_batch);
+    worker_gauge(p, r, n, "phasepipe:worker_step_context_tokens", "The same step: tokens of context.", of_context);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const struct wire_str *x = &((const struct row *)a)->w->name, *y = &((const struct row *)b)->w->name;
+    int c = memcmp(x->p, y->p, x->n < y->n ? x->n : y->n);
+    return c ? c : (x->n > y->n) - (x->n < y->n);
+}
+
+/* Those that are there, by name: as many as there is room for, and how many are not shown. */
+static void workers(struct page *p, const struct api_watch *w)
+{
+    size_t n = 0, n_row = 0, most = 0;
+    const struct wire_worker *x = watch_workers(w, &n);
+    struct row *row = malloc((n + 1) * sizeof *row);
+    if (!row) {
+        p->failed = true;
+        return;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (x[i].alive && x[i].name.n)
+            row[n_row++] = (struct row){&x[i], {label_str("worker", x[i].name), label_of("role", role_of(&x[i]))}};
+    qsort(row, n_row, sizeof *row, by_name);
+    most = n_row < METRICS_WORKERS_MAX ? n_row : METRICS_WORKERS_MAX;
+    worker_rows(p, row, most);
+    page_family(p, "phasepipe:workers_not_shown", "gauge", "Workers that are there, but for which there was no row.");
+    page_u64(p, NULL, 0, n_row - most);
+    free(row);
+}
+
+void metrics_sched(struct page *p, const struct api_watch *w)
+{
+    const struct wire_stat *s = watch_stat(w);
+    sched_counters(p, watch_stat_sum(w));
+    gauge(p, "phasepipe:sched_up", "1: the scheduler has answered within 5 s.", true, s != NULL);
+    gauge(p, "phasepipe:sched_running", "Requests that workers have.", s, s ? (double)s->running : 0);
+    gauge(p, "phasepipe:sched_waiting", "Requests that wait for one.", s, s ? (double)s->waiting : 0);
+    gauge(p, "phasepipe:sched_workers", "Workers that it knows.", s, s ? s->workers : 0);
+    gauge(p, "phasepipe:sched_gateways", "Gateways that it knows.", s, s ? s->gateways : 0);
+    gauge(p, "phasepipe:sched_stores", "Stores whose events it reads.", s, s ? s->stores : 0);
+    quantiles(p, "phasepipe:sched_ttft_seconds", "From submit to first token, of the last thousand.",
+              s ? s->ttft_p50_ns : 0, s ? s->ttft_p99_ns : 0);
+    quantiles(p, "phasepipe:sched_step_seconds", "Decode steps, of the last thousand.", s ? s->itl_p50_ns : 0,
+              s ? s->itl_p99_ns : 0);
+    workers(p, w);
+    page_family(p, "phasepipe:loop_lag_seconds", "histogram",
+                "How late the gateway's loop was for what it does once a second.");
+    page_histogram(p, NULL, 0, watch_lag(w));
+}
+
+/* ---- the store ---- */
+
+static void by(struct page *p, const char *label, const char *value, uint64_t v)
+{
+    const struct label l = label_of(label, value);
+    page_u64(p, &l, 1, v);
+}
+
+static void tiers(struct page *p, const struct wire_kv_stat *s)
+{
+    page_family(p, "phasepipe:store_tier_bytes", "gauge", "Size of a tier of the store.");
+    if (s) {
+        by(p, "tier", "memory", s->total * s->slot_bytes);
+        by(p, "tier", "disk", s->disk_total * s->slot_bytes);
+    }
+    page_family(p, "phasepipe:store_tier_used_bytes", "gauge", "Of it, what has KV in it, held or cached.");
+    if (s) {
+        by(p, "tier", "memory", (s->total - (s->free < s->total ? s->free : s->total)) * s->slot_bytes);
+        by(p, "tier", "disk", s->disk_used * s->slot_bytes);
+    }
+    gauge(p, "phasepipe:store_huge_page_bytes", "Of the memory tier, what is in huge pages.", s,
+          s ? (double)s->huge_bytes : 0);
+}
+
+/* Without a store to ask there is nothing to say of one. */
+void metrics_store(struct page *p, const struct api_watch *w)
+{
+    if (!watch_has_store(w))
+        return;
+    const struct wire_kv_stat *s = watch_store(w), *c = watch_store_sum(w);
+    gauge(p, "phasepipe:store_up", "1: the store has answered within 5 s.", true, s != NULL);
+    page_family(p, "phasepipe:store_blocks", "gauge",
+                "KV blocks of the memory tier by state. free; cached: held by nobody; leased: of sequences that run "
+                "or wait to be handed over; credited: given out to be written; quarantined: of a client that died.");
+    if (s) {
+        by(p, "state", "free", s->free);
+        by(p, "state", "cached", s->cached);
+        by(p, "state", "leased", s->leased);
+        by(p, "state", "credited", s->credited);
+        by(p, "state", "quarantined", s->quarantined);
+    }
+    tiers(p, s);
+    gauge(p, "phasepipe:store_sequences", "Sequences that are held.", s, s ? (double)s->seqs : 0);
+    gauge(p, "phasepipe:store_clients", "Workers that are connected.", s, s ? (double)s->clients : 0);
+    gauge(p, "phasepipe:store_waiting", "Sequences that wait for a block that another computes.", s,
+          s ? (double)s->waiting : 0);
+    counter(p, "phasepipe:store_hit_blocks_total", "Blocks that were looked for and found.", c->hit_blocks);
+    counter(p, "phasepipe:store_miss_blocks_total", "Blocks that were looked for and are to be computed.",
+            c->miss_blocks);
+    counter(p, "phasepipe:store_published_blocks_total", "Blocks that workers computed and gave.", c->published);
+    counter(p, "phasepipe:store_duplicate_blocks_total", "Of them, those that were there already.", c->duplicate);
+    counter(p, "phasepipe:store_evicted_blocks_total", "Blocks that gave way to new ones.", c->evicted);
+    counter(p, "phasepipe:store_disk_hit_blocks_total", "Blocks that were read from the disk tier.", c->disk_hits);
+    counter(p, "phasepipe:store_disk_bad_blocks_total", "Blocks of the disk tier that were damaged.", c->disk_bad);
+}

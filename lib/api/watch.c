@@ -1,0 +1,246 @@
+/* The scheduler is asked every second over a connection that nobody waits for; the store is in watch_store.c. */
+#include "api/watch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/metrics_impl.h"
+#include "api/watch_impl.h"
+#include "link/ask.h"
+#include "proc/proc.h"
+
+#define WORKERS_MAX 4096
+
+/* An answer: its frames borrow from its bytes and its memory. */
+struct heard {
+    uint8_t *bytes;
+    struct wire_arena *arena;
+    bool has_stat;
+    struct wire_stat stat;
+    struct wire_worker *worker;
+    size_t n_worker, cap;
+};
+
+struct api_watch {
+    struct link_box *box;
+    struct link_dialer *dialer;
+    struct link_msg msg;
+    bool asked;
+    struct heard heard[2]; /* the newest, and the one before: where the next is read into */
+    unsigned newest;
+    uint64_t next_ns, heard_ns, store_ns; /* 0: never */
+    struct wire_stat sum, last;
+    struct store_watch *store; /* NULL: none */
+    struct wire_kv_stat store_stat, store_sum, store_last;
+    struct histogram steps, lag;
+};
+
+int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *kv)
+{
+    struct api_watch *w = calloc(1, sizeof *w);
+    *out = NULL;
+    if (!w)
+        return err_nomem(e, "the watch", sizeof *w);
+    w->heard[0].arena = wire_arena_new();
+    w->heard[1].arena = wire_arena_new();
+    int rc = w->heard[0].arena && w->heard[1].arena ? 0 : err_nomem(e, "the watch", 0);
+    rc = rc ? rc : histogram_new(e, &w->steps, bounds_step);
+    rc = rc ? rc : histogram_new(e, &w->lag, bounds_lag);
+    rc = rc ? rc : link_box_new(e, &w->box);
+    rc = rc ? rc : link_dial(e, &w->dialer, w->box, sched, NULL);
+    if (!rc && kv)
+        rc = store_watch_open(e, &w->store, kv);
+    w->next_ns = proc_now_ns();
+    if (rc)
+        watch_close(w);
+    else
+        *out = w;
+    return rc;
+}
+
+void watch_close(struct api_watch *w)
+{
+    if (!w)
+        return;
+    store_watch_close(w->store);
+    link_dialer_free(w->dialer);
+    link_box_free(w->box);
+    link_msg_free(&w->msg);
+    for (int i = 0; i < 2; i++) {
+        wire_arena_free(w->heard[i].arena);
+        free(w->heard[i].worker);
+        free(w->heard[i].bytes);
+    }
+    histogram_free(&w->steps);
+    histogram_free(&w->lag);
+    free(w);
+}
+
+int watch_fd(const struct api_watch *w)
+{
+    return link_box_fd(w->box);
+}
+
+/* Rounded up, so that whoever waits so long does not come too early. */
+uint64_t watch_next_ms(const struct api_watch *w)
+{
+    uint64_t now = proc_now_ns();
+    return w->next_ns > now ? (w->next_ns - now + 999999) / 1000000 : 0;
+}
+
+/* ---- an answer ---- */
+
+static bool add_worker(struct heard *h, const struct wire_worker *x)
+{
+    if (h->n_worker == WORKERS_MAX)
+        return true;
+    if (h->n_worker == h->cap) {
+        size_t cap = 2 * h->cap + 16;
+        struct wire_worker *grown = realloc(h->worker, cap * sizeof *grown);
+        if (!grown)
+            return false;
+        h->worker = grown;
+        h->cap = cap;
+    }
+    h->worker[h->n_worker++] = *x;
+    return true;
+}
+
+/* False: it is not the answer of a scheduler, and as if it had not come. */
+static bool hear(struct heard *h, const uint8_t *p, size_t n)
+{
+    struct wire_frame f;
+    struct err e = {0};
+    bool ok = true;
+    uint8_t *bytes = realloc(h->bytes, n ? n : 1);
+    if (!bytes)
+        return false;
+    if (n)
+        memcpy(bytes, p, n);
+    h->bytes = bytes;
+    h->has_stat = false;
+    h->n_worker = 0;
+    wire_arena_reset(h->arena);
+    for (const uint8_t *at = bytes; ok && link_msg_next(&e, &f, h->arena, &at, &n);) {
+        if (f.kind == WIRE_STAT) {
+            h->stat = f.stat;
+            h->has_stat = true;
+        } else if (f.kind == WIRE_WORKER) {
+            ok = add_worker(h, &f.worker);
+        }
+    }
+    return ok && !e.code && h->has_stat;
+}
+
+static const struct wire_worker *same_worker(const struct heard *h, const struct wire_worker *x, size_t i)
+{
+    for (size_t k = 0; k < h->n_worker; k++) {
+        const struct wire_worker *w = &h->worker[(i + k) % h->n_worker]; /* mostly at the same place */
+        if (w->name.n == x->name.n && !memcmp(w->name.p, x->name.p, x->name.n))
+            return w;
+    }
+    return NULL;
+}
+
+/* A worker's row has its newest step of answers alone, whether or not there was one since; one that was seen already
+ * is not counted again. */
+static void count_steps(struct api_watch *w, const struct heard *now, const struct heard *before)
+{
+    for (size_t i = 0; i < now->n_worker; i++) {
+        const struct wire_worker *x = &now->worker[i], *was = same_worker(before, x, i);
+        bool seen = was && was->step_ns == x->step_ns && was->context == x->context && was->batch == x->batch;
+        if (x->alive && x->batch && !seen)
+            histogram_observe(&w->steps, x->batch);
+    }
+}
+
+static void on_answer(struct api_watch *w, const uint8_t *p, size_t n)
+{
+    struct heard *before = &w->heard[w->newest], *now = &w->heard[!w->newest];
+    if (!hear(now, p, n))
+        return;
+    count_steps(w, now, before);
+    stat_add(&w->sum, &w->last, &now->stat);
+    w->newest = !w->newest;
+    w->heard_ns = proc_now_ns();
+}
+
+/* ---- the questions ---- */
+
+static void ask(struct api_watch *w)
+{
+    const struct wire_frame f = {.kind = WIRE_STAT};
+    struct err e;
+    link_msg_clear(&w->msg);
+    w->asked = !link_msg_add(&e, &w->msg, &f) && !link_ask(&e, w->dialer, &w->msg, NULL);
+}
+
+void watch_step(struct api_watch *w)
+{
+    struct link_event v;
+    uint64_t now = proc_now_ns();
+    while (link_box_take(w->box, &v)) {
+        if (v.what == LINK_ANSWER)
+            on_answer(w, v.p, v.n);
+        if (v.what == LINK_ANSWER || v.what == LINK_FAILED)
+            w->asked = false;
+    }
+    if (now < w->next_ns)
+        return;
+    histogram_observe(&w->lag, (double)(now - w->next_ns) / 1e9);
+    w->next_ns = now + WATCH_PERIOD_NS;
+    if (!w->asked)
+        ask(w);
+    if (w->store && store_watch_take(w->store, &w->store_stat)) {
+        w->store_ns = now;
+        store_stat_add(&w->store_sum, &w->store_last, &w->store_stat);
+    }
+}
+
+/* ---- what was heard ---- */
+
+static bool fresh(uint64_t at_ns)
+{
+    return at_ns && proc_now_ns() - at_ns < WATCH_OLD_NS;
+}
+
+const struct wire_stat *watch_stat(const struct api_watch *w)
+{
+    return fresh(w->heard_ns) ? &w->heard[w->newest].stat : NULL;
+}
+
+const struct wire_worker *watch_workers(const struct api_watch *w, size_t *n)
+{
+    *n = fresh(w->heard_ns) ? w->heard[w->newest].n_worker : 0;
+    return *n ? w->heard[w->newest].worker : NULL;
+}
+
+const struct wire_kv_stat *watch_store(const struct api_watch *w)
+{
+    return fresh(w->store_ns) ? &w->store_stat : NULL;
+}
+
+const struct wire_stat *watch_stat_sum(const struct api_watch *w)
+{
+    return &w->sum;
+}
+
+const struct wire_kv_stat *watch_store_sum(const struct api_watch *w)
+{
+    return &w->store_sum;
+}
+
+const struct histogram *watch_steps(const struct api_watch *w)
+{
+    return &w->steps;
+}
+
+const struct histogram *watch_lag(const struct api_watch *w)
+{
+    return &w->lag;
+}
+
+bool watch_has_store(const struct api_watch *w)
+{
+    return w->store != NULL;
+}
