@@ -100,9 +100,16 @@ void asks_close(struct asks *a)
     free(a);
 }
 
-void *asks_headers(struct asks *a)
+void asks_reach(void *curl, const struct asks *a)
 {
-    return a->headers;
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, a->headers);
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl, CURLOPT_PROXY, "");
+    curl_easy_setopt(curl, CURLOPT_UNIX_SOCKET_PATH, a->o->unix_path);
+    if (a->o->insecure) {
+        curl_easy_setopt(curl, CURLOPT_SSL_VERIFYPEER, 0L);
+        curl_easy_setopt(curl, CURLOPT_SSL_VERIFYHOST, 0L);
+    }
 }
 
 static size_t on_bytes(char *p, size_t one, size_t n, void *arg)
@@ -124,16 +131,10 @@ static int ask(struct err *e, long *status, json_t **answer, struct asks *a, con
     snprintf(url, sizeof url, "%s%s", a->o->base, path);
     curl_easy_reset(a->curl);
     curl_easy_setopt(a->curl, CURLOPT_URL, url);
-    curl_easy_setopt(a->curl, CURLOPT_HTTPHEADER, a->headers);
     curl_easy_setopt(a->curl, CURLOPT_WRITEFUNCTION, on_bytes);
     curl_easy_setopt(a->curl, CURLOPT_WRITEDATA, &got);
-    curl_easy_setopt(a->curl, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(a->curl, CURLOPT_PROXY, "");
+    asks_reach(a->curl, a);
     curl_easy_setopt(a->curl, CURLOPT_TIMEOUT_MS, 30000L);
-    if (a->o->insecure) {
-        curl_easy_setopt(a->curl, CURLOPT_SSL_VERIFYPEER, 0L);
-        curl_easy_setopt(a->curl, CURLOPT_SSL_VERIFYHOST, 0L);
-    }
     if (body)
         curl_easy_setopt(a->curl, CURLOPT_POSTFIELDS, body);
     CURLcode code = curl_easy_perform(a->curl);

@@ -23,7 +23,8 @@ extern const struct metric_name {
 
 struct opts {
     /* the server */
-    char *base; /* owned, "http://127.0.0.1:8000" */
+    char *base;            /* owned, "http://127.0.0.1:8000" */
+    const char *unix_path; /* NULL: by TCP */
     const char *endpoint, *model, *backend, *label;
     bool chat, insecure;
     struct cli_list headers, metadata;
@@ -77,8 +78,8 @@ struct server {
 struct asks;
 int asks_open(struct err *e, struct asks **out, const struct opts *o);
 void asks_close(struct asks *a);
-/* The lines of a request's head: what curl keeps until asks_close. struct curl_slist. */
-void *asks_headers(struct asks *a);
+/* Headers, path and trust of a transfer, a CURL *; a outlives it. */
+void asks_reach(void *curl, const struct asks *a);
 /* Waits until it answers where o says so; the model's name from o or from the server. */
 int asks_server(struct err *e, struct server *s, struct asks *a);
 /* Ids of a text, owned; *n 0: the server has no /tokenize. */

@@ -178,21 +178,15 @@ static int stream_new(struct err *e, struct stream **out, struct client *c)
         return err_set(e, ERR_SYS, "libcurl makes no transfer: out of memory");
     }
     curl_easy_setopt(s->easy, CURLOPT_URL, c->url);
-    curl_easy_setopt(s->easy, CURLOPT_HTTPHEADER, asks_headers(c->asks));
+    asks_reach(s->easy, c->asks);
     curl_easy_setopt(s->easy, CURLOPT_WRITEFUNCTION, on_bytes);
     curl_easy_setopt(s->easy, CURLOPT_WRITEDATA, s);
     curl_easy_setopt(s->easy, CURLOPT_PRIVATE, s);
     curl_easy_setopt(s->easy, CURLOPT_ERRORBUFFER, s->why);
-    curl_easy_setopt(s->easy, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(s->easy, CURLOPT_PROXY, "");
     curl_easy_setopt(s->easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(s->easy, CURLOPT_TCP_NODELAY, 1L);
     curl_easy_setopt(s->easy, CURLOPT_DNS_CACHE_TIMEOUT, -1L);
     curl_easy_setopt(s->easy, CURLOPT_TIMEOUT_MS, (long)(c->o->timeout_s * 1e3));
-    if (c->o->insecure) {
-        curl_easy_setopt(s->easy, CURLOPT_SSL_VERIFYPEER, 0L);
-        curl_easy_setopt(s->easy, CURLOPT_SSL_VERIFYHOST, 0L);
-    }
     s->next = c->all;
     c->all = s;
     *out = s;

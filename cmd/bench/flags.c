@@ -42,7 +42,10 @@ static int base_url(struct err *e, struct opts *o, const struct words *w)
         open = "[";
         close = "]";
     }
-    if (w->base_url) {
+    if (w->base_url && !strncmp(w->base_url, "unix:", 5)) {
+        o->unix_path = w->base_url + 5;
+        o->base = strdup("http://localhost");
+    } else if (w->base_url) {
         size_t n = strlen(w->base_url);
         while (n && w->base_url[n - 1] == '/')
             n--;
@@ -54,7 +57,7 @@ static int base_url(struct err *e, struct opts *o, const struct words *w)
     if (!o->base)
         return err_nomem(e, "the URL", 300);
     if (strncmp(o->base, "http://", 7) && strncmp(o->base, "https://", 8))
-        return err_set(e, ERR_USAGE, "--base-url: '%.200s' should begin with http:// or https://", o->base);
+        return err_set(e, ERR_USAGE, "--base-url: '%.200s' should begin with http://, https:// or unix:", o->base);
     if (*o->endpoint != '/')
         return err_set(e, ERR_USAGE, "--endpoint: '%.100s' should begin with /", o->endpoint);
     return 0;
@@ -273,9 +276,9 @@ int opts_read(struct err *e, struct opts *o, int argc, char **argv)
                        .fail_above = -1};
 #define TOKENS .lo = 1, .hi = LOAD_TOKENS_MAX
     const struct cli_opt opts[] = {
-        {0, "base-url", CLI_STR, &w.base_url, "URL", "the server, http:// or https://", .lo = 0},
-        {0, "host", CLI_STR, &w.host, "HOST", "where there is no --base-url (127.0.0.1)", .lo = 0},
-        {0, "port", CLI_U64, &w.port, "N", "where there is no --base-url (8000)", .lo = 1, .hi = 65535},
+        {0, "base-url", CLI_STR, &w.base_url, "URL", "the server, http://, https:// or unix:PATH", .lo = 0},
+        {0, "host", CLI_STR, &w.host, "HOST", "where no --base-url is given (127.0.0.1)", .lo = 0},
+        {0, "port", CLI_U64, &w.port, "N", "where no --base-url is given (8000)", .lo = 1, .hi = 65535},
         {0, "endpoint", CLI_STR, &o->endpoint, "PATH", "/v1/completions or /v1/chat/completions", .lo = 0},
         {0, "backend", CLI_CHOICE, &o->backend, "NAME", "openai, vllm or openai-chat; follows --endpoint",
          .choices = "openai|vllm|openai-chat"},
@@ -320,14 +323,13 @@ int opts_read(struct err *e, struct opts *o, int argc, char **argv)
          .fhi = 1e6},
         {0, "length-scale", CLI_F64, &o->length_scale, "X", "lengths of a trace are multiplied by this (1)",
          .flo = 1e-6, .fhi = 1e6},
-        {0, "max-model-len", CLI_U64, &o->model_len, "N", "requests of a file that take more tokens are left out",
-         TOKENS},
+        {0, "max-model-len", CLI_U64, &o->model_len, "N",
+         "requests of a file that take more are left out (the server's)", TOKENS},
         {0, "prompt-kind", CLI_CHOICE, &w.kind, "KIND", "ids, text, or auto: ids where there is no chat (auto)",
          .choices = "auto|ids|text"},
         {0, "vocab", CLI_U64, &o->vocab, "N", "ids of prompts are any below this (those of common words)", .lo = 1,
          .hi = 1u << 31},
-        {0, "ignore-eos", CLI_FLAG, &o->ignore_eos, NULL, "answers go on to their length; only jsonl does not so",
-         .lo = 0},
+        {0, "ignore-eos", CLI_FLAG, &o->ignore_eos, NULL, "of jsonl: answers go on to their length", .lo = 0},
         {0, "temperature", CLI_F64, &w.temperature, "T", "of the requests (the server's)", .flo = 0, .fhi = 1e4,
          .given = &w.has_temperature},
         {0, "extra-body", CLI_STR, &o->extra_body, "JSON", "fields of every request; null takes one away", .lo = 0},

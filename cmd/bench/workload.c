@@ -18,6 +18,7 @@ struct workload {
     uint64_t *turn; /* [n_prefixes] the order of a round */
     uint64_t round;
     size_t n_left_out;
+    uint64_t window; /* tokens that a request may take; 0: any */
 };
 
 static uint64_t stream(uint64_t tag, uint64_t i)
@@ -54,10 +55,10 @@ static int make_tail(struct err *e, struct workload *w, const struct server *s)
     return 0;
 }
 
+/* Lengths and times by their scales; what does not fit the window goes. */
 static void scale(struct workload *w)
 {
     const struct opts *o = w->o;
-    uint64_t window = o->model_len;
     size_t kept = 0;
     for (size_t i = 0; i < w->items.n; i++) {
         struct load_item x = w->items.v[i];
@@ -67,7 +68,7 @@ static void scale(struct workload *w)
             x.n_prompt = prompt < 1 ? 1 : prompt > LOAD_TOKENS_MAX ? LOAD_TOKENS_MAX : (uint32_t)prompt;
             x.n_out = out < 1 ? 1 : out > LOAD_TOKENS_MAX ? LOAD_TOKENS_MAX : (uint32_t)out;
         }
-        if (window && (uint64_t)x.n_prompt + x.n_out > window) {
+        if (w->window && (uint64_t)x.n_prompt + x.n_out > w->window) {
             free(x.hash);
             free(x.body);
         } else {
@@ -108,7 +109,7 @@ static int read_file(struct err *e, struct workload *w)
     scale(w);
     if (w->n_left_out)
         cli_warn(PROG, "%s: %zu requests take more than %llu tokens, and are left out", o->path, w->n_left_out,
-                 (unsigned long long)o->model_len);
+                 (unsigned long long)w->window);
     return w->items.n ? 0 : err_set(e, ERR_NO, "%s: no requests", o->path);
 }
 
@@ -121,6 +122,7 @@ int workload_open(struct err *e, struct workload **out, const struct opts *o, co
         return err_nomem(e, "the workload", sizeof *w);
     w->o = o;
     w->pool = p;
+    w->window = o->model_len ? o->model_len : s->model_len;
     w->round = UINT64_MAX;
     if (o->dataset == DATA_PREFIX && !(w->turn = malloc(o->n_prefixes * sizeof *w->turn)))
         return err_nomem(e, "prefixes", o->n_prefixes * sizeof *w->turn);

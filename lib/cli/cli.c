@@ -99,7 +99,7 @@ static void help_line(char letter, const char *name, const char *arg, const char
         n += snprintf(left + n, sizeof left - (size_t)n, "--%s", name);
     if (arg)
         snprintf(left + n, sizeof left - (size_t)n, " %s", arg);
-    printf("  %-34s %s\n", left, help);
+    printf("  %-34s %s%s\n", left, strlen(left) < 34 ? "" : " ", help); /* two blanks before the text, at least */
 }
 
 static void print_help(const struct cli_prog *p)

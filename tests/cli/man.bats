@@ -138,6 +138,7 @@ run_examples() {
 @test "the examples of sched-colocate(1)" { examples_of_page "$ROOT/docs/man/sched-colocate.1" | run_examples; }
 @test "the examples of sched-exec(1)" { examples_of_page "$ROOT/docs/man/sched-exec.1" | run_examples; }
 @test "the examples of simulate(1)" { examples_of_page "$ROOT/docs/man/simulate.1" | run_examples; }
+@test "the examples of bench(1)" { examples_of_page "$ROOT/docs/man/bench.1" | run_examples; }
 @test "the examples of phasepipe(1)" { examples_of_page "$ROOT/docs/man/phasepipe.1" | run_examples; }
 @test "the examples of phasepipe-up(1)" { examples_of_page "$ROOT/docs/man/phasepipe-up.1" | run_examples; }
 @test "the examples of phasepipe-down(1)" { examples_of_page "$ROOT/docs/man/phasepipe-down.1" | run_examples; }

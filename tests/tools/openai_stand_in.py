@@ -153,7 +153,7 @@ async def serve(reader, writer):
             if not good:
                 writer.transport.abort()
                 return
-    except (ConnectionError, asyncio.IncompleteReadError):
+    except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
         pass
     finally:
         writer.close()
