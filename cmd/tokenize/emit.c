@@ -162,10 +162,24 @@ static void truncate_prompt(struct text_ids *ids, const struct ask *a, uint64_t 
     ids->n = keep;
 }
 
+/* Of this request: the model's, or less where that is asked for. */
+static uint64_t window(const struct tokenize *t, const struct ask *a)
+{
+    uint64_t context = (uint64_t)t->config.context;
+    return a->window && a->window < context ? a->window : context;
+}
+
+/* Where the file lies is not told to who asks. */
+static const char *file_name(const struct tokenize *t)
+{
+    const char *slash = strrchr(t->model_path, '/');
+    return slash ? slash + 1 : t->model_path;
+}
+
 /* The window holds the prompt and at least one answer token; the answer may only take what is left. */
 static int fit(struct err *e, struct ask *a, const struct tokenize *t, size_t n)
 {
-    uint64_t context = (uint64_t)t->config.context;
+    uint64_t context = window(t, a), most = (uint64_t)t->config.context;
     bool all = a->s.max_tokens == UINT32_MAX; /* whatever is left */
     if (n == 0)
         return err_set(e, ERR_NO, "the prompt is empty");
@@ -173,9 +187,14 @@ static int fit(struct err *e, struct ask *a, const struct tokenize *t, size_t n)
         return err_set(e, ERR_NO,
                        "prompt has %zu tokens and max_tokens %u were asked for: the context of %s is %" PRIu64
                        " tokens",
-                       n, a->s.max_tokens, t->model_path, context);
+                       n, a->s.max_tokens, file_name(t), context);
+    if (n + 1 > context && context < most)
+        return err_set(e, ERR_NO,
+                       "prompt is %zu tokens, which exceeds the window of %" PRIu64
+                       " that was asked for; the context of %s is %" PRIu64,
+                       n, context, file_name(t), most);
     if (n + 1 > context)
-        return err_set(e, ERR_NO, "prompt is %zu tokens, the context of %s is %" PRIu64, n, t->model_path, context);
+        return err_set(e, ERR_NO, "prompt is %zu tokens, the context of %s is %" PRIu64, n, file_name(t), context);
     if (a->s.max_tokens > context - n)
         a->s.max_tokens = (uint32_t)(context - n);
     if (a->s.min_tokens > a->s.max_tokens)
@@ -323,7 +342,7 @@ int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, ui
         return e->code;
     int bad = ask_check_ids(&why, a, t->config.vocab) || bad_words(&why, &rows, t, a) || encode(&why, &ids, t, a);
     if (!bad)
-        truncate_prompt(&ids, a, (uint64_t)t->config.context);
+        truncate_prompt(&ids, a, window(t, a));
     a->s.bad_ids = rows.ids.ids;
     a->s.n_bad_id = (uint32_t)rows.ids.n;
     a->s.bad_lens = rows.lens;

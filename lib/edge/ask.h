@@ -46,6 +46,7 @@ struct ask {
     uint32_t *prefix;            /* ids before those of the prompt, which then has no begin token; owned */
     size_t n_prefix;
     int64_t truncate;     /* keep so many ids of the prompt, its last; -1: as many as max_tokens leaves; 0: all */
+    uint32_t window;      /* tokens of prompt and answer, where it is less than the model's; 0: the model's */
     bool strict_window;   /* a max_tokens of the line that the window does not leave is refused, not cut */
     bool has_max_tokens;  /* the line has one */
     struct wire_str *bad; /* texts that may not be said: their ids are for who has the vocabulary; owned */

@@ -197,6 +197,11 @@ static int f_specials(struct err *e, struct ask *a, struct ask_path *at, const j
     return field_bool(e, &a->specials, at, v);
 }
 
+static int f_window(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return field_u32(e, &a->window, at, v, 1, UINT32_MAX);
+}
+
 static int f_strict(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     return field_bool(e, &a->strict_window, at, v);
@@ -390,6 +395,7 @@ static const struct field {
     {"continue_final_message", f_continue},
     {"max_tokens", f_max_tokens},
     {"max_completion_tokens", f_max_tokens},
+    {"window", f_window},
     {"strict_window", f_strict},
     {"min_tokens", f_min_tokens},
     {"temperature", f_temperature},

@@ -230,6 +230,19 @@ T
     [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "8092 8092 512 8092" ]
 }
 
+@test "window: less than the model's; a prompt that exceeds it is refused with all three numbers" {
+    ids=$(jq -cn '[range(100;200)]')
+    jsonl "{\"prompt\":$ids,\"window\":100}" "{\"prompt\":$ids,\"window\":101}" \
+        "{\"prompt\":$ids,\"window\":110,\"max_tokens\":4294967295}" "{\"prompt\":$ids,\"window\":99999}" \
+        "{\"prompt\":$ids,\"window\":110,\"max_tokens\":11,\"strict_window\":true}" \
+        "{\"prompt\":$ids,\"window\":0}" > out
+    jq -r 'select(.k=="err").text' out > text
+    grep -Eq '^line 1: prompt is 100 tokens, which exceeds the window of 100 that was asked for; .* is 8192$' text
+    grep -Eq '^line 5: prompt has 100 tokens and max_tokens 11 .* is 110 tokens$' text
+    grep -q '^line 6: window: expected a whole number from 1 ' text
+    [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "1 10 512" ]
+}
+
 @test "prefix_token_ids go before the prompt, truncate_prompt_tokens keeps its end" {
     t() { printf '%s\n' "$@" | tokenize --jsonl --ids; }
     [ "$(t '{"prompt":[7,8,9],"prefix_token_ids":[5,6]}')" = "5 6 7 8 9" ]
