@@ -33,7 +33,7 @@ struct call_line {
     struct call *c;
     uint64_t seq;
     uint64_t retry_ns; /* the scheduler is full, said just before its err frame; 0: it is not */
-    uint32_t max_tokens;
+    uint32_t max_tokens, n_prompt;
     bool hashed;
     struct call_choice *choice; /* [n] */
 };

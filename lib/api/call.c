@@ -100,13 +100,27 @@ static double seconds(uint64_t from, uint64_t to)
     return to > from ? (double)(to - from) / 1e9 : 0;
 }
 
+/* With the last of a request's choices: how many there were, and how long the longest is. */
+static void of_all_choices(struct metrics_end *m, const struct call *c, const struct call_line *l)
+{
+    uint32_t most = 0;
+    for (uint32_t k = 0; k < c->n; k++) {
+        if (!l->choice[k].ended)
+            return;
+        most = l->choice[k].n_token > most ? l->choice[k].n_token : most;
+    }
+    m->n_choice = c->n;
+    m->most_tokens = most;
+}
+
 /* One choice is no more; w: NULL where it did not end by itself. */
 static void choice_over(struct call *c, struct call_line *l, struct call_choice *x, enum wire_reason reason,
                         const struct wire_end *w)
 {
-    const struct metrics_end m = {
+    struct metrics_end m = {
         .reason = reason,
         .max_tokens = l->max_tokens,
+        .n_prompt = l->n_prompt,
         .e2e_s = seconds(c->arrived_ns, proc_now_ns()),
         .ttft_s = x->first_ns ? seconds(c->arrived_ns, x->first_ns) : -1,
         .last_s = seconds(x->first_ns, x->last_ns),
@@ -118,6 +132,7 @@ static void choice_over(struct call *c, struct call_line *l, struct call_choice 
     else
         c->a->n_waiting--;
     c->n_left--;
+    of_all_choices(&m, c, l);
     metrics_end(c->a->metrics, &m);
 }
 
@@ -415,6 +430,7 @@ void api_on_read(void *arg, uint64_t seq, const struct wire_req *q)
     if (!l)
         return;
     l->max_tokens = q->s.max_tokens;
+    l->n_prompt = q->n_id;
     if (l->c->ops->prompt)
         l->c->ops->prompt(l->c, (uint32_t)(l - l->c->line), q);
 }
