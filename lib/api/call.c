@@ -132,6 +132,8 @@ static void choice_over(struct call *c, struct call_line *l, struct call_choice 
     else
         c->a->n_waiting--;
     c->n_left--;
+    if (reason == WIRE_ERROR && !l->n_prompt) /* refused by its text: the engine never heard of it */
+        return;
     of_all_choices(&m, c, l);
     metrics_end(c->a->metrics, &m);
 }

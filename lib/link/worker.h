@@ -74,6 +74,8 @@ int worker_link_fd(const struct worker_link *w); /* readable while there is some
 
 /* A frame (out, end) for the gateway of an open order. n_out: tokens of the answer after it. */
 int worker_link_send(struct err *e, struct worker_link *w, uint64_t order, const struct wire_frame *f, uint32_t n_out);
+/* true: frames are kept until false, so that those of a step leave in one message. Not for long. */
+void worker_link_hold(struct worker_link *w, bool hold);
 /* r: what, n_done, cached, n_out, out, busy_ns, handle, reason, code, text; the rest is filled in. Copied. */
 int worker_link_report(struct err *e, struct worker_link *w, uint64_t order, const struct wire_report *r);
 

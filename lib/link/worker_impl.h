@@ -92,6 +92,7 @@ struct worker_link {
     pthread_mutex_t lock;
     pthread_t thread;
     bool has_thread, stop;
+    bool hold; /* frames for gateways wait for more of them */
     struct link_box *box;
     struct link_dialer *dialer;
     int fd;

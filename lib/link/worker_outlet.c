@@ -220,7 +220,7 @@ uint64_t outlet_pump(struct worker_link *w, uint64_t now_ns)
         struct outlet *t = *at;
         if (t->sweep)
             sweep(w, t);
-        if (t->wait && !t->asked && link_dialer_up(t->dialer)) {
+        if (t->wait && !t->asked && !w->hold && link_dialer_up(t->dialer)) {
             if (now_ns >= t->again_ns)
                 ask(w, t, now_ns);
             if (!t->asked && t->again_ns < next_ns)
@@ -291,11 +291,21 @@ int worker_link_send(struct err *e, struct worker_link *w, uint64_t order, const
             p = NULL;
         }
     }
+    bool hold = w->hold;
     pthread_mutex_unlock(&w->lock);
     free(p);
-    if (!rc)
+    if (!rc && !hold)
         link_box_wake(w->box);
     return rc;
+}
+
+void worker_link_hold(struct worker_link *w, bool hold)
+{
+    pthread_mutex_lock(&w->lock);
+    w->hold = hold;
+    pthread_mutex_unlock(&w->lock);
+    if (!hold)
+        link_box_wake(w->box);
 }
 
 uint64_t worker_link_queued(struct worker_link *w)

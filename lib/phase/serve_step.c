@@ -215,7 +215,9 @@ int serve_step(struct err *e, struct serve *v, bool *did)
     rc = batch_run(e, b, NULL, NULL);
     if (!rc)
         account(v, proc_now_ns() - begun);
+    worker_link_hold(v->link, true);
     for (int64_t i = 0; i < batch_n(b) && !rc; i++)
         rc = after(e, v, batch_at(b, i)->task, batch_sampled(b, i));
+    worker_link_hold(v->link, false);
     return rc;
 }
