@@ -80,9 +80,9 @@ static void gauge(struct page *p, const char *name, const char *help, bool known
         page_number(p, NULL, 0, v);
 }
 
-static void quantiles(struct page *p, const char *name, const char *help, uint64_t p50, uint64_t p99)
+static void percentiles(struct page *p, const char *name, const char *help, uint64_t p50, uint64_t p99)
 {
-    const struct label l[] = {label_of("quantile", "0.5"), label_of("quantile", "0.99")};
+    const struct label l[] = {label_of("percentile", "50"), label_of("percentile", "99")};
     page_family(p, name, "gauge", help);
     if (p50)
         page_number(p, &l[0], 1, (double)p50 / 1e9);
@@ -243,10 +243,10 @@ void metrics_sched(struct page *p, const struct api_watch *w)
     gauge(p, "phasepipe:sched_workers", "Workers that it knows.", s, s ? s->workers : 0);
     gauge(p, "phasepipe:sched_gateways", "Gateways that it knows.", s, s ? s->gateways : 0);
     gauge(p, "phasepipe:sched_stores", "Stores whose events it reads.", s, s ? s->stores : 0);
-    quantiles(p, "phasepipe:sched_ttft_seconds", "From submit to first token, of the last thousand.",
-              s ? s->ttft_p50_ns : 0, s ? s->ttft_p99_ns : 0);
-    quantiles(p, "phasepipe:sched_step_seconds", "Decode steps, of the last thousand.", s ? s->itl_p50_ns : 0,
-              s ? s->itl_p99_ns : 0);
+    percentiles(p, "phasepipe:sched_ttft_seconds", "From submit to first token, of the last thousand.",
+                s ? s->ttft_p50_ns : 0, s ? s->ttft_p99_ns : 0);
+    percentiles(p, "phasepipe:sched_step_seconds", "Decode steps, of the last thousand.", s ? s->itl_p50_ns : 0,
+                s ? s->itl_p99_ns : 0);
     workers(p, w);
     page_family(p, "phasepipe:loop_lag_seconds", "histogram",
                 "How late the gateway's loop was for what it does once a second.");

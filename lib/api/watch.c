@@ -49,7 +49,7 @@ int watch_open(struct err *e, struct api_watch **out, const char *sched, const c
     rc = rc ? rc : link_box_new(e, &w->box);
     rc = rc ? rc : link_dial(e, &w->dialer, w->box, sched, NULL);
     if (!rc && kv)
-        rc = store_watch_open(e, &w->store, kv);
+        rc = store_watch_open(e, &w->store, kv, w->box);
     w->next_ns = proc_now_ns();
     if (rc)
         watch_close(w);
@@ -185,16 +185,16 @@ void watch_step(struct api_watch *w)
         if (v.what == LINK_ANSWER || v.what == LINK_FAILED)
             w->asked = false;
     }
+    if (w->store && store_watch_take(w->store, &w->store_stat)) {
+        w->store_ns = now;
+        store_stat_add(&w->store_sum, &w->store_last, &w->store_stat);
+    }
     if (now < w->next_ns)
         return;
     histogram_observe(&w->lag, (double)(now - w->next_ns) / 1e9);
     w->next_ns = now + WATCH_PERIOD_NS;
     if (!w->asked)
         ask(w);
-    if (w->store && store_watch_take(w->store, &w->store_stat)) {
-        w->store_ns = now;
-        store_stat_add(&w->store_sum, &w->store_last, &w->store_stat);
-    }
 }
 
 /* ---- what was heard ---- */
