@@ -21,9 +21,10 @@ same() {
     diff want "$1"
 }
 
-@test "five answers, each with ids and log-probabilities" {
-    [ "$(wc -l < want)" = 5 ]
+@test "six answers, each with ids and log-probabilities" {
+    [ "$(wc -l < want)" = 6 ]
     jq -se 'all(.[]; (.token_ids | length) > 0 and (.logprobs.token_logprobs | length) >= (.token_ids | length))' want
+    jq -se 'all(.[] | select(.id == "masks"); .prompt_logprobs.token_logprobs | length == 26 and .[25] < 0)' want
     [ "$(jq -r 'select(.id=="stops") | .finish_reason' want)" = stop ]
 }
 
@@ -54,7 +55,7 @@ same() {
     done < requests.jsonl > got
     same got
     { cat requests.jsonl; for i in 1 2 3 4; do jq -cn --arg p "$(seq -s ' ' $((i * 40)))" '{prompt:$p,max_tokens:40}'; done; } |
-        tokenize --jsonl | prefill | decode --max-num-seqs 9 | stream --jsonl | answers | head -5 > got
+        tokenize --jsonl | prefill | decode --max-num-seqs 9 | stream --jsonl | answers | head -6 > got
     same got
 }
 
@@ -90,7 +91,7 @@ same() {
             same got
         done
     done
-    # five of either, which share two processors and come and go
+    # six of either, which share two processors and come and go
     for i in 1 2 3 4 5; do
         { sleep 0.0$i; prefill --cpus "$first" --cores-file cores --max-num-batched-tokens 64 < all.tok |
             decode --cpus "$last" --cores-file cores | stream --jsonl | answers > got.$i; } 3>&- &
