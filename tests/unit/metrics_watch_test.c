@@ -1,0 +1,418 @@
+/*
+ * What the watch hears of a scheduler and of a store that are played here, over real sockets, and what the page says of
+ * it. What is expected follows from the numbers that are sent, and from what a counter is to Prometheus: it never falls
+ * while its process lives, whatever those that it tells of do.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "api/metrics.h"
+#include "api/watch.h"
+#include "exposition.h"
+#include "link/ask.h"
+#include "link/server.h"
+
+#define OK(call)                                                                                                       \
+    do {                                                                                                               \
+        if (call)                                                                                                      \
+            fail_msg("%s: %s", #call, e.text);                                                                         \
+    } while (0)
+#define WAIT_MS 5000
+
+static struct err e;
+static struct expo page;
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+struct world {
+    char sched_url[64], store_url[64];
+    struct link_box *box;
+    struct link_listener *l;
+    struct link_server *store;
+    struct wire_stat stat; /* what the scheduler answers */
+    struct wire_worker worker[80];
+    size_t n_worker;
+    const uint8_t *garbage; /* … instead of that */
+    size_t n_garbage;
+    bool silent;
+    struct wire_kv_stat kv; /* what the store answers */
+    unsigned n_asked, n_kv_asked;
+    struct api_watch *w;
+    struct metrics *m;
+};
+
+static void on_kv_frame(void *arg, struct link_conn *c, const struct wire_frame *f)
+{
+    struct world *x = arg;
+    struct wire_frame a;
+    if (f->kind == WIRE_KV_OPEN) {
+        assert_false(f->kv_open.has_kv);
+        a = (struct wire_frame){.kind = WIRE_KV_ARENA, .kv_arena = {.tag = f->kv_open.tag, .lease_ms = 5000}};
+    } else {
+        assert_int_equal(f->kind, WIRE_KV_STAT);
+        a = (struct wire_frame){.kind = WIRE_KV_STAT, .kv_stat = x->kv};
+        a.kv_stat.tag = f->kv_tag.tag;
+        x->n_kv_asked++;
+    }
+    link_send(c, &a, -1);
+}
+
+static void on_kv_bad(void *arg, struct link_conn *c, const struct err *bad)
+{
+    (void)arg;
+    (void)c;
+    fail_msg("the store was sent: %s", bad->text);
+}
+
+static void on_kv_closed(void *arg, struct link_conn *c)
+{
+    (void)arg;
+    (void)c;
+}
+
+static void world_new(struct world *x, const char *name, bool store)
+{
+    static const struct link_ops ops = {on_kv_frame, on_kv_bad, on_kv_closed};
+    bool stale;
+    *x = (struct world){.n_worker = 0};
+    snprintf(x->sched_url, sizeof x->sched_url, "ipc:///tmp/mw-%d-%s", (int)getpid(), name);
+    snprintf(x->store_url, sizeof x->store_url, "unix:/tmp/mw-%d-%s.kv", (int)getpid(), name);
+    OK(link_box_new(&e, &x->box));
+    OK(link_listen(&e, &x->l, x->box, x->sched_url, NULL));
+    if (store)
+        OK(link_server_new(&e, &x->store, &stale, x->store_url, &ops, x));
+    OK(metrics_new(&e, &x->m, "m", 8192));
+    OK(watch_open(&e, &x->w, x->sched_url, store ? x->store_url : NULL));
+}
+
+static void world_free(struct world *x)
+{
+    watch_close(x->w);
+    metrics_free(x->m);
+    link_server_free(x->store);
+    link_listener_free(x->l);
+    link_box_free(x->box);
+    unlink(x->sched_url + 6);
+    expo_free(&page);
+}
+
+static void answer(struct world *x, struct link_question *q)
+{
+    struct link_msg msg = {0};
+    struct wire_frame f = {.kind = WIRE_STAT, .stat = x->stat};
+    if (x->garbage) {
+        msg.p = malloc(x->n_garbage);
+        memcpy(msg.p, x->garbage, x->n_garbage);
+        msg.n = msg.cap = x->n_garbage;
+    } else {
+        OK(link_msg_add(&e, &msg, &f));
+        for (size_t i = 0; i < x->n_worker; i++) {
+            f = (struct wire_frame){.kind = WIRE_WORKER, .worker = x->worker[i]};
+            OK(link_msg_add(&e, &msg, &f));
+        }
+    }
+    link_answer(q, &msg);
+    link_msg_free(&msg);
+    x->n_asked++;
+}
+
+static void serve(struct world *x)
+{
+    struct link_event v;
+    bool did;
+    link_box_wait(x->box, 5);
+    while (link_box_take(x->box, &v))
+        if (v.what == LINK_QUESTION && !x->silent)
+            answer(x, v.q);
+    if (x->store)
+        OK(link_server_step(&e, x->store, &did, 0));
+    uint64_t before = now_ms();
+    watch_step(x->w);
+    assert_true(now_ms() - before < 100); /* it never waits */
+    assert_true(watch_next_ms(x->w) <= 1000);
+}
+
+/* Until n more questions have been answered, and what they were answered has arrived. */
+static void rounds(struct world *x, unsigned n)
+{
+    unsigned asked = x->n_asked + n, kv = x->n_kv_asked + (x->store ? n : 0);
+    uint64_t end = now_ms() + WAIT_MS;
+    while ((x->n_asked < asked || x->n_kv_asked < kv) && now_ms() < end)
+        serve(x);
+    assert_true(x->n_asked >= asked && x->n_kv_asked >= kv);
+    for (uint64_t rest = now_ms() + 60; now_ms() < rest;)
+        serve(x);
+}
+
+static void look(struct world *x)
+{
+    const struct metrics_now now = {.running = 77, .waiting = 88};
+    char *text;
+    size_t n;
+    expo_free(&page);
+    OK(metrics_text(&e, &text, &n, x->m, &now, x->w));
+    expo_read(&page, text, n);
+    free(text);
+}
+
+static double value(const char *name, const char *labels)
+{
+    return expo_value(&page, name, labels);
+}
+
+static struct wire_worker worker(const char *name, const char *role)
+{
+    return (struct wire_worker){.name = wire_str_of(name),
+                                .role = wire_str_of(role),
+                                .alive = true,
+                                .seqs = 3,
+                                .seqs_all = 8,
+                                .blocks = 75,
+                                .blocks_all = 100,
+                                .n_prefill = 1,
+                                .n_decode = 2,
+                                .step_ns = 2000000,
+                                .batch = 5,
+                                .context = 100};
+}
+
+/* ---- tests ---- */
+
+static void test_what_they_say(void **state)
+{
+    (void)state;
+    struct world x;
+    size_t n;
+    world_new(&x, "say", true);
+    assert_null(watch_stat(x.w));
+    assert_null(watch_store(x.w));
+    assert_null(watch_workers(x.w, &n));
+    assert_int_equal(n, 0);
+    x.stat = (struct wire_stat){.submitted = 100,
+                                .running = 4,
+                                .waiting = 6,
+                                .stop = 50,
+                                .length = 30,
+                                .refused = 10,
+                                .placed = 200,
+                                .retried = 2,
+                                .preempted = 3,
+                                .stale = 1,
+                                .workers = 3,
+                                .ttft_p50_ns = 5000000};
+    x.worker[0] = worker("p0", "prefill");
+    x.worker[1] = worker("d \"0\"", "decode");
+    x.worker[2] = worker("gone", "decode");
+    x.worker[2].alive = false;
+    x.worker[3] = worker("odd", "a role of tomorrow");
+    x.n_worker = 4;
+    x.kv = (struct wire_kv_stat){.total = 1000,
+                                 .free = 500,
+                                 .cached = 200,
+                                 .leased = 200,
+                                 .credited = 60,
+                                 .quarantined = 40,
+                                 .slot_bytes = 4096,
+                                 .hit_blocks = 7,
+                                 .miss_blocks = 9,
+                                 .disk_total = 50,
+                                 .disk_used = 20,
+                                 .disk_hits = 3};
+    rounds(&x, 1);
+    assert_int_equal(watch_stat(x.w)->running, 4);
+    assert_non_null(watch_workers(x.w, &n));
+    assert_int_equal(n, 4);
+    assert_int_equal(watch_store(x.w)->total, 1000);
+    look(&x);
+    assert_int_equal(value("vllm:num_requests_running", ""), 4);
+    assert_int_equal(value("vllm:num_requests_waiting", ""), 6);
+    assert_int_equal(value("vllm:num_requests_waiting_by_reason", "reason=capacity"), 6);
+    assert_int_equal(value("vllm:num_preemptions_total", ""), 3);
+    assert_true(value("vllm:kv_cache_usage_perc", "model_name=m") == 0.3); /* of the board: leased, credited, lost */
+    assert_non_null(expo_find(&page, "vllm:cache_config_info", "num_gpu_blocks=1000,block_size=32"));
+    assert_int_equal(value("phasepipe:sched_ended_total", "reason=refused"), 10);
+    assert_int_equal(value("phasepipe:sched_placed_total", ""), 200);
+    assert_true(value("phasepipe:sched_ttft_seconds", "percentile=50") == 0.005);
+    assert_null(expo_find(&page, "phasepipe:sched_ttft_seconds", "percentile=99")); /* not said */
+    assert_int_equal(value("phasepipe:sched_up", ""), 1);
+    assert_int_equal(value("phasepipe:store_up", ""), 1);
+    assert_int_equal(value("phasepipe:store_blocks", "state=credited"), 60);
+    assert_int_equal(value("phasepipe:store_tier_bytes", "tier=memory"), 4096000);
+    assert_int_equal(value("phasepipe:store_tier_used_bytes", "tier=memory"), 500 * 4096);
+    assert_int_equal(value("phasepipe:store_tier_used_bytes", "tier=disk"), 20 * 4096);
+    assert_int_equal(value("phasepipe:store_disk_hit_blocks_total", ""), 3);
+    assert_int_equal(value("phasepipe:worker_running", "worker=d \"0\",role=decode"), 3);
+    assert_int_equal(value("phasepipe:worker_orders", "worker=p0,role=prefill,phase=decode"), 2);
+    assert_true(value("phasepipe:worker_step_seconds", "worker=p0") == 0.002);
+    assert_int_equal(value("phasepipe:worker_sequences_free", "worker=odd,role=other"), 3);
+    assert_null(expo_find(&page, "phasepipe:worker_running", "worker=gone"));
+    assert_int_equal(value("phasepipe:workers_not_shown", ""), 0);
+    world_free(&x);
+}
+
+/* Both begin anew, one right after the other has grown, the other at less. */
+static void test_counters_never_fall(void **state)
+{
+    (void)state;
+    struct world x;
+    world_new(&x, "fall", true);
+    x.stat = (struct wire_stat){.submitted = 100, .preempted = 3, .stop = 90, .placed = 150};
+    x.kv = (struct wire_kv_stat){.total = 10, .free = 10, .hit_blocks = 50, .evicted = 20};
+    rounds(&x, 1);
+    look(&x);
+    assert_int_equal(value("phasepipe:sched_submitted_total", ""), 100);
+    x.stat = (struct wire_stat){.submitted = 5, .preempted = 4, .stop = 2, .placed = 5};
+    x.kv = (struct wire_kv_stat){.total = 10, .free = 10, .hit_blocks = 60, .evicted = 1};
+    rounds(&x, 1);
+    look(&x);
+    assert_int_equal(value("phasepipe:sched_submitted_total", ""), 105);
+    assert_int_equal(value("vllm:num_preemptions_total", ""), 7);
+    assert_int_equal(value("phasepipe:sched_ended_total", "reason=stop"), 92);
+    assert_int_equal(value("phasepipe:store_hit_blocks_total", ""), 110);
+    assert_int_equal(value("phasepipe:store_evicted_blocks_total", ""), 21);
+    x.stat.submitted = 8;
+    rounds(&x, 1);
+    look(&x);
+    assert_int_equal(value("phasepipe:sched_submitted_total", ""), 108);
+    assert_int_equal(value("phasepipe:store_hit_blocks_total", ""), 110);
+    world_free(&x);
+}
+
+/* A row says what the newest step was, again and again: it counts when it is another. */
+static void test_steps(void **state)
+{
+    (void)state;
+    struct world x;
+    world_new(&x, "steps", false);
+    x.worker[0] = worker("a", "decode");
+    x.worker[1] = worker("b", "decode");
+    x.worker[1].batch = 40;
+    x.n_worker = 2;
+    rounds(&x, 1);
+    rounds(&x, 1);
+    look(&x);
+    assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 2);
+    assert_int_equal(value("vllm:iteration_tokens_total_sum", ""), 45);
+    x.worker[0].context++;
+    struct wire_worker a = x.worker[0]; /* their order may change */
+    x.worker[0] = x.worker[1];
+    x.worker[1] = a;
+    rounds(&x, 1);
+    look(&x);
+    assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 3);
+    assert_int_equal(value("vllm:iteration_tokens_total_sum", ""), 50);
+    assert_true(value("phasepipe:loop_lag_seconds_count", "") >= 3);
+    assert_true(value("phasepipe:loop_lag_seconds_bucket", "le=0.1") >= 3);
+    world_free(&x);
+}
+
+/* Rows are bounded, and those that leave take theirs along; without a store the fullest worker's pool counts. */
+static void test_many_workers(void **state)
+{
+    (void)state;
+    static char name[80][16];
+    struct world x;
+    size_t n;
+    world_new(&x, "many", false);
+    for (x.n_worker = 0; x.n_worker < 80; x.n_worker++) {
+        snprintf(name[x.n_worker], sizeof *name, "w%02zu", x.n_worker);
+        x.worker[x.n_worker] = worker(name[x.n_worker], x.n_worker % 2 ? "decode" : "both");
+    }
+    x.worker[79].blocks = 60;
+    rounds(&x, 1);
+    look(&x);
+    size_t rows = 0;
+    for (size_t i = 0; i < page.n_sample; i++)
+        rows += !strcmp(page.s[i].name, "phasepipe:worker_running");
+    assert_int_equal(rows, 64);
+    assert_int_equal(value("phasepipe:workers_not_shown", ""), 16);
+    assert_non_null(watch_workers(x.w, &n));
+    assert_int_equal(n, 80);
+    assert_true(value("vllm:kv_cache_usage_perc", "") == 0.4);
+    x.n_worker = 1;
+    x.worker[0].blocks = 1000; /* more than there are */
+    rounds(&x, 1);
+    look(&x);
+    rows = 0;
+    for (size_t i = 0; i < page.n_sample; i++)
+        rows += !strcmp(page.s[i].name, "phasepipe:worker_running");
+    assert_int_equal(rows, 1);
+    assert_int_equal(value("phasepipe:workers_not_shown", ""), 0);
+    assert_true(value("vllm:kv_cache_usage_perc", "") == 0);
+    world_free(&x);
+}
+
+/* What is no answer of a scheduler changes nothing, and the next that is one counts again. */
+static void test_garbage(void **state)
+{
+    (void)state;
+    static const uint8_t bytes[] = {0, 0, 0, 200, 1, 2, 3}, none[] = {0};
+    struct world x;
+    world_new(&x, "garbage", false);
+    x.stat = (struct wire_stat){.running = 4};
+    rounds(&x, 1);
+    x.garbage = bytes;
+    x.n_garbage = sizeof bytes;
+    rounds(&x, 1);
+    assert_int_equal(watch_stat(x.w)->running, 4);
+    x.garbage = none;
+    x.n_garbage = 0;
+    rounds(&x, 1);
+    assert_int_equal(watch_stat(x.w)->running, 4);
+    x.garbage = NULL;
+    x.stat.running = 5;
+    rounds(&x, 1);
+    assert_int_equal(watch_stat(x.w)->running, 5);
+    world_free(&x);
+}
+
+/* A store that accepts and says nothing, a scheduler that takes the question and says nothing: neither keeps the loop,
+ * nor the end. */
+static void test_silence(void **state)
+{
+    (void)state;
+    struct world x;
+    world_new(&x, "silent", true);
+    x.silent = true;
+    struct link_server *store = x.store;
+    x.store = NULL; /* not stepped */
+    for (uint64_t end = now_ms() + 1500; now_ms() < end;)
+        serve(&x);
+    look(&x);
+    assert_int_equal(value("vllm:num_requests_running", ""), 77); /* of this gateway's own */
+    assert_int_equal(value("vllm:num_requests_waiting", ""), 88);
+    assert_int_equal(value("phasepipe:sched_up", ""), 0);
+    assert_int_equal(value("phasepipe:store_up", ""), 0);
+    assert_null(expo_find(&page, "vllm:kv_cache_usage_perc", ""));
+    uint64_t before = now_ms();
+    x.store = store;
+    watch_close(x.w);
+    x.w = NULL;
+    assert_true(now_ms() - before < 1000);
+    world_free(&x);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_they_say), cmocka_unit_test(test_counters_never_fall),
+        cmocka_unit_test(test_steps),         cmocka_unit_test(test_many_workers),
+        cmocka_unit_test(test_garbage),       cmocka_unit_test(test_silence),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
