@@ -72,8 +72,11 @@ static int told(struct err *e, struct serve *v, struct worker_told *t)
 {
     struct task *o = t->what == TOLD_CANCEL || t->what == TOLD_PREEMPT ? task_find(v, t->order) : NULL;
     int rc = 0;
-    if (t->what == TOLD_ORDER)
+    if (t->what == TOLD_ORDER) {
+        /* Until the room is said the link counts the order, though the room be what it was before. */
+        v->room_ns = 0;
         return task_take(e, v, t); /* t is the order's */
+    }
     if (t->what == TOLD_DRAIN || t->what == TOLD_RESUME)
         v->told_drain = t->what == TOLD_DRAIN;
     if (o && t->what == TOLD_CANCEL)

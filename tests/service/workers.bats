@@ -172,6 +172,22 @@ nothing_leased() {
         diff - <(jq -r .text <<< "$second")
 }
 
+@test "short answers in a row: each gives its place back at once, not when the worker next says its room" {
+    services
+    start pre prefill --run . --max-num-seqs 4
+    seq 40 | jq -c '{id: "\(.)", prompt: "a", max_tokens: 1}' > row
+    # ten turns of all places: of half a second each where they come back only then
+    for try in 1 2 3; do
+        begin=$(date +%s%N)
+        ask --max-running 1 < row > out
+        [ "$(jq -s length out)" -eq 40 ]
+        took=$((($(date +%s%N) - begin) / 1000000))
+        [ $took -ge 2000 ] || return 0
+    done
+    echo "40 answers of one token took $took ms"
+    false
+}
+
 @test "with the fake engine a hundred prompts take the time that its numbers say" {
     start store kvstore --listen "unix:$PWD/kv.sock" --kv-cache-memory-bytes 8M --layers 1 --kv-heads 1 --head-dim 8 \
         --arithmetic fake1 --model-fingerprint "$(printf 'fa%.0s' {1..32})"
