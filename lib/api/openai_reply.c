@@ -159,13 +159,18 @@ static void completion_logprob(struct openai_choice *c, const struct openai_repl
     if (isnan(lp->logprob) && !lp->n_top) {
         LIT(&c->top, "null");
     } else {
+        bool there = false;
         LIT(&c->top, "{");
-        for (uint32_t i = 0; i < lp->n_top; i++) {
+        for (uint32_t i = 0; i <= lp->n_top; i++) { /* its own is always there: up to one more than was asked for */
+            bool own = i == lp->n_top;
+            if (own && there)
+                break;
+            there = there || (!own && lp->top[i].id == lp->id);
             if (i)
                 LIT(&c->top, ",");
-            token_name(&c->top, p, lp->top[i].id);
+            token_name(&c->top, p, own ? lp->id : lp->top[i].id);
             LIT(&c->top, ":");
-            logprob(&c->top, lp->top[i].logprob);
+            logprob(&c->top, own ? lp->logprob : lp->top[i].logprob);
         }
         LIT(&c->top, "}");
     }
