@@ -241,6 +241,55 @@ static void test_load(void **state)
     }
 }
 
+/* Whatever a field holds, it is taken or refused in words that begin with its path or say all there is. */
+static void test_any_value(void **state)
+{
+    static const char *const keys[] = {"prompt",  "messages", "suffix",  "system",       "template",
+                                       "context", "stream",   "raw",     "format",       "images",
+                                       "think",   "truncate", "shift",   "logprobs",     "keep_alive",
+                                       "options", "tools",    "unknown", "top_logprobs", "_debug_render_only"};
+    static const char *const options[] = {
+        "seed",  "num_predict", "top_k",       "top_p",          "min_p",         "typical_p",
+        "tfs_z", "mirostat",    "temperature", "repeat_penalty", "repeat_last_n", "presence_penalty",
+        "stop",  "num_ctx",     "num_thread",  "num_keep",       "use_mmap",      "unknown"};
+    static const char *const values[] = {"null",
+                                         "true",
+                                         "false",
+                                         "-1",
+                                         "0",
+                                         "7",
+                                         "0.5",
+                                         "1e308",
+                                         "9223372036854775807",
+                                         "-9223372036854775808",
+                                         "\"\"",
+                                         "[]",
+                                         "{}",
+                                         "[[]]",
+                                         "[{}]",
+                                         "[1]",
+                                         "\"x\"",
+                                         "[\"\"]",
+                                         "[null]",
+                                         "{\"a\":[{}]}"};
+    struct err e;
+    char body[200];
+    (void)state;
+    for (size_t v = 0; v < sizeof values / sizeof *values; v++)
+        for (size_t k = 0; k < sizeof keys / sizeof *keys + sizeof options / sizeof *options; k++)
+            for (int chat = 0; chat < 2; chat++) {
+                size_t n = sizeof keys / sizeof *keys;
+                snprintf(body, sizeof body, k < n ? "{\"%s\":%s}" : "{\"options\":{\"%s\":%s}}",
+                         k < n ? keys[k] : options[k - n], values[v]);
+                int rc = read_body(&e, body, chat);
+                if (rc && (rc != ERR_NO || !e.text[0]))
+                    fail_msg("%s: %d %s", body, rc, e.text);
+                if (!rc)
+                    ollama_ask_free(&q);
+                assert_null(q.line);
+            }
+}
+
 /* ---- ids: the authority is the text library, which is held against other programs by its own tests ---- */
 
 static void expect_ids(const json_t *list, const struct text_ids *v)
@@ -316,8 +365,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults), cmocka_unit_test(test_options),  cmocka_unit_test(test_without_effect),
         cmocka_unit_test(test_messages), cmocka_unit_test(test_logprobs), cmocka_unit_test(test_template),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_load),     cmocka_unit_test(test_raw),
-        cmocka_unit_test(test_context),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_load),     cmocka_unit_test(test_any_value),
+        cmocka_unit_test(test_raw),      cmocka_unit_test(test_context),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
