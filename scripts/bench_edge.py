@@ -1,0 +1,310 @@
+"""Sections of bench-peers over HTTP: what the edge costs, and whole servers under one load generator (`bench`, which counts and
+stamps for all of them). Standard library only."""
+
+import http.client
+import json
+import os
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+
+import peer
+import pipe
+from bench_run import HERE, Failed, wait_until
+from bench_serve import Up, percentile, processors
+
+SSE = {"streams": 1000, "tokens": 60, "step_ms": 100}
+ONE = {"requests": 400, "at_once": 32, "prompt": 16}
+TTFT = {"prompt": 16, "requests": 40}
+SLO = {"ttft": 2000, "tpot": 100}  # ms, of the goodput
+RATES = {
+    "shared prefix": {"args": ["--dataset-name", "prefix", "--prefix-repetition-num-prefixes", "4", "--prefix-repetition-prefix-len",
+                               "1000", "--prefix-repetition-suffix-len", "32", "--prefix-repetition-output-len", "32"],
+                      "rates": (1, 2, 4, 8), "n": 16},
+    "long prompts": {"args": ["--dataset-name", "random", "--random-input-len", "2000", "--random-output-len", "48"],
+                     "rates": (0.1, 0.2, 0.4), "n": 5},
+}
+WINDOW = 4096
+SEATS = 16
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def load(url, *options, limit=600):
+    """A run of bench against a server; its result. A request that failed is a failure of the case."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        cmd = [pipe.program("bench"), "--base-url", url, "--seed", "1", "-o", out.name, *map(str, options)]
+        run = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
+        if run.returncode != 0:
+            raise Failed(f"{' '.join(cmd)}: exit {run.returncode}: {run.stdout[-1500:].strip()}")
+        return json.load(out)
+
+
+class Ours(Up):
+    """phasepipe up with HTTP at a socket of its own, or at a port."""
+
+    def __init__(self, model, options, name, port=True):
+        self.name = name
+        self.dirs = tempfile.TemporaryDirectory(prefix="edge.")
+        address = f"127.0.0.1:{free_port()}" if port else f"unix:{self.dirs.name}/http"
+        self.url = f"http://{address}" if port else address
+        super().__init__(model, ["--http", address, "--ollama", "off", *options])
+
+    def pid_of(self, name):
+        with open(os.path.join(self.run, "state.json"), encoding="utf-8") as f:
+            state = json.load(f)
+        services = state["services"] if isinstance(state, dict) else state
+        return next(s["pid"] for s in services if s["name"] == name)
+
+    def close(self):
+        super().close()
+        self.dirs.cleanup()
+
+
+class Peer:
+    """A server of another make at a free port, ready when its /health says so."""
+
+    def __init__(self, cmd, name, env=None, limit=300):
+        self.name = name
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.said = tempfile.TemporaryFile("w+")
+        self.p = subprocess.Popen([*cmd, "--port", str(self.port)], stdin=subprocess.DEVNULL, stdout=self.said, stderr=self.said,
+                                  env={**os.environ, **(env or {})}, start_new_session=True)
+        try:
+            wait_until(self.healthy, limit)
+        except Failed:
+            self.close()
+            raise
+
+    def healthy(self):
+        if self.p.poll() is not None:
+            self.said.seek(0)
+            raise Failed(f"{self.name}: exit {self.p.returncode}: {self.said.read()[-1500:].strip()}")
+        try:
+            c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+            c.request("GET", "/health")
+            return c.getresponse().status == 200
+        except OSError:
+            return False
+
+    def close(self):
+        if self.p.poll() is None:
+            os.killpg(self.p.pid, 15)
+            try:
+                self.p.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.p.pid, 9)
+                self.p.wait()
+        self.said.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def llama(b, slots, window):
+    return Peer([peer.find("llama-server"), "-m", b.a.model, "-t", str(b.a.threads), "-c", str(slots * window), "-np", str(slots),
+                 "--host", "127.0.0.1"], "llama.cpp's server")
+
+
+def vllm(b):
+    home = subprocess.run([os.path.join(HERE, "peer-vllm"), "where"], stdout=subprocess.PIPE, text=True).stdout.strip()
+    cores = f"0-{b.a.threads - 1}" if b.a.threads > 1 else "0"
+    return Peer([os.path.join(home, "venv", "bin", "vllm"), "serve", os.path.join(home, "model"), "--dtype", "bfloat16",
+                 "--max-model-len", str(WINDOW), "--max-num-seqs", str(SEATS), "--host", "127.0.0.1"], "vLLM on the CPU",
+                {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1",
+                 "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
+                 "PATH": os.path.join(home, "venv", "bin") + ":" + os.environ["PATH"]}, limit=600)
+
+
+# ---- 1,000 streams of a fake engine ----
+
+def cpu_s(pid):
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as f:
+        words = f.read().rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def delays_ms(result):
+    """All answers of a step leave the engine at once: what comes later than the first of its step has been held up. Answers that
+    began in other steps take the same ones, so a step is what lies within half of its time."""
+    at = []
+    for start, ttft, itls in zip(result["start_times"], result["ttfts"], result["itls"]):
+        t = start + ttft
+        at.append(t)
+        for gap in itls:
+            t += gap
+            at.append(t)
+    at.sort()
+    first, out = at[0], []
+    for t in at:
+        if t - first > SSE["step_ms"] / 2000:
+            first = t
+        out.append(1e3 * (t - first))
+    return out
+
+
+def sse(b):
+    n, tokens = SSE["streams"], SSE["tokens"]
+    engine = f"fake:1e6,1e3,0,{SSE['step_ms']}e6,0,1"
+    with Ours(b.a.model, ["--engine", engine, "--max-num-seqs", str(n), "--max-num-batched-tokens", str(max(1024, n)),
+                          "--kv-cache-memory-bytes", "256M"], "ours") as s:
+        edge = s.pid_of("stream")
+
+        def turn():
+            was = cpu_s(edge)
+            r = load(s.url, "-n", n, "--random-input-len", 16, "--random-output-len", tokens, "--ignore-eos", "--save-detailed")
+            return {"us": 1e6 * (cpu_s(edge) - was) / (n * tokens), "p99": percentile(delays_ms(r), 99),
+                    "whole": sum(k == tokens for k in r["output_lens"]), "bench_us": r["client"]["cpu_us_per_event"]}
+
+        got = b.rounds("sse", turn, b.a.rounds)
+    median = statistics.median
+    b.figure(f"{n:,} streams of a fake engine: CPU of the edge, µs an event", median(g["us"] for g in got), 15, most=True,
+             show="{:.1f}", detail=f"{n * tokens:,} events a round; bench itself {median(g['bench_us'] for g in got):.1f} µs")
+    b.figure("… p99 of the delay behind the first of a step, ms", median(g["p99"] for g in got), 25, most=True, show="{:.1f}")
+    b.figure("… streams that are complete", min(g["whole"] for g in got), n, show="{:.0f}")
+
+
+# ---- answers of one token ----
+
+def requests(b):
+    """In turns, so that what disturbs the machine disturbs both."""
+    def rate(s):
+        r = load(s.url, "-n", ONE["requests"], "--max-concurrency", ONE["at_once"], "--random-input-len", ONE["prompt"],
+                 "--random-output-len", 1, "--ignore-eos")
+        return r["request_throughput"]
+
+    missing = peer.missing("llama-server")
+    with Ours(b.a.model, [], "ours") as ours:
+        if missing:
+            b.note(missing)
+            b.figure("answers of one token, 32 at once: a second", statistics.median(b.rounds("ours", lambda: rate(ours))),
+                     show="{:.0f}")
+            return
+        with llama(b, ONE["at_once"], 256) as other:
+            rate(ours), rate(other)
+            got = b.rounds("requests", lambda: (rate(ours), rate(other)))
+    mine, theirs = (statistics.median(g[i] for g in got) for i in (0, 1))
+    b.figure(f"answers of one token, {ONE['at_once']} at once: against llama.cpp's server",
+             statistics.median(m / t for m, t in got), 2, detail=f"{mine:.0f} and {theirs:.0f} a second")
+
+
+# ---- what the edge adds ----
+
+def edge(b):
+    """One gateway of a pipe and one of HTTP on the same services: the same requests in turns, each with a prompt that was not
+    seen before. The pipe's time is that of its program's own clock, from the birth of a request to its first token."""
+    def by_pipe(s):
+        lines = "".join(json.dumps({"prompt": prompt(), "max_tokens": 1, "ignore_eos": True, "temperature": 0}) + "\n"
+                        for _ in range(TTFT["requests"]))
+        run = subprocess.run([pipe.program("stream"), "--run", s.run, "--jsonl", "--max-running", "1"], input=lines,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if run.returncode:
+            raise Failed(f"stream: exit {run.returncode}: {run.stderr[-800:]}")
+        return statistics.median(json.loads(x)["timings"]["ttft_ns"] for x in run.stdout.splitlines()) / 1e6
+
+    def by_http(s):
+        c = http.client.HTTPConnection("127.0.0.1", int(s.url.rsplit(":", 1)[1]), timeout=60)
+        times = []
+        for _ in range(TTFT["requests"]):
+            body = json.dumps({"prompt": prompt(), "max_tokens": 1, "ignore_eos": True, "temperature": 0, "stream": True})
+            begin = time.perf_counter()
+            c.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            r = c.getresponse()
+            line = r.readline()
+            times.append(1e3 * (time.perf_counter() - begin))
+            if not line.startswith(b"data: "):
+                raise Failed(f"ours: {r.status} {line[:200]}")
+            r.read()
+        return statistics.median(times)
+
+    seen = [0]
+
+    def prompt():
+        seen[0] += 1
+        return [(7 * k + 13 * seen[0]) % 40000 + 100 for k in range(TTFT["prompt"])]
+
+    with Ours(b.a.model, [], "ours") as s:
+        by_pipe(s), by_http(s)
+        got = b.rounds("edge", lambda: (by_pipe(s), by_http(s)), max(5, b.a.rounds))
+    b.figure(f"TTFT that HTTP adds to the pipe, {TTFT['prompt']} tokens, ms", statistics.median(h - p for p, h in got), 2, most=True,
+             detail=f"{statistics.median(h for _, h in got):.2f} and {statistics.median(p for p, _ in got):.2f} ms")
+
+
+# ---- whole servers at rising rates ----
+
+def servers(b):
+    many = str(len(processors()))
+    yield "split", lambda: Ours(b.a.model, [], "split")
+    yield "colocated", lambda: Ours(b.a.model, ["--sched", "sched-colocate", "-P", "0", "-D", many, "--cores", "fixed"], "colocated")
+    missing = peer.missing("llama-server")
+    if missing:
+        b.note(missing)
+    else:
+        yield "llama.cpp", lambda: llama(b, SEATS, WINDOW)
+    if b.no_vllm:
+        b.note(b.no_vllm)
+    else:
+        yield "vLLM-CPU", lambda: vllm(b)
+
+
+def measure(b, start, name):
+    """One server at a time has the machine: every workload at every rate, each rate with prompts of its own."""
+    got = {}
+    with start() as s:
+        load(s.url, "-n", 4, "--random-input-len", 32, "--random-output-len", 8, "--ignore-eos", "--temperature", 0)
+        for workload, w in RATES.items():
+            for i, rate in enumerate(w["rates"]):
+                n = max(w["n"], round(w["n"] * rate / w["rates"][0] / 2))
+                got[workload, rate] = load(s.url, *w["args"], "-n", n, "--request-rate", rate, "--ignore-eos", "--temperature", 0,
+                                           "--seed", 100 + i, *(x for k, v in SLO.items() for x in ("--goodput", f"{k}:{v}")),
+                                           limit=1200)
+    b.items.append({"section": b.section, "server": name, "rates": [{"workload": k[0], "rate": k[1], **v} for k, v in got.items()]})
+    return got
+
+
+def rates(b):
+    all_of = {}
+    for name, start in servers(b):
+        try:
+            all_of[name] = measure(b, start, name)
+        except (Failed, subprocess.TimeoutExpired) as e:
+            b.note(f"{name}: {e}")
+    for workload, w in RATES.items():
+        b.note(f"{workload + '; goodput: TTFT ' + str(SLO['ttft']) + ' ms, TPOT ' + str(SLO['tpot']) + ' ms':58}"
+               f"{'req/s':>8}{'good':>8}{'out/s':>8}{'TTFT':>9}{'p99':>9}{'ITL':>8}{'p99':>9}")
+        for rate in w["rates"]:
+            for name, got in all_of.items():
+                r = got[workload, rate]
+                b.note(f"  {rate:g} a second, {name:40}{r['request_throughput']:8.2f}{r['request_goodput']:8.2f}"
+                       f"{r['output_throughput']:8.0f}{r['median_ttft_ms']:9.0f}{r['p99_ttft_ms']:9.0f}{r['median_itl_ms']:8.1f}"
+                       f"{r['p99_itl_ms']:9.0f}")
+    verdicts(b, all_of)
+
+
+def verdicts(b, all_of):
+    """Where all keep up with the rate, throughput is the rate: then goodput and nothing else can differ."""
+    ours = all_of.get("split")
+    for name in ("llama.cpp", "vLLM-CPU"):
+        if not ours or name not in all_of:
+            continue
+        for key, what in (("output_throughput", "throughput"), ("request_goodput", "goodput")):
+            ahead = {k: r[key] / max(all_of[name][k][key], 1e-9) for k, r in ours.items() if r[key] or all_of[name][k][key]}
+            if ahead:
+                k = min(ahead, key=ahead.get)
+                b.figure(f"split against {name}: {what}, the least of all rates", min(ahead[k], 99), 1,
+                         detail=f"{k[0]} at {k[1]:g} a second")
+    if ours and "colocated" in all_of:
+        k, r = max(((k, ours[k]["p99_itl_ms"] / all_of["colocated"][k]["p99_itl_ms"]) for k in ours if k[0] == "long prompts"),
+                   key=lambda x: x[1])
+        b.figure("split against colocated: ITL p99, long prompts, the most of all rates", r, 1, most=True,
+                 detail=f"at {k[1]:g} a second")
