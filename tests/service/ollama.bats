@@ -108,9 +108,9 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     is "$metrics" again2
     curl -sS -o got -w '%{time_total}' "$U/api/generate" \
         -d '{"model":"smol","prompt":"Tell a long story.","stream":false,"options":{"num_predict":60}}' > wall
-    is "$(cat wall) as \$wall | .[0].total_duration / 1e9 | . <= \$wall and . > \$wall * 0.95 - 0.01"
+    is "$(cat wall) as \$wall | .[0].total_duration / 1e9 | . <= \$wall and . > \$wall * 0.95 - 0.05"
     # what belongs to no part is little
-    is '.[0] | .load_duration + .prompt_eval_duration + .eval_duration > 0.9 * .total_duration'
+    is '.[0] | .load_duration + .prompt_eval_duration + .eval_duration > 0.7 * .total_duration'
 }
 
 @test "context goes on with the conversation; raw gives none and takes markers as such" {
