@@ -26,7 +26,7 @@ int openai_refuse(struct openai_no *no, int status, const char *param, const cha
 
 void openai_param_of(char *out, size_t n, const char *text)
 {
-    size_t k = strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.[]");
+    size_t k = strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.[]-");
     if (k && k < n && text[k] == ':' && text[k + 1] == ' ')
         snprintf(out, n, "%.*s", (int)k, text);
     else

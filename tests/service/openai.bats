@@ -1,0 +1,33 @@
+#!/usr/bin/env bats
+# The OpenAI API of stream --http before the real services and the real model. The checks are openai_client.py's, a function each.
+
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    export BATS_NO_PARALLELIZE_WITHIN_FILE=true
+    cd "$BATS_FILE_TMPDIR" || return 1
+    mkdir -m 700 up
+    export RUN=$PWD/up SOCKET=$PWD/s
+    timeout -k 1 60 phasepipe up --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --kv-cache-memory-bytes 96M --http "unix:$SOCKET" \
+        --ollama off --served-model-name smol --served-model-name alias --detach > up.log 2>&1 3>&-
+}
+
+teardown_file() { timeout -k 1 60 phasepipe down --run "$RUN" > /dev/null 2>&1 || true; }
+
+check() { timeout 120 python3 "$PHASEPIPE_TOP/tests/service/openai_client.py" "$SOCKET" "$1"; }
+
+@test "objects, names, usage and ids are as vLLM serves them" { check shapes; }
+@test "streams: whole events, the role first, the reason with the last token, usage, the end mark" { check streams; }
+@test "n, several prompts and ids of tokens" { check choices; }
+@test "log-probabilities are those of the pipeline, with a cold store and a warm one" { check logprobs; }
+@test "each field changes what it should" { check fields; }
+@test "what is wrong is refused by status, type and parameter" { check errors; }
+@test "any value of any field is taken or refused, and the next request works" { check odd_values; }
+@test "tokenize and detokenize, and text that looks like a marker" { check tokens; }
+@test "a stop text across tokens is held back, streamed and not" { check stops; }
+@test "every route of openapi.json is there" { check routes; }
+@test "answers do not depend on who else asks" { check beside; }
+
+@test "a field that nobody knows is said once" {
+    [ "$(grep -c "who_knows" "$RUN/log/stream.log")" -eq 1 ]
+}
