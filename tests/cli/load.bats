@@ -1,0 +1,388 @@
+#!/usr/bin/env bats
+# bench against a server whose delays and tokens are known (tests/tools/openai_stand_in.py): its figures are compared with
+# that script and with what the server saw. Names of keys are those of `vllm bench serve` (vllm/benchmarks/serve.py, 0.32).
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    unset OPENAI_API_KEY
+    server=
+}
+
+teardown() {
+    [ -z "$server" ] || kill "$server" 2> /dev/null || true
+}
+
+# serve ARGUMENTS of the stand-in: it listens at $port
+serve() {
+    rm -f port
+    "$PHASEPIPE_TOP/tests/tools/openai_stand_in.py" "$@" > port 2> stand-err 3>&- &
+    server=$!
+    for _ in $(seq 100); do
+        [ ! -s port ] || break
+        sleep 0.05
+    done
+    port=$(head -1 port)
+}
+
+# seen: what the server saw is in the file seen; it ends
+seen() {
+    kill "$server"
+    wait "$server" || true
+    server=
+    tail -n +2 port > seen
+    [ ! -s stand-err ] || { cat stand-err; false; }
+}
+
+load() {
+    timeout 60 bench --port "$port" "$@" 3>&-
+}
+
+# holds EXPRESSION: true of the result in the file r
+holds() {
+    jq -e "$1" r > /dev/null || { jq -c 'del(.itls, .ttfts, .latencies, .queue_times, .generated_texts)' r; echo "not: $1"; false; }
+}
+
+@test "the figures are those of the server's script" {
+    serve --ttft 0.08 --itl 0.01 --slow-every 5
+    load -n 20 --request-rate 40 --random-input-len 30 --random-output-len 10 --metric-percentiles 50,100 --save r \
+        --percentile-metrics ttft,tpot,itl,e2el
+    # 80 ms, then eight gaps of 10 ms and one of 100: none can be shorter on the whole, few are longer
+    holds '.completed == 20 and .failed == 0'
+    holds '.total_input_tokens == 600 and .total_output_tokens == 200'
+    holds '.median_ttft_ms >= 80 and .median_ttft_ms < 120'
+    holds '.median_e2el_ms >= 260 and .median_e2el_ms < 320'
+    holds '.median_tpot_ms > 18 and .median_tpot_ms < 25'
+    holds '.median_itl_ms > 7 and .median_itl_ms < 14'
+    holds '.p100_itl_ms > 90 and .p100_itl_ms < 250'
+    holds '.p50_itl_ms == .median_itl_ms'
+    # 20 requests at 40 a second take half a second, and the last one its time
+    holds '.duration > 0.7 and .duration < 1.5'
+    holds '(.request_throughput * .duration * 1000 | round) == 20000'
+    holds '(.output_throughput * .duration * 1000 | round) == 200000'
+    holds '(.total_token_throughput * .duration * 1000 | round) == 800000'
+}
+
+@test "figures of each request: what the mean and the percentiles are made of" {
+    serve --ttft 0.02 --itl 0.005
+    load -n 9 --max-concurrency 3 --random-input-len 5 --random-output-len 6 --save r --save-detailed
+    holds '[.ttfts, .itls, .latencies, .input_lens, .output_lens, .start_times, .queue_times, .errors, .generated_texts | length] == [9,9,9,9,9,9,9,9,9]'
+    holds '.itls | all(length == 5)'
+    holds '((.ttfts | add / length) * 1000 - .mean_ttft_ms) | fabs < 0.000001'
+    holds '((.itls | flatten | add / length) * 1000 - .mean_itl_ms) | fabs < 0.000001'
+    holds '((.ttfts | sort | .[4]) * 1000 - .median_ttft_ms) | fabs < 0.000001'
+    # numpy: 99 % of 8 is 7.92
+    holds '((.ttfts | sort | .[7] + 0.92 * (.[8] - .[7])) * 1000 - .p99_ttft_ms) | fabs < 0.000001'
+    holds '[range(9) as $i | (.ttfts[$i] + (.itls[$i] | add) - .latencies[$i]) | fabs] | max < 0.000001'
+    holds '.generated_texts | all(. == ([range(6)] | map(" \"\(.)\"\\ é\n") | add))'
+    holds '.errors | all(. == "")'
+    holds '.output_lens | all(. == 6)'
+}
+
+@test "the keys of a result are those of vllm bench serve, and client" {
+    serve
+    load -n 4 --request-rate 100 --random-input-len 5 --random-output-len 3 --metric-percentiles 99,99.9 --save r \
+        --label x --metadata machine=small
+    jq -r keys[] r | grep -v '^client$' > got
+    printf '%s\n' backend burstiness completed date duration endpoint_type failed label latencies machine max_concurrency \
+        max_concurrent_requests max_output_tokens_per_s model_id num_prompts output_throughput queue_times request_goodput \
+        request_rate request_throughput rtfx tokenizer_id total_input_tokens total_output_tokens total_token_throughput \
+        {mean,median,std,p99,p99.9}_{ttft,tpot,itl,e2el}_ms | sort | diff - <(sort got)
+    holds '.request_rate == 100 and .burstiness == 1 and .max_concurrency == null and .request_goodput == null'
+    holds '.backend == "openai" and .model_id == "org/stand-in" and .label == "x" and .machine == "small"'
+    load -n 4 --max-concurrency 2 --random-input-len 5 --random-output-len 3 --save r --save-detailed
+    holds '.request_rate == "inf" and .max_concurrency == 2'
+    holds 'has("input_lens") and has("output_lens") and has("start_times") and has("ttfts") and has("itls") and has("generated_texts") and has("errors")'
+    load -n 4 --save-result --result-dir d --random-input-len 5 --random-output-len 3 --max-concurrency 2
+    ls d | grep -qx 'openai-infqps-concurrency2-stand-in-[0-9]*-[0-9]*.json'
+}
+
+@test "arrivals: even, at random, in bursts, rising, as the server sees them" {
+    gaps() { jq -c '[.requests[].at] | [range(1; length) as $i | .[$i] - .[$i - 1]] | sort' seen; }
+    serve
+    load -n 21 --request-rate 50 --burstiness inf --random-input-len 5 --random-output-len 1 > table
+    seen
+    [ "$(gaps | jq '.[10] > 0.017 and .[10] < 0.023')" = true ]
+    # half of the gaps of a Poisson process are below ln 2 of the mean; of a gamma process of shape 0.1 below 1 % of it
+    serve
+    load -n 100 --request-rate 100 --random-input-len 5 --random-output-len 1 > table
+    seen
+    [ "$(gaps | jq '.[49] > 0.004 and .[49] < 0.01')" = true ]
+    serve
+    load -n 100 --request-rate 100 --burstiness 0.1 --random-input-len 5 --random-output-len 1 > table
+    seen
+    [ "$(gaps | jq '.[49] < 0.003')" = true ]
+    # 20 a second at first, 200 at the end
+    serve
+    load -n 41 --ramp-up-strategy exponential --ramp-up-start-rps 20 --ramp-up-end-rps 200 --burstiness inf \
+        --random-input-len 5 --random-output-len 1 --save r > table
+    seen
+    [ "$(gaps | jq '.[-1] > 0.04 and .[-1] < 0.06 and .[0] < 0.008')" = true ]
+    holds '.ramp_up_strategy == "exponential" and .ramp_up_start_rps == 20 and .rps_change_events[0].rps == 20'
+    holds '.rps_change_events | last.rps == 200'
+}
+
+@test "concurrency is capped, and waiting for a place is told apart" {
+    serve --ttft 0.1
+    load -n 9 --max-concurrency 3 --request-rate 1000 --random-input-len 5 --random-output-len 1 --save r \
+        --percentile-metrics ttft,client_queue_time,e2el,e2el_including_client_queue
+    seen
+    [ "$(jq .at_once seen)" -eq 3 ]
+    [ "$(jq .connections seen)" -le 5 ] # they are used again
+    holds '.client.peak_in_flight == 3'
+    # three at once wait for nothing, three for 0.1 s, three for 0.2 s
+    holds '.median_ttft_ms >= 100 and .median_ttft_ms < 200'
+    holds '.median_client_queue_time_ms > 85 and .median_client_queue_time_ms < 200'
+    holds '(.mean_e2el_including_client_queue_ms - .mean_e2el_ms - .mean_client_queue_time_ms) | fabs < 0.001'
+    holds '.client.send_lag_p99_ms < 20'
+}
+
+@test "a run of a time" {
+    serve --ttft 0.02
+    load --duration 0.5 --max-concurrency 2 --random-input-len 5 --random-output-len 1 --save r
+    holds '.duration > 0.45 and .duration < 0.7 and .completed > 20 and .completed <= 52 and .num_prompts == .completed'
+    load --duration 0.5 --request-rate 40 --random-input-len 5 --random-output-len 1 --save r
+    holds '.num_prompts == 20'
+}
+
+@test "prompts: exact lengths, the same for a seed, shared where they should be" {
+    serve
+    for seed in 1 1 2; do
+        load -n 5 --seed $seed --max-concurrency 1 --random-input-len 40 --random-output-len 2 --random-range-ratio 0.5 --random-prefix-len 10 > table
+    done
+    seen
+    # (new lists: jq 1.6 takes slices of one list for equal)
+    jq -se '.[0].requests | map(.prompt) | [.[0:5][]] == [.[5:10][]] and [.[0:5][]] != [.[10:15][]]' seen
+    jq -se '.[0].requests | all(.n_prompt >= 30 and .n_prompt <= 70 and .max_tokens >= 1 and .max_tokens <= 3)' seen
+    jq -se '.[0].requests[0:5] | (map(.prompt[0:10]) | unique | length) == 1 and (map(.prompt[10:14]) | unique | length) == 5' seen
+    # these ids are those that the server's /tokenize gave for words
+    jq -se '.[0].requests | all(.prompt | all(. >= 1000 and . < 6000))' seen
+    jq -se '.[0].requests | all(.stream and .stream_options.include_usage and .ignore_eos and .model == "org/stand-in")' seen
+
+    serve --no-tokenize
+    rc=0
+    load -n 5 2> err || rc=$?
+    [ "$rc" -eq 1 ] && grep -q -e '--vocab' err
+    load -n 5 --vocab 100 --random-input-len 300 --random-output-len 1 > table
+    load -n 5 --prompt-kind text --random-input-len 30 --random-output-len 1 > table 2> err
+    grep -q guesses err
+    seen
+    jq -se '.[0].requests[0:5] | all((.prompt | max) < 100 and (.prompt | unique | length) > 80)' seen
+    jq -se '.[0].requests[5:] | all(.prompt | type == "string" and (split(" ") | length) == 30)' seen
+}
+
+@test "prefixes: each as often, in another order each round" {
+    serve
+    load -n 40 --dataset-name prefix --prefix-repetition-num-prefixes 8 --prefix-repetition-prefix-len 12 \
+        --prefix-repetition-suffix-len 4 --prefix-repetition-output-len 2 > table
+    seen
+    jq -se '.[0].requests | map(.prompt[0:12]) | group_by(.) | length == 8 and all(length == 5)' seen
+    jq -se '.[0].requests | (map(.prompt[12:]) | unique | length) == 40 and all(.n_prompt == 16)' seen
+}
+
+@test "traces: lengths, times and shared blocks, scaled" {
+    printf '%s\n' '# of a cluster' '{"timestamp": 0, "input_length": 1100, "output_length": 40, "hash_ids": [7, 8, 9]}' \
+        '{"timestamp": 2000, "input_length": 1024, "output_length": 20, "hash_ids": [7, 8]}' \
+        '{"timestamp": 4000, "input_length": 600, "output_length": 10, "hash_ids": [5, 8]}' \
+        '{"timestamp": 4000, "input_length": 60000, "output_length": 10}' > m
+    serve
+    load --dataset-name trace --dataset-path m --time-scale 0.1 --length-scale 0.25 --save r 2> err
+    grep -q '1 requests take more than 4096 tokens' err # the model's window, as the server says
+    seen
+    jq -se '.[0].requests | map([.n_prompt, .max_tokens]) == [[275, 10], [256, 5], [150, 2]]' seen
+    jq -se '.[0].requests | map(.prompt) | .[0][0:256] == .[1] and .[2][0:128] != .[0][0:128] and .[2][128:150] == .[0][128:150]' seen
+    jq -se '.[0].requests | map(.at) | (.[1] - .[0] - 0.2 | fabs) < 0.02 and (.[2] - .[0] - 0.4 | fabs) < 0.02' seen
+    holds '.num_prompts == 3 and .completed == 3'
+    printf '%s\n' TIMESTAMP,ContextTokens,GeneratedTokens '2023-11-16 18:17:03.9799600,48,10' '2023-11-16 18:17:04.0319600,31,8' > a
+    serve
+    load --dataset-name trace --dataset-path - < a > table
+    seen
+    jq -se '.[0].requests | map([.n_prompt, .max_tokens]) == [[48, 10], [31, 8]]' seen
+    printf '%s\n' '{"timestamp": 0, "input_length": 10, "output_length": 1}' what > bad
+    serve
+    run load --dataset-name trace --dataset-path bad
+    [ "$status" -eq 1 ]
+    [[ $output == *"bad: line 2: "* ]]
+}
+
+@test "lists of requests, for completions and for chat" {
+    printf '%s\n' '{"prompt": "one two three", "output_tokens": 4}' '{"prompt": [5, 6], "max_tokens": 2}' > l
+    printf '%s\n' '{"messages": [{"role": "user", "content": "a b c d"}]}' > c
+    serve
+    load --dataset-name jsonl --dataset-path l -n 3 --max-concurrency 1 --save r
+    load --dataset-name jsonl --dataset-path c --endpoint /v1/chat/completions --output-len 3 --save c-r
+    seen
+    holds '.total_input_tokens == 8 and .total_output_tokens == 10'
+    jq -se '.[0].requests | map(.prompt) == ["one two three", [5, 6], "one two three", null]' seen
+    jq -se '.[0].requests[3] | .messages == [{"role": "user", "content": "a b c d"}] and .max_completion_tokens == 3 and (has("ignore_eos") | not)' seen
+    serve
+    run load --dataset-name jsonl --dataset-path l --endpoint /v1/chat/completions
+    [ "$status" -eq 1 ]
+    [[ $output == *"line 1: a prompt: this endpoint wants messages"* ]]
+}
+
+@test "chat, and fields, headers and a key of every request" {
+    serve
+    OPENAI_API_KEY=secret load -n 2 --backend openai-chat --random-input-len 12 --random-output-len 3 --temperature 0 \
+        --extra-body '{"top_k": 3, "ignore_eos": null}' --header X-Who=me --save r
+    seen
+    holds '.total_input_tokens == 24 and .total_output_tokens == 6 and .backend == "openai-chat"'
+    jq -se '.[0].requests | all(.headers.authorization == "Bearer secret" and .headers["x-who"] == "me")' seen
+    jq -se '.[0].requests | all(.temperature == 0 and .top_k == 3 and (has("ignore_eos") | not))' seen
+    jq -se '.[0].requests | all(.messages[0].role == "user")' seen
+    ! grep -q secret r
+}
+
+@test "a server without counts, events in bursts, events in pieces" {
+    serve --no-usage --burst 3 --itl 0.01
+    load -n 3 --random-input-len 12 --random-output-len 9 --save r --save-detailed
+    holds '.total_input_tokens == 36 and .total_output_tokens == 27'
+    # three of a read have one stamp
+    holds '.itls | all([.[0], .[1], .[3], .[4], .[6], .[7]] == [0, 0, 0, 0, 0, 0] and .[2] > 0.015 and .[5] > 0.015)'
+    seen
+    serve --split
+    load -n 3 --random-input-len 12 --random-output-len 9 --save r --save-detailed > table
+    holds '.total_output_tokens == 27 and (.itls | all(length == 8))'
+}
+
+@test "what fails is counted by kind, listed, and no part of the figures" {
+    check() { # FAULT KIND [ARGUMENT ...]
+        local fault=$1 kind=$2
+        shift 2
+        serve --fault "$fault:3"
+        rc=0
+        load -n 6 --max-concurrency 1 --random-input-len 5 --random-output-len 6 --save r --save-detailed "$@" > table 2> err || rc=$?
+        [ "$rc" -eq 1 ]
+        grep -q '2 of 6 requests failed' err
+        grep -q "failed: $kind 2" table
+        holds ".completed == 4 and .failed == 2 and .client.errors == {\"$kind\": 2} and .total_output_tokens == 24"
+        holds '[.errors[] | length > 0] == [false, false, true, false, false, true] and .output_lens == [6, 6, 0, 6, 6, 0]'
+        kill "$server"
+    }
+    check status status
+    grep -q '503.*try again later' table
+    check event 'error event'
+    grep -q 'the engine has died' table
+    check garbage 'error event'
+    check cut incomplete
+    check no-done incomplete
+    check empty 'no token'
+    check hang timeout --request-timeout-sec 0.4
+    serve --fault reset
+    run load -n 2 --random-input-len 5
+    [ "$status" -eq 1 ]
+    [[ $output == *"failed: other 2"* ]]
+    seen
+    run load -m x --vocab 10 -n 2 --random-input-len 5
+    [ "$status" -eq 1 ]
+    [[ $output == *"failed: no connection 2"* ]]
+    run load -n 2
+    [ "$status" -eq 1 ]
+    [[ $output == *"/v1/models"* ]]
+}
+
+@test "goodput" {
+    serve --ttft 0.05 --itl 0.01
+    load -n 4 --max-concurrency 1 --random-input-len 5 --random-output-len 4 --save r --goodput ttft:5000 tpot:5000
+    holds '(.request_goodput - .request_throughput) | fabs < 0.000001'
+    load -n 4 --max-concurrency 1 --random-input-len 5 --random-output-len 4 --save r --goodput ttft:40 --goodput e2el:5000
+    holds '.request_goodput == 0'
+    load -n 4 --max-concurrency 1 --random-input-len 5 --random-output-len 4 --save r --goodput 'tpot:5,e2el:5000'
+    holds '.request_goodput == 0'
+}
+
+@test "a run beside a saved one" {
+    serve --ttft 0.03 --itl 0.005
+    load -n 4 --max-concurrency 1 --random-input-len 5 --random-output-len 8 --save was > table
+    # against itself nothing is worse by so much, whatever else this machine does
+    load -n 4 --max-concurrency 1 --random-input-len 5 --random-output-len 8 --compare was --fail-above 500 > table
+    grep -Eq '^mean_ttft_ms +[0-9.]+ +[0-9.]+ +[0-9.]+$' table
+    seen
+    serve --ttft 0.6 --itl 0.005
+    load -n 2 --max-concurrency 1 --random-input-len 5 --random-output-len 8 --compare was > table
+    run load -n 2 --max-concurrency 1 --random-input-len 5 --random-output-len 8 --compare was --fail-above 500
+    [ "$status" -eq 1 ]
+    grep -Eq '^mean_ttft_ms .*  worse$' <<< "$output"
+    ! grep -Eq '^median_itl_ms .*  worse$' <<< "$output"
+    grep -q 'more than 500 % worse' <<< "$output"
+    # ratios as jq has them
+    load -n 2 --max-concurrency 1 --random-input-len 5 --random-output-len 8 --compare was --save r > table
+    want=$(jq -s '.[1].p99_ttft_ms / .[0].p99_ttft_ms' was r)
+    awk -v want="$want" '/^p99_ttft_ms/ { d = $4 - want; exit !(d < 0.001 && d > -0.001) }' table
+    run load -n 1 --random-input-len 5 --random-output-len 1 --compare port
+    [ "$status" -eq 1 ]
+}
+
+@test "an interrupt shows what is there" {
+    serve --ttft 0.01 --itl 0.3
+    bench --port "$port" -n 100 --request-rate 20 --random-input-len 5 --random-output-len 4 --save r > table 3>&- &
+    pid=$!
+    sleep 2
+    kill -INT $pid
+    wait $pid
+    grep -q 'interrupted' table
+    holds '.client.interrupted and .completed > 5 and .completed < 40 and .failed == 0 and .num_prompts == 100'
+}
+
+@test "it waits for a server that loads, and warms it up with other prompts" {
+    serve --loading 1
+    run load -n 1 --ready-check-timeout-sec 0.2 --random-input-len 5
+    [ "$status" -eq 1 ]
+    [[ $output == *"not ready"* ]]
+    load -n 2 --ready-check-timeout-sec 30 --random-input-len 5 --random-output-len 2 --warmup 3 --save r 2> err > table
+    seen
+    [ ! -s err ] # no progress where there is no terminal
+    holds '.completed == 2'
+    jq -se '.[0].requests | map(.prompt) | length == 5 and (unique | length) == 5' seen
+}
+
+@test "a thousand streams at once, with little CPU" {
+    serve --ttft 1 --itl 0.5
+    (
+        ulimit -Sn 256 # it raises what it may
+        load -n 1000 --random-input-len 8 --random-output-len 6 --save r
+    )
+    holds '.completed == 1000 and .failed == 0 and .total_output_tokens == 6000 and .client.peak_in_flight == 1000'
+    holds '.client.events == 6000 and .client.cpu_us_per_event > 0'
+    seen
+    [ "$(jq .at_once seen)" -eq 1000 ]
+}
+
+@test "misuse" {
+    while read -r flags; do
+        # shellcheck disable=SC2086 # words
+        run bench $flags
+        echo "$flags: $output"
+        [ "$status" -eq 100 ]
+    done << 'END'
+--request-rate fast
+--request-rate 0
+--burstiness 0
+--max-concurrency 0
+--ramp-up-strategy linear
+--ramp-up-start-rps 1
+--ramp-up-strategy linear --ramp-up-start-rps 5 --ramp-up-end-rps 2
+--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 2 --request-rate 3
+--duration 5
+--dataset-name trace
+--dataset-path x
+--dataset-name trace --dataset-path x --request-rate 3
+--dataset-name sharegpt
+--endpoint v1/completions
+--base-url ftp://x
+--backend openai-chat --endpoint /v1/completions
+--endpoint /v1/chat/completions --prompt-kind ids
+--random-range-ratio 1
+--random-range-ratio {"input":2}
+--extra-body [1]
+--header X
+--metadata X
+--goodput itl:5
+--goodput ttft
+--goodput ttft:fast
+--percentile-metrics speed
+--metric-percentiles 101
+--fail-above 5
+stray
+--goodput ttft:5 stray
+END
+}
