@@ -145,6 +145,7 @@ run_examples() {
 @test "the examples of phasepipe-ps(1)" { examples_of_page "$ROOT/docs/man/phasepipe-ps.1" | run_examples; }
 @test "the examples of phasepipe-top(1)" { examples_of_page "$ROOT/docs/man/phasepipe-top.1" | run_examples; }
 @test "the examples of phasepipe-ctl(1)" { examples_of_page "$ROOT/docs/man/phasepipe-ctl.1" | run_examples; }
+@test "the examples of phasepipe-metrics(7)" { examples_of_page "$ROOT/docs/man/phasepipe-metrics.7" | run_examples; }
 @test "the pipelines of phasepipe(7)" { examples_of_page "$ROOT/docs/man/phasepipe.7" | run_examples; }
 @test "the pipelines of README.md" { examples_of_text "$ROOT/README.md" | run_examples; }
 

@@ -1,0 +1,13 @@
+#!/usr/bin/env bats
+# What reads the metrics: the scrape configuration of examples/, by Prometheus' own reader of it.
+
+ROOT="$BATS_TEST_DIRNAME/../.."
+
+@test "examples/prometheus.yml is a configuration, and scrapes where phasepipe up serves" {
+    grep -q '"127.0.0.1:8000"' "$ROOT/examples/prometheus.yml"
+    phasepipe up --help | grep -q -- '--http ADDR .*(127.0.0.1:8000)'
+    command -v promtool > /dev/null || skip "no promtool: apt-get install prometheus"
+    run promtool check config --lint=all --lint-fatal "$ROOT/examples/prometheus.yml"
+    echo "$output"
+    [ "$status" -eq 0 ]
+}
