@@ -112,7 +112,7 @@ static int start(struct err *e, struct http *h, int fd, int surface, const char 
     snprintf(l->address, sizeof l->address, "%s", address);
     snprintf(l->path, sizeof l->path, "%s", path);
     unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (h->tls ? MHD_USE_TLS : 0);
-    const struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_CERT_CALLBACK, (intptr_t)tls_callback(), NULL},
+    const struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_CERT_CALLBACK, 0, tls_callback()},
                                          {MHD_OPTION_END, 0, NULL}};
     const struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
     l->daemon = MHD_start_daemon(

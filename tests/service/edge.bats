@@ -1,0 +1,130 @@
+#!/usr/bin/env bats
+# What holds whatever clients and services do: stream --http before real services whose engine computes nothing but takes its
+# time. The clients are edge_client.py's.
+
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    export BATS_NO_PARALLELIZE_WITHIN_FILE=true
+    cd "$BATS_FILE_TMPDIR" || return 1
+    mkdir -m 700 up
+    export RUN=$PWD/up SOCKET=$PWD/s
+    : > pids
+    timeout -k 1 60 phasepipe up --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --engine fake:1e6,1e4,0,5e6,1,1000 --max-num-seqs 400 \
+        --kv-cache-memory-bytes 32M --http "unix:$SOCKET" --ollama off --served-model-name smol --detach > up.log 2>&1 3>&-
+}
+
+teardown_file() {
+    timeout -k 1 60 phasepipe down --run "$RUN" > /dev/null 2>&1 || true
+    for pid in $(cat "$BATS_FILE_TMPDIR/pids"); do kill -9 "$pid" 2> /dev/null || true; done
+}
+
+setup() { cd "$BATS_FILE_TMPDIR" || return 1; }
+
+check() { timeout 120 python3 "$PHASEPIPE_TOP/tests/service/edge_client.py" "$SOCKET" "$@"; }
+
+# serve NAME [OPTION ...]: another server before the same services, at the socket NAME.s
+serve() {
+    mkfifo "$1.ready"
+    stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/$1.s" --served-model-name smol "${@:2}" --ready-fd 4 \
+        4> "$1.ready" > "$1.log" 2>&1 3>&- &
+    echo $! | tee -a pids > "$1.pid"
+    [ "$(timeout 20 cat "$1.ready")" = ready ]
+}
+# code NAME PATH [OPTION ...]
+code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -H 'Content-Type: application/json' "${@:3}" "http://localhost$2"; }
+
+@test "a client that leaves is noticed while its answer is computed, and nothing of it stays" { check gone; }
+@test "a client that only stops sending gets its answer" { check half; }
+@test "a client that does not read holds up nobody" { check slow; }
+@test "300 streams at once are whole, health and metrics answer meanwhile" { check many 300; }
+@test "services that die in mid-stream are not seen by the client" { check dying; }
+
+@test "what may wait is bounded" {
+    serve full --max-waiting 4
+    SOCKET=$PWD/full.s check full
+}
+
+@test "SIGTERM drains, twice ends at once" {
+    serve drains
+    SOCKET=$PWD/drains.s check drains "$(cat drains.pid)"
+    wait "$(cat drains.pid)"
+    [ ! -e drains.s ]
+    serve twice
+    curl -sN --unix-socket twice.s http://localhost/v1/completions --json '{"prompt":"a","max_tokens":5000,"stream":true}' > out 3>&- &
+    for _ in $(seq 100); do [ -s out ] && break; sleep 0.05; done
+    kill "$(cat twice.pid)"
+    sleep 0.2
+    kill "$(cat twice.pid)"
+    timeout 3 tail --pid="$(cat twice.pid)" -f /dev/null
+    grep -q '^data: {' out
+}
+
+@test "keys come from a file, which is read again" {
+    printf '# keys\nfirst\n\n  second \n' > keys
+    serve keys --api-key-file keys
+    [ "$(code keys /v1/models)" = 401 ]
+    jq -e '.error.type == "AuthenticationError"' body
+    [ "$(code keys /v1/models -H 'Authorization: Bearer wrong')" = 401 ]
+    [ "$(code keys /v1/models -H 'Authorization: Bearer first')" = 200 ]
+    [ "$(code keys /v1/models -H 'Authorization: bearer second')" = 200 ]
+    [ "$(code keys /health)" = 200 ] && [ "$(code keys /metrics)" = 200 ]
+    echo third > keys
+    kill -HUP "$(cat keys.pid)"
+    for _ in $(seq 50); do [ "$(code keys /v1/models -H 'Authorization: Bearer third')" = 200 ] && break; sleep 0.05; done
+    [ "$(code keys /v1/models -H 'Authorization: Bearer third')" = 200 ]
+    [ "$(code keys /v1/models -H 'Authorization: Bearer first')" = 401 ]
+    : > none
+    run -1 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/none.s" --api-key-file none
+    [[ $output == *"holds no key"* ]]
+}
+
+@test "TLS by files in PEM" {
+    openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost \
+        -addext subjectAltName=DNS:localhost 2> /dev/null
+    serve tls --ssl-certfile cert.pem --ssl-keyfile key.pem
+    curl -sS --cacert cert.pem --unix-socket tls.s https://localhost/v1/models | jq -e '.data[0].id == "smol"'
+    curl -sSN --cacert cert.pem --unix-socket tls.s https://localhost/v1/completions \
+        --json '{"prompt":"a","max_tokens":5,"stream":true}' | grep -q 'DONE'
+    run -100 stream --run "$RUN" --http "unix:$PWD/x.s" --ssl-certfile cert.pem
+    openssl req -x509 -newkey rsa:2048 -nodes -keyout other.pem -out /dev/null -days 2 -subj /CN=x 2> /dev/null
+    run -1 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/x.s" --ssl-certfile cert.pem --ssl-keyfile other.pem
+    [[ $output == *"is not the key of"* ]]
+}
+
+@test "pages of other origins may ask where that is allowed" {
+    code full /v1/models -H 'Origin: http://a.example' -D head > /dev/null
+    ! grep -qi '^access-control' head
+    [ "$(code full /v1/completions -X OPTIONS -H 'Origin: http://a.example' -H 'Access-Control-Request-Method: POST')" = 405 ]
+    serve cors --allowed-origins 'http://a.example, http://b.example'
+    code cors /v1/models -H 'Origin: http://b.example' -D head > /dev/null
+    grep -qi '^access-control-allow-origin: http://b.example' head
+    code cors /v1/models -H 'Origin: http://c.example' -D head > /dev/null
+    ! grep -qi '^access-control-allow' head
+    [ "$(code cors /v1/completions -X OPTIONS -H 'Origin: http://a.example' -H 'Access-Control-Request-Method: POST' -D head)" = 204 ]
+    grep -qi '^access-control-allow-methods: .*POST' head
+}
+
+@test "limits on bodies and addresses are said by name" {
+    serve small --max-body 2000 --access-log
+    head -c 3000 /dev/zero | tr '\0' a > long
+    [ "$(code small /v1/completions -d @long)" = 413 ]
+    jq -e '.error.message | contains("2000")' body
+    [ "$(code small /v1/completions -H 'Transfer-Encoding: chunked' -d @long)" = 413 ]
+    [ "$(code small /v1/completions -d '{"prompt":"a","max_tokens":1}' -H 'X-Request-Id: seen-1')" = 200 ]
+    grep -q '"POST /v1/completions" 200 .* seen-1' small.log
+    run -1 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/small.s"
+    [[ $output == *"is in use"* ]]
+    run -100 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http nowhere
+    run -100 stream --run "$RUN" --http 0 -p hi
+}
+
+@test "no worker: alive, not ready" {
+    mkdir -m 700 alone
+    sched --listen "ipc://$PWD/alone/sched.sock" > /dev/null 2>&1 3>&- &
+    echo $! >> pids
+    tokenize --listen "ipc://$PWD/alone/tokenize.sock" -m "$PHASEPIPE_TEST_MODEL" > /dev/null 2>&1 3>&- &
+    echo $! >> pids
+    RUN=$PWD/alone serve lone
+    [ "$(code lone /health)" = 503 ] && [ "$(code lone /live)" = 200 ] && [ "$(code lone /metrics)" = 200 ]
+}

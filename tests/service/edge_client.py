@@ -1,0 +1,223 @@
+"""What a client of stream --http does to it, for edge.bats: edge_client.py SOCKET CHECK [ARG …]. Standard library only."""
+
+import http.client
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+SOCKET, CHECK = sys.argv[1:3]
+ARGS = sys.argv[3:]
+
+
+def connect(path=None):
+    s = socket.socket(socket.AF_UNIX)
+    s.settimeout(30)
+    s.connect(path or SOCKET)
+    return s
+
+
+class Connection(http.client.HTTPConnection):
+    def __init__(self, path=None):
+        super().__init__("localhost", timeout=30)
+        self.path = path
+
+    def connect(self):
+        self.sock = connect(self.path)
+
+
+def raw(body, path="/v1/completions", **headers):
+    b = json.dumps(body).encode()
+    more = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
+    return (f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(b)}\r\n{more}\r\n").encode() + b
+
+
+def ask(body=None, path="/v1/completions", headers=None, at=None):
+    c = Connection(at)
+    c.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body),
+              {"Content-Type": "application/json", **(headers or {})})
+    r = c.getresponse()
+    data = r.read()
+    c.close()
+    return r.status, r.headers, data
+
+
+def load():
+    return json.loads(ask(path="/load")[2])["server_load"]
+
+
+def until(what, seconds, why):
+    end = time.monotonic() + seconds
+    begin = time.monotonic()
+    while not what():
+        assert time.monotonic() < end, why
+        time.sleep(0.002)
+    return time.monotonic() - begin
+
+
+def completion(**k):
+    return {"prompt": "word " * 50, "max_tokens": 400, "temperature": 0, "ignore_eos": True, **k}
+
+
+def reset(s):
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    s.close()
+
+
+def stat():
+    return json.loads(subprocess.run(["phasepipe", "ctl", "--run", os.environ["RUN"], "--json", "sched"], stdout=subprocess.PIPE, check=True).stdout)
+
+
+def gone():
+    """Streamed, not streamed, and while it waits: the end of a client is noticed within 100 ms, and nothing of it is left."""
+    for body in (completion(stream=True), completion(), completion(prompt="word " * 4000, stream=True)):
+        for leave in (socket.socket.close, reset):
+            s = connect()
+            s.sendall(raw(body))
+            until(lambda: load() == 1, 5, "it never ran")
+            time.sleep(0.05)
+            leave(s)
+            took = until(lambda: load() == 0, 2, "its client has gone, and it goes on")
+            assert took < 0.1 * float(os.environ.get("SLOW", 1)), took
+            until(lambda: stat()["running"] == 0 and stat()["waiting"] == 0, 3, "the scheduler still has it")
+    for _ in range(10):
+        s = connect()
+        s.sendall(raw(completion(stream=True)))
+        s.recv(1)
+        s.close()
+    until(lambda: load() == 0, 2, "ten that left are not gone")
+    assert ask(completion(max_tokens=2))[0] == 200
+
+
+def half():
+    """A client that has said all it wants to say still gets its answer."""
+    for stream in (True, False):
+        s = connect()
+        s.sendall(raw(completion(max_tokens=60, stream=stream), Connection="close"))
+        s.shutdown(socket.SHUT_WR)
+        data = b""
+        while x := s.recv(65536):
+            data += x
+        head, _, rest = data.partition(b"HTTP/1.1 200 OK")
+        assert head.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"") == b"", head[:200]
+        assert (b"[DONE]" if stream else b'"completion_tokens":60') in rest, rest[-300:]
+
+
+def slow():
+    """Who does not read holds up nobody, and has it all when it reads at last."""
+    s = connect()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    s.sendall(raw(completion(max_tokens=2000, stream=True, logprobs=5), Connection="close"))
+    times = []
+    for _ in range(10):
+        t = time.monotonic()
+        assert ask(completion(max_tokens=5))[0] == 200
+        times.append(time.monotonic() - t)
+    assert max(times) < 2, times
+    until(lambda: load() == 0 or time.sleep(0.05), 20, "it waits for its reader")
+    r = http.client.HTTPResponse(s)
+    r.begin()
+    data = r.read().decode().split("\n\n")
+    assert data[-2:] == ["data: [DONE]", ""]
+    n = sum(len(json.loads(x[6:])["choices"][0]["logprobs"]["tokens"]) for x in data[:-2])
+    assert n == 2000, n
+
+
+def many():
+    """As many streams as arguments say, all whole; health and metrics answer meanwhile."""
+    n, tokens, ok = int(ARGS[0]), 20, []
+
+    def one(group):
+        socks = []
+        for _ in range(group):
+            s = connect()
+            s.sendall(raw(completion(prompt="a", max_tokens=tokens, stream=True), Connection="close"))
+            socks.append(s)
+        for s in socks:
+            data = b""
+            while x := s.recv(65536):
+                data += x
+            s.close()
+            ok.append(b"[DONE]" in data and b'"finish_reason":"length"' in data)
+
+    threads = [threading.Thread(target=one, args=(n // 10,)) for _ in range(10)]
+    for t in threads:
+        t.start()
+    while any(t.is_alive() for t in threads):
+        for path in ("/health", "/live", "/metrics"):
+            t = time.monotonic()
+            assert ask(path=path)[0] == 200
+            assert time.monotonic() - t < 1, path
+        time.sleep(0.05)
+    assert len(ok) == n and all(ok), (len(ok), sum(ok))
+
+
+def text_of(on_token=None, **k):
+    c = Connection()
+    c.request("POST", "/v1/completions", json.dumps(completion(stream=True, **k)), {"Content-Type": "application/json"})
+    r, out, n = c.getresponse(), "", 0
+    assert r.status == 200
+    for line in r:
+        if line.startswith(b"data: {"):
+            e = json.loads(line[6:])
+            assert "error" not in e, e
+            out += e["choices"][0]["text"]
+            n += 1
+            if on_token:
+                on_token(n)
+    c.close()
+    return out
+
+
+def pid_of(name):
+    ps = json.loads(subprocess.run(["phasepipe", "ps", "--run", os.environ["RUN"], "--json"], stdout=subprocess.PIPE, check=True).stdout)
+    return next(p["pid"] for p in ps if p["name"] == name)
+
+
+def dying():
+    """decode, prefill, tokenize and sched killed in mid-stream: the client sees the text of an undisturbed run."""
+    want = text_of(prompt="a b c", max_tokens=150)
+    for name in ("decode-0", "sched", "tokenize", "kvstore"):
+        got = text_of(lambda n: os.kill(pid_of(name), 9) if n == 40 else None, prompt="a b c", max_tokens=150)
+        assert got == want, (name, len(got), len(want))
+
+
+def full():
+    """Beyond what may wait: 429, with when to come again. The others are answered."""
+    got = []
+
+    def one():
+        got.append(ask(completion(max_tokens=30)))
+
+    threads = [threading.Thread(target=one) for _ in range(24)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    status = sorted(g[0] for g in got)
+    assert set(status) == {200, 429} and status.count(200) >= 4, status
+    refused = next(g for g in got if g[0] == 429)
+    assert int(refused[1]["Retry-After"]) >= 1 and json.loads(refused[2])["error"]["type"] == "RateLimitError", refused[2]
+
+
+def drains():
+    """SIGTERM: what runs ends whole, what is new is refused, then the process ends by itself."""
+    pid, status = int(ARGS[0]), []
+
+    def on_token(n):
+        if n == 5:
+            os.kill(pid, 15)
+            time.sleep(0.1)
+            status.extend((ask(completion(max_tokens=1))[0], ask(path="/health")[0], ask(path="/live")[0]))
+
+    n = len(text_of(on_token, prompt="a", max_tokens=100).split())
+    assert n > 0 and status == [503, 503, 200], status
+    until(lambda: not os.path.exists(f"/proc/{pid}") or open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] == "Z", 5,
+          "it goes on")
+
+
+{f.__name__: f for f in (gone, half, slow, many, dying, full, drains)}[CHECK]()
