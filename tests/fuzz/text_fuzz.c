@@ -116,6 +116,7 @@ static void check_any_ids(const struct text *t, const uint8_t *data, size_t size
         prompt[i] = data[i];
     if (text_out_new(&e, &o, t, prompt, 4, NULL, NULL, 0) != 0)
         abort();
+    text_out_show(o, false, size % 2 != 0);
     for (size_t i = 4; i < size; i++) {
         text_out_push(o, (uint32_t)data[i] + (data[i] == 255 ? data[i - 1] : 0), &p, &n, &stopped);
         assert(text_utf8_valid(p, n));
