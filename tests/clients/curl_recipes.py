@@ -75,7 +75,7 @@ def vllm_recipes():
           7)
     true(json.loads(shell("""curl -sf $URL/v1/chat/completions -H "Content-Type: application/json" -d '{
         "model": "'$MODEL'", "messages": [{"role": "system", "content": "You are a helpful assistant."},
-        {"role": "user", "content": "Who won the world series in 2020?"}]}'"""))["choices"][0]["message"]["content"], "chat")
+        {"role": "user", "content": "Who won the world series in 2020?"}], "temperature": 0}'"""))["choices"][0]["message"]["content"], "chat")
     equal(shell("curl -sf -o /dev/null -w '%{http_code}' $URL/health"), "200")
     true(json.loads(shell("curl -sf $URL/version"))["version"], "version")
     equal(shell("""curl -s -o /dev/null -w '%{http_code}' $URL/v1/completions -H 'Content-Type: application/json' -d '{"'"""), "400")

@@ -26,9 +26,9 @@ def load(profile, *options):
         true(run.returncode == 0 and os.path.exists(path), f"exit {run.returncode}: {run.stdout[-800:]}")
         with open(path, encoding="utf-8") as f:
             r = json.load(f)["benchmarks"][0]
-    made = r["scheduler_metrics"]["requests_made"]
-    equal((made["errored"], made["incomplete"]), (0, 0), f"errored, incomplete: {str(r['requests']['errored'])[:300]}")
-    true(made["successful"] >= N, made)
+    made = r["scheduler_state"]  # what it measures may be less: at the edges of its window a request may fall out
+    equal([made[f"{k}_requests"] for k in ("successful", "errored", "cancelled")], [N, 0, 0],
+          f"successful, errored, cancelled: {str(r['requests']['errored'])[:300]}")
     answers = r["requests"]["successful"]
     equal({a["output_metrics"]["text_tokens"] for a in answers}, {OUT}, "tokens of an answer")
     true(all(a["output"] for a in answers), "an empty answer")

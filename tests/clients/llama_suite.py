@@ -39,6 +39,8 @@ SUITE = {
         "test_compat_oai_responses.py::test_responses_stream_with_openai_library"),
 }
 
+# Not run: it expects a refusal, and where it is answered, without a limit, that takes minutes.
+ENDLESS = "test_chat_completion.py::test_invalid_chat_completion_req[messages7]"
 TEXT = "asks for the words and token counts of a model of its own"
 NULL = "the first delta's content is null there, and the text \"\" here, as in vLLM"
 WHY = (  # the beginning of a test's name, and why it cannot pass
@@ -70,7 +72,8 @@ def run(server, names):
         env = {**os.environ, "DEBUG_EXTERNAL": "1", "PORT": str(url.port), "PYTHONDONTWRITEBYTECODE": "1",
                "PYTHONPATH": HERE, "PYTHONWARNINGS": "ignore"}
         out = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "llama_paths", "-p", "no:cacheprovider",
-                              f"--junit-xml={report}", *(f"unit/{n}" for n in names)], cwd=TESTS, env=env, timeout=570,
+                              f"--deselect=unit/{ENDLESS}", f"--junit-xml={report}",
+                              *(f"unit/{n}" for n in names)], cwd=TESTS, env=env, timeout=570,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if not os.path.exists(report):
             raise SystemExit(f"pytest: exit {out.returncode}: {out.stdout[-1500:]}")
@@ -83,6 +86,7 @@ def run(server, names):
 
 def main():
     failed = 0
+    print(f"left out  llama.cpp's tests: {ENDLESS.split('::')[1]}: two messages of the assistant at the end are taken, as by vLLM")
     for server, names in SUITE.items():
         for name, bad in run(server, names):
             why = next((w for begin, w in WHY if name.startswith(begin)), None)

@@ -1,9 +1,10 @@
 """lm-eval's local-completions on local tasks (tests/clients/lm_eval), and its log-likelihoods beside those that transformers
 computes in float32 from the same file's weights.
 
-Tolerance: ours computes with 8-bit activations and int8 KV, so its figures differ by what that costs; check-peers bounds it by
-llama.cpp's. Here: a mean difference of 0.06 a token, 0.5 at most for a request's mean, perplexity within 2 %, the best choice
-the same where the reference's margin is above 0.5."""
+Tolerance: ours computes with 8-bit activations and int8 KV. On these 48 requests llama.cpp (b11434, f16 KV), which computes with
+8-bit activations too, differs from float32 by 0.115 a token in the mean and 0.49 at most, ours by 0.126 and 0.49 (with f16 KV
+0.108 and 0.31): answers that are short and unlikely differ more than running text. Here: 0.15 in the mean, 0.75 at most, perplexity
+within 2 %, the best choice the same where the reference's margin is above 0.5."""
 
 import glob
 import json
@@ -19,7 +20,7 @@ from check import check, equal, true
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 TOKENIZER = c.need(os.environ.get("PHASEPIPE_VLLM"), "PHASEPIPE_VLLM: a folder with a tokenizer") + "/model"
 GGUF = c.need(os.environ.get("PHASEPIPE_MODEL"), "PHASEPIPE_MODEL: the file that is served")
-MEAN, WORST, PPL, MARGIN = 0.06, 0.5, 0.02, 0.5
+MEAN, WORST, PPL, MARGIN = 0.15, 0.75, 0.02, 0.5
 _REF = []
 
 
@@ -106,7 +107,7 @@ def texts():
     for s in samples:
         r = s["resps"][0]
         got += float(r[0] if isinstance(r, list) else r)
-        ids = [tok.eos_token_id] + tok.encode(s["doc"]["text"])  # lm-eval puts the end of text in front
+        ids = [tok.bos_token_id] + tok.encode(s["doc"]["text"])  # lm-eval puts the first of these in front
         ref = log_probs(ids, 1)
         want += sum(x for x, _ in ref)
         n += len(ref)
