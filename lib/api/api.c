@@ -256,6 +256,19 @@ static bool goes_on(struct loop *l, uint64_t now)
     return l->a->calls != NULL;
 }
 
+/* An answer has no more tokens than the largest pool has room for. */
+static void window(struct api *a)
+{
+    size_t n;
+    uint64_t most = 0;
+    const struct wire_worker *w = watch_workers(a->watch, &n);
+    for (size_t i = 0; i < n; i++)
+        if (w[i].alive && w[i].blocks_all > most)
+            most = w[i].blocks_all;
+    if (most)
+        a->model.context = most < a->window_file / TEXT_BLOCK ? most * TEXT_BLOCK : a->window_file;
+}
+
 static int step(struct err *e, struct loop *l, struct pollfd *p)
 {
     struct api *a = l->a;
@@ -265,6 +278,7 @@ static int step(struct err *e, struct loop *l, struct pollfd *p)
     rc = rc ? rc : http_step(e, a->http);
     if (p[2].revents || !watch_next_ms(a->watch))
         watch_step(a->watch);
+    window(a);
     if (!l->connected)
         l->connected = !gateway_absent(a->gateway, &since);
     return rc;

@@ -56,7 +56,8 @@ struct api {
     struct api_model model;
     struct gguf *gguf;
     struct text *text;
-    char **name; /* owned */
+    uint64_t window_file; /* context of the file; the model's is less where no pool has room for that */
+    char **name;          /* owned */
     size_t n_name;
     char digest[65], quant[24];
     char *arch, *chat_template, *path;

@@ -236,6 +236,21 @@ static void drop(struct call *c)
     free(c);
 }
 
+/* A line that asks for no smaller window than there is has that one. */
+static char *in_window(const struct api *a, const json_t *line)
+{
+    const json_t *own = json_object_get(line, "window");
+    bool smaller = json_is_integer(own) && (uint64_t)json_integer_value(own) <= a->model.context;
+    if (a->model.context == a->window_file || smaller)
+        return json_dumps(line, JSON_COMPACT);
+    json_t *mine = json_copy((json_t *)(uintptr_t)line);
+    char *text = NULL;
+    if (mine && !json_object_set_new(mine, "window", json_integer((json_int_t)a->model.context)))
+        text = json_dumps(mine, JSON_COMPACT);
+    json_decref(mine);
+    return text;
+}
+
 /* The lines go out; one that cannot is an error of the whole. */
 static int ask_all(struct err *e, struct call *c, const json_t *const *line)
 {
@@ -243,7 +258,7 @@ static int ask_all(struct err *e, struct call *c, const json_t *const *line)
     int rc = 0;
     for (uint32_t i = 0; i < c->n_line && !rc; i++) {
         struct call_line *l = &c->line[i];
-        char *text = json_dumps(line[i], JSON_COMPACT);
+        char *text = in_window(a, line[i]);
         rc = text ? gateway_ask(e, a->gateway, l->seq, text, strlen(text)) : err_nomem(e, "a request", 0);
         free(text);
         if (!rc)

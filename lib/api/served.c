@@ -80,6 +80,7 @@ static int facts(struct err *e, struct api *a)
     snprintf(key, sizeof key, "%.100s.context_length", a->arch);
     if (gguf_u64(e, g, key, &m->context, 1, UINT32_MAX))
         return e->code;
+    a->window_file = m->context;
     const struct gguf_tensor *rows = gguf_tensor_find(g, "token_embd.weight");
     n_row = rows ? rows->dim[1] : 0;
     m->vocab = n_row > text_n_token(a->text) ? n_row : text_n_token(a->text);
