@@ -192,7 +192,9 @@ void watch_step(struct api_watch *w)
     if (now < w->next_ns)
         return;
     histogram_observe(&w->lag, (double)(now - w->next_ns) / 1e9);
-    w->next_ns = now + WATCH_PERIOD_NS;
+    size_t n_worker; /* until there is one, everybody waits for the news of it */
+    (void)watch_workers(w, &n_worker);
+    w->next_ns = now + (n_worker ? WATCH_PERIOD_NS : WATCH_SOON_NS);
     if (!w->asked)
         ask(w);
 }

@@ -9,6 +9,7 @@
 #include "wire/wire.h"
 
 #define WATCH_PERIOD_NS ((uint64_t)1000 * 1000 * 1000)
+#define WATCH_SOON_NS (WATCH_PERIOD_NS / 20)
 #define WATCH_OLD_NS (5 * WATCH_PERIOD_NS)
 
 /* A store's client waits for its answers; this does it for a loop that must not, and wakes it by its box. */
