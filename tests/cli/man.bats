@@ -164,6 +164,6 @@ run_examples() {
     [ "$status" -eq 0 ]
     [[ "$output" == *"prefill: profile: attention"*"decode: profile: attention"*"eval rate:"* ]]
     for example in $(cd "$ROOT/examples" && ls); do
-        grep -q "$example" "$ROOT"/tests/cli/*.bats || { echo "$example is not run"; false; }
+        grep -q "$example" "$ROOT"/tests/cli/*.bats "$ROOT"/tests/service/*.bats || { echo "$example is not run"; false; }
     done
 }

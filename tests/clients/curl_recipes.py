@@ -49,6 +49,7 @@ def readme():
     for command in found:
         here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):8000", c.URL, command)
         here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):11434", c.OLLAMA, here)
+        here = here.replace('"smol"', json.dumps(MODEL))
         true(shell(here).strip(), f"{command}: prints nothing")
     return f"{len(found)} commands"
 
