@@ -94,7 +94,8 @@ static void on_fail(struct call *c, uint32_t line, uint32_t choice, const struct
         snprintf(s->no.text, sizeof s->no.text, "prompt[%u]: %s", line, why->text);
     else
         snprintf(s->no.text, sizeof s->no.text, "%s", why->text);
-    openai_param_of(s->no.param, sizeof s->no.param, s->no.text);
+    if (why->status == 400)
+        openai_param_of(s->no.param, sizeof s->no.param, s->no.text);
 }
 
 static void fail_stream(struct completion *s)
@@ -173,7 +174,9 @@ static void complete(struct api *a, struct http_request *r, bool chat)
     if (call_start(&e, &c, a, r, &ops, s, (const json_t *const *)s->q.line, s->q.n_line, s->q.n, &why)) {
         openai_error(r, why.status, NULL, why.retry_s, why.text);
         on_free(s);
+        return;
     }
+    openai_ask_sent(&s->q); /* a long prompt is not kept for as long as its answer takes */
 }
 
 static void completions(struct api *a, struct http_request *r)

@@ -14,13 +14,14 @@ struct openai_ask {
     bool chat, stream, usage, usage_always; /* usage: a chunk at the end; always: in each */
     bool logprobs, token_ids, as_ids;       /* as_ids: tokens are spelled token_id:N */
     bool echo, prompt_logprobs;
-    char id[96];       /* "cmpl-…" */
-    const char *model; /* as the request calls it, a served name */
+    uint32_t n_top, n_prompt_top; /* of the best, beside the token itself */
+    char id[96];                  /* "cmpl-…" */
+    char *model;                  /* as the request calls it, a served name; owned */
     int64_t created;
     uint32_t n;
-    json_t **line; /* owned, [n_line] */
+    json_t **line; /* owned, [n_line]; NULL after openai_ask_sent */
     uint32_t n_line;
-    json_t *body; /* owned */
+    json_t *body; /* owned, the same */
 };
 
 struct openai_no { /* why not */
@@ -33,6 +34,7 @@ struct openai_no { /* why not */
 int openai_ask_read(struct openai_no *no, struct openai_ask *out, struct api *a, const struct http_request *r,
                     bool chat);
 void openai_ask_free(struct openai_ask *q);
+void openai_ask_sent(struct openai_ask *q); /* the lines are not needed any more */
 /* The body of a POST as an object (new reference), or NULL and why. */
 json_t *openai_body(struct openai_no *no, const struct http_request *r);
 int openai_refuse(struct openai_no *no, int status, const char *param, const char *fmt, ...)
@@ -50,7 +52,9 @@ struct openai_choice {
     uint64_t n_char;
     uint32_t index, n_out;  /* n_out: tokens of the answer */
     bool open;              /* an event waits for its end: what follows may be the reason */
+    bool listed;            /* in `opened` */
     bool begun;             /* its role has been sent */
+    bool prompt_said;       /* so have the ids of its prompt */
     char reason[12];        /* "": none yet */
     struct json_write stop; /* stop_reason as JSON */
 };
@@ -62,6 +66,7 @@ struct openai_reply {
     uint32_t n_choice;
     uint32_t *n_prompt, *n_cached; /* [n_line] */
     struct json_write *prompt_ids; /* [n_line] */
+    uint32_t *opened, n_opened;    /* choices that had an event since the last flush */
     struct json_write out;         /* events that have not been sent */
 };
 
@@ -71,7 +76,8 @@ void openai_reply_prompt(struct openai_reply *p, uint32_t line, const struct wir
 /* A piece: with `stream` an event in p->out (its end may be left to openai_reply_flush). */
 void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_out *o);
 void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_end *w);
-void openai_reply_flush(struct openai_reply *p); /* ends events that are open */
+/* Ends events that are open, but for those that have nothing but a prompt that is echoed. */
+void openai_reply_flush(struct openai_reply *p);
 void openai_reply_last(struct openai_reply *p);  /* usage and the end mark */
 void openai_reply_whole(struct openai_reply *p); /* the whole answer as one object, into p->out */
 

@@ -79,15 +79,12 @@ static int get_bool(struct openai_no *no, bool *out, const json_t *o, const char
 static int model_of(struct openai_no *no, struct openai_ask *q, const struct api *a, const json_t *o)
 {
     const json_t *v = get(o, "model");
-    q->model = api_model(a)->name;
-    if (!v)
-        return 0;
-    if (!json_is_string(v))
+    if (v && !json_is_string(v))
         return openai_refuse(no, 400, "model", "model: expected a text");
-    if (!api_serves(a, json_string_value(v), false))
+    if (v && !api_serves(a, json_string_value(v), false))
         return openai_refuse(no, 404, "model", "The model `%.200s` does not exist.", json_string_value(v));
-    q->model = json_string_value(v);
-    return 0;
+    q->model = strdup(v ? json_string_value(v) : api_model(a)->name);
+    return q->model ? 0 : openai_refuse(no, 500, NULL, "out of memory");
 }
 
 static int stream_of(struct openai_no *no, struct openai_ask *q, const json_t *o)
@@ -111,10 +108,10 @@ static int stream_of(struct openai_no *no, struct openai_ask *q, const json_t *o
 static int id_of(struct openai_no *no, struct openai_ask *q, const json_t *o, const struct http_request *r)
 {
     const json_t *v = get(o, "request_id");
-    const char *id = api_request_id(r);
+    const char *id = api_request_id(r), *header = http_header(r, "X-Request-Id");
     if (v && !json_is_string(v))
         return openai_refuse(no, 400, "request_id", "request_id: expected a text");
-    if (v)
+    if (v && !(header && !strcmp(header, id))) /* as in vLLM: the header counts before the field */
         id = json_string_value(v);
     size_t n = strlen(id);
     if (n == 0 || n > 64)
@@ -136,6 +133,16 @@ static int range(struct openai_no *no, const json_t *o, const char *name, double
     return 0;
 }
 
+/* How many of the best tokens; a value of another type is for the table to refuse. */
+static int count(struct openai_no *no, uint32_t *out, const json_t *o, const char *name)
+{
+    const json_t *v = get(o, name);
+    if (range(no, o, name, 0, OPENAI_TOP_MAX))
+        return -1;
+    *out = v && json_is_number(v) ? (uint32_t)json_number_value(v) : 0;
+    return 0;
+}
+
 /* How many other tokens; of chats a truth value says whether there are any. */
 static int logprobs_of(struct openai_no *no, struct openai_ask *q, const json_t *o)
 {
@@ -143,16 +150,16 @@ static int logprobs_of(struct openai_no *no, struct openai_ask *q, const json_t 
     if (q->chat) {
         if (get_bool(no, &q->logprobs, o, "logprobs", "logprobs"))
             return -1;
-        if (top && json_integer_value(top) > 0 && !q->logprobs)
+        if (top && json_number_value(top) > 0 && !q->logprobs)
             return openai_refuse(no, 400, "top_logprobs", "top_logprobs: needs logprobs to be true");
-        return range(no, o, "top_logprobs", 0, OPENAI_TOP_MAX);
+        return count(no, &q->n_top, o, "top_logprobs");
     }
     if (v && json_is_boolean(v))
         return openai_refuse(no, 400, "logprobs", "logprobs: expected a whole number, got a truth value");
     if (top)
         return openai_refuse(no, 400, "top_logprobs", "top_logprobs: is for chats; here logprobs is the number");
     q->logprobs = v != NULL;
-    return range(no, o, "logprobs", 0, OPENAI_TOP_MAX);
+    return count(no, &q->n_top, o, "logprobs");
 }
 
 static int choices_of(struct openai_no *no, struct openai_ask *q, const json_t *o)
@@ -161,9 +168,10 @@ static int choices_of(struct openai_no *no, struct openai_ask *q, const json_t *
     q->n = 1;
     if (!v)
         return 0;
-    if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > ASK_CHOICES_MAX)
+    double n = json_number_value(v); /* 2.0 is a whole number too; 0 of what is none */
+    if (!(n >= 1 && n <= ASK_CHOICES_MAX) || n != floor(n))
         return openai_refuse(no, 400, "n", "n: expected a whole number from 1 to %d", ASK_CHOICES_MAX);
-    q->n = (uint32_t)json_integer_value(v);
+    q->n = (uint32_t)n;
     if (q->n > 1 && t && json_is_number(t) && json_number_value(t) == 0)
         return openai_refuse(no, 400, "n", "n: must be 1 where temperature is 0: all answers would be the same, got %u",
                              q->n);
@@ -183,6 +191,12 @@ static bool is_own(const char *name)
         if (!strcmp(own[i], name))
             return true;
     return false;
+}
+
+/* Means something in a line, and nothing to a client. */
+static bool is_of_lines(const char *name)
+{
+    return !strcmp(name, "window") || !strcmp(name, "strict_window") || !strcmp(name, "prefix_token_ids");
 }
 
 /* What nobody knows is taken, and said once a name. */
@@ -209,7 +223,7 @@ static json_t *base_line(const struct openai_ask *q, struct api *a)
     {
         if (is_own(key) || json_is_null(v))
             continue;
-        if (ask_knows(key))
+        if (ask_knows(key) && !is_of_lines(key))
             bad |= json_object_set(line, key, v) != 0;
         else
             unknown(a, key);
@@ -291,7 +305,7 @@ static int check(struct openai_no *no, struct openai_ask *q)
     if (stream_of(no, q, o) || logprobs_of(no, q, o) || choices_of(no, q, o))
         return -1;
     if (range(no, o, "temperature", 0, 2) || range(no, o, "top_p", 0, 1) ||
-        range(no, o, "prompt_logprobs", 0, OPENAI_TOP_MAX))
+        count(no, &q->n_prompt_top, o, "prompt_logprobs"))
         return -1;
     if (get_bool(no, &q->token_ids, o, "return_token_ids", "return_token_ids") ||
         get_bool(no, &q->as_ids, o, "return_tokens_as_token_ids", "return_tokens_as_token_ids") ||
@@ -317,11 +331,19 @@ int openai_ask_read(struct openai_no *no, struct openai_ask *out, struct api *a,
     return lines(no, out, a);
 }
 
-void openai_ask_free(struct openai_ask *q)
+void openai_ask_sent(struct openai_ask *q)
 {
-    for (uint32_t i = 0; i < q->n_line; i++)
+    for (uint32_t i = 0; q->line && i < q->n_line; i++)
         json_decref(q->line[i]);
     free(q->line);
     json_decref(q->body);
+    q->line = NULL;
+    q->body = NULL;
+}
+
+void openai_ask_free(struct openai_ask *q)
+{
+    openai_ask_sent(q);
+    free(q->model);
     *q = (struct openai_ask){0};
 }

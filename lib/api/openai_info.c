@@ -10,6 +10,7 @@
 
 #define JSON "application/json"
 #define IDS_MAX (1u << 20)
+#define TOKENIZE_BYTES_MAX (4u << 20)
 
 /* A reference that is given up. */
 static void send_json(struct http_request *r, int status, json_t *o)
@@ -84,17 +85,19 @@ static int flag(struct openai_no *no, bool *out, const json_t *o, const char *na
 /* The prompt as a request has it, so that what is counted here is what a completion reads. */
 static int encode(struct openai_no *no, struct text_ids *ids, const struct api *a, const json_t *o)
 {
-    static const char *const names[] = {"prompt", "messages", "add_special_tokens", "add_generation_prompt",
-                                        "continue_final_message"};
+    static const char *const names[] = {"prompt",
+                                        "messages",
+                                        "add_special_tokens",
+                                        "add_generation_prompt",
+                                        "continue_final_message",
+                                        "chat_template",
+                                        "chat_template_kwargs",
+                                        "documents",
+                                        "tools"};
     struct err e = {0};
     struct ask base, q = {0};
     json_t *line = json_object();
     const struct text *t = api_model(a)->text;
-    bool specials = json_object_get(o, "messages") == NULL, generation = true;
-    if (flag(no, &specials, o, "add_special_tokens") || flag(no, &generation, o, "add_generation_prompt")) {
-        json_decref(line);
-        return -1;
-    }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (json_object_get(o, names[i]))
             json_object_set(line, names[i], json_object_get(o, names[i]));
@@ -106,9 +109,9 @@ static int encode(struct openai_no *no, struct text_ids *ids, const struct api *
     if (!rc && q.kind == ASK_IDS)
         rc = err_set(&e, ERR_NO, "prompt: expected a text, got token ids");
     else if (!rc && q.kind == ASK_TEXT)
-        rc = text_encode(&e, t, ids, q.text, q.n_text, specials ? TEXT_BOS : 0);
+        rc = text_encode(&e, t, ids, q.text, q.n_text, q.specials ? TEXT_BOS : 0);
     else if (!rc)
-        rc = text_chat(&e, t, ids, q.messages, q.n_message, generation);
+        rc = text_chat(&e, t, ids, q.messages, q.n_message, q.chat_end);
     ask_free(&q);
     if (!rc)
         return 0;
@@ -117,13 +120,23 @@ static int encode(struct openai_no *no, struct text_ids *ids, const struct api *
     return openai_refuse(no, rc == ERR_NO ? 400 : 500, param, "%s", e.text);
 }
 
+/* The loop that all connections share waits for what is encoded here. */
+static bool text_fits(struct openai_no *no, const struct http_request *r)
+{
+    size_t n;
+    http_body(r, &n);
+    if (n > TOKENIZE_BYTES_MAX)
+        openai_refuse(no, 413, NULL, "the body has %zu bytes, the limit of /tokenize is %u", n, TOKENIZE_BYTES_MAX);
+    return n <= TOKENIZE_BYTES_MAX;
+}
+
 void openai_tokenize(struct api *a, struct http_request *r)
 {
     struct openai_no no = {0};
     struct text_ids ids = {0};
     struct json_write w = {0};
     bool strings = false;
-    json_t *o = openai_body(&no, r);
+    json_t *o = text_fits(&no, r) ? openai_body(&no, r) : NULL;
     if (!o || model_check(&no, a, o) || flag(&no, &strings, o, "return_token_strs") || encode(&no, &ids, a, o)) {
         openai_refuse_reply(r, &no);
         json_decref(o);

@@ -46,7 +46,8 @@ int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai
     p->choice = calloc(p->n_choice, sizeof *p->choice);
     p->n_prompt = calloc(2 * (size_t)q->n_line, sizeof *p->n_prompt);
     p->prompt_ids = calloc(q->n_line, sizeof *p->prompt_ids);
-    if (!p->choice || !p->n_prompt || !p->prompt_ids)
+    p->opened = calloc(p->n_choice, sizeof *p->opened);
+    if (!p->choice || !p->n_prompt || !p->prompt_ids || !p->opened)
         return err_nomem(e, "an answer", p->n_choice * sizeof *p->choice);
     p->n_cached = p->n_prompt + q->n_line;
     for (uint32_t i = 0; i < p->n_choice; i++) {
@@ -72,6 +73,7 @@ void openai_reply_close(struct openai_reply *p)
     free(p->choice);
     free(p->n_prompt);
     free(p->prompt_ids);
+    free(p->opened);
     *p = (struct openai_reply){0};
 }
 
@@ -217,7 +219,7 @@ static void prompt_logprob(struct json_write *w, const struct openai_reply *p, c
 
 static void logprobs_object(struct json_write *w, const struct openai_ask *q, struct openai_choice *c)
 {
-    if (!q->logprobs || (q->chat && !c->tokens.n && q->stream)) {
+    if (!q->logprobs || (q->stream && !c->tokens.n)) {
         LIT(w, "null");
         return;
     }
@@ -279,6 +281,13 @@ static void ids_field(struct json_write *w, const char *name, struct json_write 
     json_write_clear(ids);
 }
 
+static void prompt_ids_field(struct json_write *w, const struct openai_reply *p, uint32_t line)
+{
+    LIT(w, ",\"prompt_token_ids\":[");
+    json_write_raw(w, p->prompt_ids[line].p, p->prompt_ids[line].n);
+    LIT(w, "]");
+}
+
 /* The role comes with the first token, so that nobody takes it for one. */
 static void role(struct openai_reply *p, struct openai_choice *c, uint32_t line)
 {
@@ -292,11 +301,8 @@ static void role(struct openai_reply *p, struct openai_choice *c, uint32_t line)
     LIT(w, "{\"index\":");
     json_write_u64(w, c->index);
     LIT(w, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]");
-    if (q->token_ids) {
-        LIT(w, ",\"prompt_token_ids\":[");
-        json_write_raw(w, p->prompt_ids[line].p, p->prompt_ids[line].n);
-        LIT(w, "]");
-    }
+    if (q->token_ids)
+        prompt_ids_field(w, p, line);
     if (q->usage_always) {
         LIT(w, ",\"usage\":");
         usage(w, p->n_prompt[line], 0, p->n_cached[line]);
@@ -327,11 +333,9 @@ static void close_event(struct openai_reply *p, struct openai_choice *c)
         json_write_lit(w, q->chat ? "null" : "null,\"stop_reason\":null");
     }
     if (q->token_ids) {
-        if (!q->chat && p->prompt_ids[line].n && c->n_out <= 1) {
-            LIT(w, ",\"prompt_token_ids\":[");
-            json_write_raw(w, p->prompt_ids[line].p, p->prompt_ids[line].n);
-            LIT(w, "]");
-        }
+        if (!q->chat && !c->prompt_said)
+            prompt_ids_field(w, p, line);
+        c->prompt_said = true;
         ids_field(w, "token_ids", &c->ids);
     }
     LIT(w, "}]");
@@ -351,28 +355,45 @@ void openai_reply_prompt(struct openai_reply *p, uint32_t line, const struct wir
     }
 }
 
-/* Log-probabilities of the prompt are of the answer with echo, and a field of their own where they were asked for. */
+/* Log-probabilities of the prompt are of the answer with echo, and a field of their own where they were asked for; the
+ * frame has as many of the best as the greater of the two numbers says. */
 static void take_logprobs(struct openai_reply *p, struct openai_choice *c, const struct wire_out *o)
 {
+    const struct openai_ask *q = p->q;
     for (uint32_t i = 0; i < o->n_lp; i++) {
-        if (o->prompt && p->q->prompt_logprobs)
-            prompt_logprob(&c->prompt, p, &o->lp[i]);
-        if (!p->q->logprobs || (o->prompt && !p->q->echo))
+        struct wire_logprob lp = o->lp[i];
+        const uint32_t n_top = lp.n_top;
+        lp.n_top = n_top < q->n_prompt_top ? n_top : q->n_prompt_top;
+        if (o->prompt && q->prompt_logprobs)
+            prompt_logprob(&c->prompt, p, &lp);
+        lp.n_top = n_top < q->n_top ? n_top : q->n_top;
+        if (!q->logprobs || (o->prompt && !q->echo))
             continue;
-        if (p->q->chat)
-            chat_logprob(&c->tokens, p, &o->lp[i]);
+        if (q->chat)
+            chat_logprob(&c->tokens, p, &lp);
         else
-            completion_logprob(c, p, &o->lp[i]);
+            completion_logprob(c, p, &lp);
     }
+}
+
+static void open_event(struct openai_reply *p, struct openai_choice *c)
+{
+    c->open = true;
+    if (c->listed)
+        return;
+    c->listed = true;
+    p->opened[p->n_opened++] = c->index;
 }
 
 void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_out *o)
 {
     struct openai_choice *c = at(p, line, choice);
     if (p->q->stream) {
-        close_event(p, c);
+        if (c->n_out) /* a prompt that is echoed goes with the first token */
+            close_event(p, c);
         if (!c->begun)
             role(p, c, line);
+        open_event(p, c);
     }
     if (o->text.n && (!o->prompt || p->q->echo))
         json_write_escaped(&c->text, o->text.p, o->text.n);
@@ -383,7 +404,6 @@ void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, co
     }
     if (!o->prompt)
         c->n_out += o->n_id;
-    c->open = p->q->stream;
 }
 
 void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_end *w)
@@ -410,8 +430,16 @@ void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, co
 
 void openai_reply_flush(struct openai_reply *p)
 {
-    for (uint32_t i = 0; i < p->n_choice; i++)
-        close_event(p, &p->choice[i]);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < p->n_opened; i++) {
+        struct openai_choice *c = &p->choice[p->opened[i]];
+        c->listed = c->open && !c->n_out;
+        if (c->listed)
+            p->opened[kept++] = c->index;
+        else
+            close_event(p, c);
+    }
+    p->n_opened = kept;
 }
 
 void openai_reply_last(struct openai_reply *p)
@@ -454,11 +482,8 @@ static void whole_choice(struct openai_reply *p, struct openai_choice *c)
     }
     if (q->token_ids) {
         ids_field(w, "token_ids", &c->ids);
-        if (!q->chat) {
-            LIT(w, ",\"prompt_token_ids\":[");
-            json_write_raw(w, p->prompt_ids[line].p, p->prompt_ids[line].n);
-            LIT(w, "]");
-        }
+        if (!q->chat)
+            prompt_ids_field(w, p, line);
     }
     LIT(w, "}");
 }
@@ -475,16 +500,14 @@ void openai_reply_whole(struct openai_reply *p)
     }
     LIT(w, "],\"usage\":");
     usage_of_all(w, p);
+    LIT(w, ",\"service_tier\":null,\"system_fingerprint\":null");
     if (q->chat && q->prompt_logprobs) {
         LIT(w, ",\"prompt_logprobs\":[");
         json_write_raw(w, p->choice[0].prompt.p, p->choice[0].prompt.n);
         LIT(w, "]");
     }
-    if (q->chat && q->token_ids) {
-        LIT(w, ",\"prompt_token_ids\":[");
-        json_write_raw(w, p->prompt_ids[0].p, p->prompt_ids[0].n);
-        LIT(w, "]");
-    }
+    if (q->chat && q->token_ids)
+        prompt_ids_field(w, p, 0);
     LIT(w, "}");
 }
 

@@ -124,14 +124,15 @@ static int join_parts(struct err *e, struct ask *a, struct text_message *m, stru
     return 0;
 }
 
-/* Fields of a message that change what is asked and that no template here knows. */
+/* Fields of a message that change what is asked and that no template here knows. An empty list asks for nothing:
+ * answers have one, and clients send them back as they came. */
 static int refuse_message_fields(struct err *e, struct ask_path *at, const json_t *m)
 {
     static const char *const no[] = {"tool_calls", "tool_call_id", "function_call",
                                      "audio",      "prefix",       "reasoning_content"};
     for (size_t i = 0; i < sizeof no / sizeof *no; i++) {
         const json_t *v = json_object_get(m, no[i]);
-        if (!v || json_is_null(v))
+        if (!v || json_is_null(v) || (json_is_array(v) && !json_array_size(v)))
             continue;
         path_field(at, no[i]);
         return err_set(e, ERR_NO, "%s: is not supported", at->text);
@@ -165,6 +166,8 @@ static int message_read(struct err *e, struct ask *a, struct text_message *out, 
     } else if (json_is_array(content)) {
         if (join_parts(e, a, out, at, content))
             return e->code;
+    } else if (json_is_null(content) && !strcmp(out->role, "assistant")) { /* it said nothing, as clients put it */
+        out->content = "";
     } else {
         return ask_wrong(e, at, "a text or a list of parts", content);
     }

@@ -8,7 +8,7 @@ setup_file() {
     cd "$BATS_FILE_TMPDIR" || return 1
     mkdir -m 700 up
     export RUN=$PWD/up SOCKET=$PWD/s
-    timeout -k 1 60 phasepipe up --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --kv-cache-memory-bytes 96M --http "unix:$SOCKET" \
+    timeout -k 1 60 phasepipe up --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --kv-cache-memory-bytes 192M --http "unix:$SOCKET" \
         --ollama off --served-model-name smol --served-model-name alias --detach > up.log 2>&1 3>&-
 }
 
