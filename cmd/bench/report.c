@@ -51,6 +51,16 @@ static void own(const struct result *r)
         per_event, r->lag_p99_s * 1e3, r->lag_max_s * 1e3, run_delay_s(run, 99) * 1e3, run_delay_s(run, 100) * 1e3);
 }
 
+/* What a server said may hold anything, and a terminal would obey its control characters. */
+static void print_safe(const char *text)
+{
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        bool high = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0;
+        putchar(high || *c < 0x20 || *c == 0x7f ? ' ' : *c);
+        c += high;
+    }
+}
+
 static void errors(const struct result *r)
 {
     uint64_t shown = 0;
@@ -66,8 +76,7 @@ static void errors(const struct result *r)
         if (!x->over || !x->fail)
             continue;
         printf("%8" PRIu64 "  %s: ", i, fail_names[x->fail]);
-        for (const char *c = x->error ? x->error : ""; *c; c++)
-            putchar((unsigned char)*c < 0x20 || *c == 0x7f ? ' ' : *c);
+        print_safe(x->error ? x->error : "");
         printf("\n");
         shown++;
     }

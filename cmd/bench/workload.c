@@ -140,9 +140,12 @@ void workload_close(struct workload *w)
     free(w);
 }
 
+/* A trace is gone through once, a list again and again where a number or a time is given. */
 uint64_t workload_count(const struct workload *w)
 {
-    return w->o->path && !(w->o->dataset == DATA_LIST && w->o->n_prompts != UINT64_MAX) ? w->items.n : UINT64_MAX;
+    const struct opts *o = w->o;
+    bool once = o->dataset == DATA_TRACE || (o->dataset == DATA_LIST && o->n_prompts == UINT64_MAX && !o->duration_s);
+    return once ? w->items.n : UINT64_MAX;
 }
 
 double workload_at(const struct workload *w, uint64_t i)
