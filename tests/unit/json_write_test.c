@@ -1,0 +1,181 @@
+/*
+ * JSON that is written as it goes. What a JSON text is says RFC 8259; that it is one, and of which value, jansson. What
+ * is well-formed UTF-8 says table 3-7 of the Unicode standard.
+ */
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "api/json_write.h"
+
+static struct json_write w;
+
+/* What was written, as a NUL-terminated text. */
+static const char *written(void)
+{
+    assert_false(w.broken);
+    json_write_raw(&w, "", 1);
+    return w.p;
+}
+
+#define expect_written(call, text)                                                                                     \
+    do {                                                                                                               \
+        json_write_clear(&w);                                                                                          \
+        call;                                                                                                          \
+        assert_string_equal(written(), text);                                                                          \
+    } while (0)
+
+static void test_numbers(void **state)
+{
+    (void)state;
+    expect_written(json_write_u64(&w, 0), "0");
+    expect_written(json_write_u64(&w, UINT64_MAX), "18446744073709551615");
+    expect_written(json_write_i64(&w, INT64_MIN), "-9223372036854775808");
+    expect_written(json_write_i64(&w, INT64_MAX), "9223372036854775807");
+    expect_written(json_write_i64(&w, -7), "-7");
+    expect_written(json_write_f32(&w, NAN), "null");
+    expect_written(json_write_f32(&w, -INFINITY), "null");
+    expect_written(json_write_f32(&w, 1), "1.0");
+    expect_written(json_write_f32(&w, -0.5f), "-0.5");
+    expect_written(json_write_f32(&w, 0), "0.0");
+}
+
+/* Every float comes back as it was. */
+static void test_floats(void **state)
+{
+    static const float edge[] = {FLT_MIN, FLT_MAX, -FLT_MAX, FLT_EPSILON, 1e-45f, 0.1f, 16777216, 1e20f, -9999, 1e-7f};
+    uint64_t x = 88172645463325252u; /* xorshift */
+    (void)state;
+    for (size_t i = 0; i < 20000; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        uint32_t bits = (uint32_t)(x >> 20);
+        float v, back;
+        memcpy(&v, &bits, sizeof v);
+        if (i < sizeof edge / sizeof *edge)
+            v = edge[i];
+        if (!isfinite(v))
+            continue;
+        json_write_clear(&w);
+        json_write_f32(&w, v);
+        const char *text = written();
+        json_t *o = json_loads(text, JSON_DECODE_ANY, NULL);
+        if (!json_is_real(o))
+            fail_msg("%a is written %s", (double)v, text);
+        back = (float)json_real_value(o);
+        json_decref(o);
+        assert_memory_equal(&back, &v, sizeof v);
+    }
+}
+
+static void test_escapes(void **state)
+{
+    (void)state;
+    expect_written(json_write_string(&w, "a\"b\\c/d", 7), "\"a\\\"b\\\\c/d\"");
+    expect_written(json_write_string(&w, "\b\f\n\r\t", 5), "\"\\b\\f\\n\\r\\t\"");
+    expect_written(json_write_string(&w, "\0\x01\x1f\x7f", 4), "\"\\u0000\\u0001\\u001f\x7f\"");
+    expect_written(json_write_string(&w, NULL, 0), "\"\"");
+    expect_written(json_write_string(&w, "h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x8c\x8d", 12),
+                   "\"h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x8c\x8d\"");
+    expect_written(json_write_escaped(&w, "\"x\"", 3), "\\\"x\\\"");
+}
+
+/* All texts of one and two bytes, and all that begin a longer character: taken where they are UTF-8, else mended. */
+static void test_bytes(void **state)
+{
+    char s[6] = {'a', 0, 0, 'z'};
+    (void)state;
+    for (int i = 0; i < 256 * 256; i++) {
+        s[1] = (char)(i >> 8);
+        s[2] = (char)i;
+        json_write_clear(&w);
+        json_write_string(&w, s, 4);
+        json_error_t je;
+        json_t *o = json_loadb(w.p, w.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &je), *same = json_stringn(s, 4);
+        if (!json_is_string(o))
+            fail_msg("%02x %02x: %s", s[1] & 255, s[2] & 255, je.text);
+        if (same) /* jansson takes it: it is UTF-8 */
+            assert_true(json_equal(o, same));
+        else
+            assert_non_null(strstr(written(), "\xef\xbf\xbd"));
+        json_decref(o);
+        json_decref(same);
+    }
+}
+
+static void test_not_utf8(void **state)
+{
+    static const struct {
+        const char *text;
+        size_t n;
+    } bad[] = {
+        {"\xc0\x80", 2},     {"\xc1\xbf", 2},         {"\xe0\x80\x80", 3},     {"\xe0\x9f\xbf", 3},
+        {"\xed\xa0\x80", 3}, {"\xed\xbf\xbf", 3},     {"\xe2\x82", 2},         {"\xf0\x8f\xbf\xbf", 4},
+        {"\xf0\x9f\x8c", 3}, {"\xf4\x90\x80\x80", 4}, {"\xf5\x80\x80\x80", 4}, {"\xff", 1},
+        {"\x80", 1},         {"\xe2\x28\xa1", 3},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        json_write_clear(&w);
+        json_write_string(&w, bad[i].text, bad[i].n);
+        json_t *o = json_loadb(w.p, w.n, JSON_DECODE_ANY, NULL);
+        assert_true(json_is_string(o));
+        assert_non_null(strstr(json_string_value(o), "\xef\xbf\xbd"));
+        json_decref(o);
+    }
+    /* what follows is not eaten with it */
+    expect_written(json_write_string(&w, "\xe2\x82\"", 3), "\"\xef\xbf\xbd\xef\xbf\xbd\\\"\"");
+}
+
+static void test_values(void **state)
+{
+    json_t *o = json_pack("{s:[i,n,b],s:s}", "a", 1, 1, "b", "x\n");
+    (void)state;
+    expect_written(json_write_value(&w, o), "{\"a\":[1,null,true],\"b\":\"x\\n\"}");
+    expect_written(json_write_value(&w, NULL), "null");
+    json_decref(o);
+}
+
+/* Much in small pieces, and one piece that is larger than all before. */
+static void test_growth(void **state)
+{
+    char *big = malloc(1 << 20);
+    (void)state;
+    memset(big, 'x', 1 << 20);
+    json_write_clear(&w);
+    for (int i = 0; i < 100000; i++)
+        json_write_lit(&w, "abc");
+    json_write_raw(&w, big, 1 << 20);
+    assert_false(w.broken);
+    assert_int_equal(w.n, 300000 + (1 << 20));
+    assert_memory_equal(w.p + 299997, "abcxxx", 6);
+    free(big);
+}
+
+static int close_all(void **state)
+{
+    (void)state;
+    json_write_free(&w);
+    assert_null(w.p);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_numbers), cmocka_unit_test(test_floats),   cmocka_unit_test(test_escapes),
+        cmocka_unit_test(test_bytes),   cmocka_unit_test(test_not_utf8), cmocka_unit_test(test_values),
+        cmocka_unit_test(test_growth),
+    };
+    return cmocka_run_group_tests(tests, NULL, close_all);
+}
