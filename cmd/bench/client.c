@@ -231,8 +231,9 @@ static int prepare(struct err *e, struct client *c)
     if (!rc && !(r->stamp = malloc(r->size_stamp * sizeof *r->stamp)))
         rc = err_nomem(e, "stamps", r->size_stamp * sizeof *r->stamp);
     s->status = 0;
-    s->done = false;
+    s->done = s->fresh = false;
     s->why[0] = 0;
+    curl_easy_setopt(s->easy, CURLOPT_FRESH_CONNECT, 0L);
     s->answer.n = 0;
     curl_easy_setopt(s->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)s->body.n);
     curl_easy_setopt(s->easy, CURLOPT_POSTFIELDS, s->body.p);
@@ -299,6 +300,22 @@ static void failed_status(struct stream *s)
     request_fail(s->request, FAIL_STATUS, text, sizeof text);
 }
 
+/* Servers close connections after so many requests or seconds, just when the next one is under way. libcurl then takes
+ * another of those that are kept, and gives up where some of them end so: a new one is what is left. */
+static bool sent_afresh(struct client *c, struct stream *s, CURLcode code)
+{
+    long n_new = 1;
+    curl_easy_getinfo(s->easy, CURLINFO_NUM_CONNECTS, &n_new);
+    if ((code != CURLE_SEND_ERROR && code != CURLE_RECV_ERROR && code != CURLE_GOT_NOTHING) || s->status || s->fresh ||
+        n_new)
+        return false;
+    s->fresh = true;
+    s->why[0] = 0;
+    curl_easy_setopt(s->easy, CURLOPT_FRESH_CONNECT, 1L);
+    curl_multi_remove_handle(c->multi, s->easy);
+    return !curl_multi_add_handle(c->multi, s->easy);
+}
+
 static void finish(struct client *c, struct stream *s, CURLcode code)
 {
     struct request *r = s->request;
@@ -341,7 +358,8 @@ static void finished(struct client *c)
             continue;
         CURLcode code = m->data.result;
         curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&s);
-        finish(c, s, code);
+        if (!sent_afresh(c, s, code))
+            finish(c, s, code);
     }
 }
 

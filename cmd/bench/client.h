@@ -18,7 +18,8 @@ struct stream {
     struct load_sse sse;
     struct buf body, answer;
     long status;
-    bool done; /* [DONE] came */
+    bool done;  /* [DONE] came */
+    bool fresh; /* on a connection of its own, after others were found closed */
     char why[CURL_ERROR_SIZE];
     struct stream *next, *next_idle;
 };

@@ -280,6 +280,16 @@ holds() {
     [[ $output == *"/v1/models"* ]]
 }
 
+@test "a server that closes connections is asked again on new ones" {
+    serve --ttft 0.02 --once
+    # sixteen are kept when the last request comes, and none of them takes it
+    { echo TIMESTAMP,ContextTokens,GeneratedTokens; printf '2024-01-01 00:00:00,5,3\n%.0s' {1..16}; echo '2024-01-01 00:00:01,5,3'; } > trace
+    load --dataset-name trace --dataset-path trace --save r
+    holds '.completed == 17 and .failed == 0'
+    seen
+    jq -e '(.requests | length) == 17' seen
+}
+
 @test "goodput" {
     serve --ttft 0.05 --itl 0.01
     load -n 4 --max-concurrency 1 --random-input-len 5 --random-output-len 4 --save r --goodput ttft:5000 tpot:5000

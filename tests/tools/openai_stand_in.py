@@ -7,7 +7,8 @@ be compared with them. Prints its port, and at the end (SIGTERM) a line of JSON 
   --burst N             N tokens in one write
   --split               every event in two writes
   --no-usage, --no-tokenize, --dialect llama (its /tokenize, no root and a final chunk of its own)
-  --loading S           /health is 503 so long"""
+  --loading S           /health is 503 so long
+  --once                a connection takes one request: it is closed when the next has come"""
 import argparse
 import asyncio
 import json
@@ -25,6 +26,7 @@ arg.add_argument("--split", action="store_true")
 arg.add_argument("--no-usage", action="store_true")
 arg.add_argument("--no-tokenize", action="store_true")
 arg.add_argument("--dialect", default="vllm")
+arg.add_argument("--once", action="store_true")
 arg.add_argument("--loading", type=float, default=0.0)
 arg = arg.parse_args()
 fault, _, every = arg.fault.partition(":")
@@ -121,6 +123,7 @@ def tokenize(ask):
 async def serve(reader, writer):
     global now
     seen["connections"] += 1
+    answered = 0
     try:
         while line := await reader.readline():
             method, path, _ = line.decode().split()
@@ -139,6 +142,10 @@ async def serve(reader, writer):
             elif path == "/tokenize" and not arg.no_tokenize:
                 writer.write(tokenize(ask))
             elif path in ("/v1/completions", "/v1/chat/completions"):
+                if arg.once and answered:
+                    writer.transport.abort()
+                    return
+                answered += 1
                 chat = "chat" in path
                 prompt = ask["messages"][-1]["content"] if chat else ask["prompt"]
                 ask["n_prompt"] = count(prompt)
