@@ -1,0 +1,524 @@
+/*
+ * The OpenAI surface without HTTP, requests: bodies to lines of the gateway, what is refused, and the routes that ask
+ * about the server. Names, defaults and limits are those of vLLM's entrypoints/openai/{completion,chat_completion}/
+ * protocol.py, errors those of its serve/engine/protocol.py and of the openai package, which chooses its classes by
+ * them.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "edge/ask.h"
+#include "unit/openai_fake.h"
+
+#define COMPLETIONS "/v1/completions"
+#define CHAT "/v1/chat/completions"
+#define ASK_A "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
+
+static struct api server;
+
+static json_t *parsed(const struct http_request *r)
+{
+    json_error_t je;
+    json_t *o = json_loadb(r->out.p ? r->out.p : "", r->out.n, JSON_REJECT_DUPLICATES, &je);
+    if (!o)
+        fail_msg("%.*s: %s", (int)r->out.n, r->out.p, je.text);
+    assert_true(r->over);
+    assert_string_equal(r->type, "application/json");
+    return o;
+}
+
+/* ---- lines ---- */
+
+/* The call's lines must be these objects. */
+static void expect_lines(const char *path, const char *body, const char *lines)
+{
+    struct http_request r = {0};
+    fake_ask(&server, &r, "POST", path, body);
+    if (!fake_call.state)
+        fail_msg("%s: %.*s", body, (int)r.out.n, r.out.p);
+    json_t *want = json_loads(lines, 0, NULL), *got = json_array();
+    assert_non_null(want);
+    for (uint32_t i = 0; i < fake_call.n_line; i++)
+        json_array_append(got, fake_call.line[i]);
+    if (!json_equal(got, want))
+        fail_msg("%s: got %s", body, json_dumps(got, 0));
+    json_decref(got);
+    json_decref(want);
+    fake_gone();
+    fake_free(&r);
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    expect_lines(COMPLETIONS, "{\"prompt\":\"a\"}", "[{\"prompt\":\"a\",\"temperature\":1.0,\"max_tokens\":16}]");
+    expect_lines(CHAT, "{" ASK_A "}", "[{" ASK_A ",\"temperature\":1.0,\"max_tokens\":4294967295}]");
+    /* null equals absent, and the default of max_tokens is what null means */
+    expect_lines(
+        COMPLETIONS,
+        "{\"prompt\":\"a\",\"max_tokens\":null,\"temperature\":null,\"n\":null,\"stop\":null,\"model\":null,"
+        "\"stream\":null,\"stream_options\":null,\"logprobs\":null,\"echo\":null,\"seed\":null,\"tools\":null}",
+        "[{\"prompt\":\"a\",\"temperature\":1.0,\"max_tokens\":16}]");
+    /* more than the window leaves is refused where it was asked for */
+    expect_lines(COMPLETIONS, "{\"prompt\":\"a\",\"max_tokens\":5,\"temperature\":0}",
+                 "[{\"prompt\":\"a\",\"temperature\":0,\"max_tokens\":5,\"strict_window\":true}]");
+    expect_lines(CHAT, "{" ASK_A ",\"max_completion_tokens\":5}",
+                 "[{" ASK_A ",\"temperature\":1.0,\"max_completion_tokens\":5,\"strict_window\":true}]");
+}
+
+#define CARRIED                                                                                                        \
+    "\"temperature\":0.5,\"top_p\":0.9,\"top_k\":4,\"min_p\":0.1,\"seed\":7,\"stop\":[\"x\"],\"n\":2,\"min_tokens\":"  \
+    "1,"                                                                                                               \
+    "\"ignore_eos\":true,\"logit_bias\":{\"5\":-100},\"presence_penalty\":1,\"frequency_penalty\":1,"                  \
+    "\"repetition_penalty\":1.1,\"stop_token_ids\":[9],\"include_stop_str_in_output\":true,"                           \
+    "\"skip_special_tokens\":false,\"truncate_prompt_tokens\":4,\"prompt_logprobs\":1,\"allowed_token_ids\":[1,2],"    \
+    "\"bad_words\":[\"y\"],\"add_special_tokens\":false,\"priority\":3,\"cache_salt\":\"s\",\"max_tokens\":8"
+
+/* Fields of the answer go on as they are; those of the edge stay here; the edge's own of lines are not a client's. */
+static void test_fields(void **state)
+{
+    (void)state;
+    expect_lines(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":2,\"echo\":true," CARRIED "}",
+                 "[{\"prompt\":\"a\",\"strict_window\":true,\"logprobs\":2,\"echo\":true," CARRIED "}]");
+    expect_lines(CHAT,
+                 "{" ASK_A ",\"logprobs\":true,\"top_logprobs\":2,\"add_generation_prompt\":false,"
+                 "\"continue_final_message\":true," CARRIED "}",
+                 "[{" ASK_A ",\"strict_window\":true,\"logprobs\":true,\"top_logprobs\":2,"
+                 "\"add_generation_prompt\":false,\"continue_final_message\":true," CARRIED "}]");
+    expect_lines(COMPLETIONS,
+                 "{\"prompt\":\"a\",\"model\":\"alias\",\"stream\":true,\"stream_options\":{\"include_usage\":true},"
+                 "\"user\":\"u\",\"request_id\":\"i\",\"return_token_ids\":true,\"return_tokens_as_token_ids\":true,"
+                 "\"metadata\":{},\"store\":false,\"service_tier\":\"auto\"}",
+                 "[{\"prompt\":\"a\",\"temperature\":1.0,\"max_tokens\":16}]");
+    expect_lines(COMPLETIONS, "{\"prompt\":\"a\",\"window\":2,\"strict_window\":true,\"prefix_token_ids\":[1]}",
+                 "[{\"prompt\":\"a\",\"temperature\":1.0,\"max_tokens\":16}]");
+}
+
+static void test_unknown(void **state)
+{
+    (void)state;
+    server.n_said = 0;
+    for (int i = 0; i < 3; i++)
+        expect_lines(COMPLETIONS, "{\"prompt\":\"a\",\"who_knows\":[{}]}",
+                     "[{\"prompt\":\"a\",\"temperature\":1.0,\"max_tokens\":16}]");
+    const char *said = strstr(server.said, "who_knows");
+    assert_non_null(said);
+    assert_null(strstr(said + 1, "who_knows")); /* once */
+    for (int i = 0; i < 1000; i++) {            /* … and not for ever */
+        char body[60];
+        snprintf(body, sizeof body, "{\"prompt\":\"a\",\"unknown_%d\":1}", i);
+        expect_lines(COMPLETIONS, body, "[{\"prompt\":\"a\",\"temperature\":1.0,\"max_tokens\":16}]");
+        if (i == 100)
+            server.n_said = 0;
+    }
+    assert_int_equal(server.n_said, 0);
+}
+
+#define REST ",\"temperature\":1.0,\"max_tokens\":16}"
+
+static const char *prompts_of(struct json_write *w, const char *one, int n)
+{
+    json_write_lit(w, "{\"prompt\":[");
+    for (int i = 0; i < n; i++) {
+        json_write_lit(w, i ? "," : "");
+        json_write_lit(w, one);
+    }
+    json_write_raw(w, "]}", 3);
+    return w->p;
+}
+
+static void test_prompts(void **state)
+{
+    (void)state;
+    expect_lines(COMPLETIONS, "{\"prompt\":[1,2]}", "[{\"prompt\":[1,2]" REST "]");
+    expect_lines(COMPLETIONS, "{\"prompt\":[\"a\",\"b\"]}", "[{\"prompt\":\"a\"" REST ",{\"prompt\":\"b\"" REST "]");
+    expect_lines(COMPLETIONS, "{\"prompt\":[[1],[2,3],[4]]}",
+                 "[{\"prompt\":[1]" REST ",{\"prompt\":[2,3]" REST ",{\"prompt\":[4]" REST "]");
+    expect_lines(COMPLETIONS, "{\"prompt\":[\"a\"]}", "[{\"prompt\":\"a\"" REST "]");
+    struct http_request r = {0};
+    struct json_write many = {0};
+    fake_ask(&server, &r, "POST", COMPLETIONS, prompts_of(&many, "\"a\"", 1024));
+    assert_int_equal(fake_call.n_line, 1024);
+    fake_gone();
+    fake_free(&r);
+    json_write_free(&many);
+}
+
+static const char *id_of(const char *path, const char *header, const char *body)
+{
+    struct http_request r = {.request_id = header};
+    const struct wire_end end = {.reason = WIRE_STOP};
+    static char id[100];
+    fake_ask(&server, &r, "POST", path, body);
+    assert_non_null(fake_call.state);
+    fake_call.ops->end(&fake_call, 0, 0, &end);
+    fake_done();
+    json_t *o = parsed(&r);
+    snprintf(id, sizeof id, "%s", json_string_value(json_object_get(o, "id")));
+    json_decref(o);
+    fake_free(&r);
+    return id;
+}
+
+static void test_ids(void **state)
+{
+    (void)state;
+    assert_string_equal(id_of(COMPLETIONS, "abc-1", "{\"prompt\":\"a\"}"), "cmpl-abc-1");
+    assert_string_equal(id_of(CHAT, "abc-1", "{" ASK_A "}"), "chatcmpl-abc-1");
+    assert_string_equal(id_of(COMPLETIONS, NULL, "{\"prompt\":\"a\"}"), "cmpl-0f");
+    assert_string_equal(id_of(COMPLETIONS, NULL, "{\"prompt\":\"a\",\"request_id\":\"x\"}"), "cmpl-x");
+    assert_string_equal(id_of(COMPLETIONS, "h", "{\"prompt\":\"a\",\"request_id\":\"x\"}"), "cmpl-h");
+}
+
+/* ---- what is refused ---- */
+
+static void expect_error(struct http_request *r, int status, const char *type, const char *param, const char *words)
+{
+    json_t *o = parsed(r), *e = json_object_get(o, "error"), *p = json_object_get(e, "param");
+    const char *text = json_string_value(json_object_get(e, "message"));
+    assert_int_equal(json_object_size(o), 1);
+    assert_int_equal(json_object_size(e), 4);
+    if (r->status != status || json_integer_value(json_object_get(e, "code")) != status)
+        fail_msg("%s: status %d", text, r->status);
+    assert_string_equal(json_string_value(json_object_get(e, "type")), type);
+    if (param ? !json_is_string(p) || strcmp(json_string_value(p), param) : !json_is_null(p))
+        fail_msg("%s: param %s", text, json_string_value(p));
+    if (!strstr(text, words))
+        fail_msg("%s: does not say %s", text, words);
+    json_decref(o);
+}
+
+static void refused(const char *path, const char *body, int status, const char *param, const char *words)
+{
+    struct http_request r = {0};
+    fake_ask(&server, &r, "POST", path, body);
+    if (fake_call.state)
+        fail_msg("%s: is taken", body);
+    expect_error(&r, status, status == 404 ? "NotFoundError" : "BadRequestError", param, words);
+    fake_free(&r);
+}
+
+static void test_refused(void **state)
+{
+    static const struct {
+        const char *more, *param;
+    } no[] = {
+        {"\"temperature\":2.1", "temperature"},
+        {"\"temperature\":-0.1", "temperature"},
+        {"\"top_p\":1.01", "top_p"},
+        {"\"top_p\":-1", "top_p"},
+        {"\"n\":0", "n"},
+        {"\"n\":129", "n"},
+        {"\"n\":1.5", "n"},
+        {"\"n\":\"2\"", "n"},
+        {"\"n\":2,\"temperature\":0", "n"},
+        {"\"stream\":1", "stream"},
+        {"\"stream\":\"true\"", "stream"},
+        {"\"stream_options\":{}", "stream_options"},
+        {"\"stream\":true,\"stream_options\":[]", "stream_options"},
+        {"\"stream\":true,\"stream_options\":{\"include_usage\":1}", "stream_options.include_usage"},
+        {"\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":\"x\"}",
+         "stream_options.continuous_usage_stats"},
+        {"\"stream\":true,\"prompt_logprobs\":1", "prompt_logprobs"},
+        {"\"prompt_logprobs\":21", "prompt_logprobs"},
+        {"\"prompt_logprobs\":-1", "prompt_logprobs"},
+        {"\"return_token_ids\":1", "return_token_ids"},
+        {"\"return_tokens_as_token_ids\":[]", "return_tokens_as_token_ids"},
+        {"\"request_id\":5", "request_id"},
+        {"\"request_id\":\"\"", "request_id"},
+        {"\"request_id\":\"a\\nb\"", "request_id"},
+        {"\"model\":5", "model"},
+        {"\"echo\":\"x\"", "echo"},
+    };
+    char body[300];
+    (void)state;
+    for (size_t i = 0; i < sizeof no / sizeof *no; i++) {
+        snprintf(body, sizeof body, "{\"prompt\":\"a\",%s}", no[i].more);
+        refused(COMPLETIONS, body, 400, no[i].param, no[i].param);
+        snprintf(body, sizeof body, "{" ASK_A ",%s}", no[i].more);
+        refused(CHAT, body, 400, no[i].param, no[i].param);
+    }
+    refused(COMPLETIONS, "{\"prompt\":\"a\",\"model\":\"no`\\u0007\"}", 404, "model", "no`\a");
+    refused(CHAT, "{" ASK_A ",\"model\":\"no\",\"stream\":true}", 404, "model", "no");
+    refused(COMPLETIONS, "{}", 400, "prompt", "missing");
+    refused(COMPLETIONS, "{\"prompt\":null}", 400, "prompt", "missing");
+    refused(COMPLETIONS, "{\"prompt\":\"a\"," ASK_A "}", 400, "messages", CHAT);
+    refused(COMPLETIONS, "{\"prompt\":[\"a\",[1]]}", 400, "prompt", "prompt[1]");
+    refused(COMPLETIONS, "{\"prompt\":[[1],2]}", 400, "prompt", "prompt[1]");
+    refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":true}", 400, "logprobs", "whole number");
+    refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":21}", 400, "logprobs", "20");
+    refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":-1}", 400, "logprobs", "20");
+    refused(COMPLETIONS, "{\"prompt\":\"a\",\"top_logprobs\":1}", 400, "top_logprobs", "chats");
+    refused(CHAT, "{}", 400, "messages", "missing");
+    refused(CHAT, "{\"prompt\":\"a\"," ASK_A "}", 400, "prompt", COMPLETIONS);
+    refused(CHAT, "{" ASK_A ",\"logprobs\":1}", 400, "logprobs", "true or false");
+    refused(CHAT, "{" ASK_A ",\"logprobs\":true,\"top_logprobs\":21}", 400, "top_logprobs", "20");
+    refused(CHAT, "{" ASK_A ",\"top_logprobs\":1}", 400, "top_logprobs", "logprobs");
+    refused(CHAT, "{" ASK_A ",\"echo\":true}", 400, "echo", COMPLETIONS);
+}
+
+static void test_too_many(void **state)
+{
+    struct http_request r = {0};
+    struct json_write many = {0};
+    (void)state;
+    fake_ask(&server, &r, "POST", COMPLETIONS, prompts_of(&many, "[1]", 1025));
+    expect_error(&r, 400, "BadRequestError", "prompt", "1024");
+    fake_free(&r);
+    json_write_free(&many);
+}
+
+static void test_broken(void **state)
+{
+    static const char *const bad[] = {"",
+                                      "{",
+                                      "[]",
+                                      "null",
+                                      "\"a\"",
+                                      "{\"prompt\":\"a\"}x",
+                                      "{]}",
+                                      "{\"a\":1,}",
+                                      "{'a':1}",
+                                      "\xff",
+                                      "{\"a\":\"\xff\"}",
+                                      "{\"prompt\":\"a\",\"prompt\":\"b\"}",
+                                      "{\"prompt\":1e400}"};
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        refused(COMPLETIONS, bad[i], 400, NULL, "JSON");
+        refused(CHAT, bad[i], 400, NULL, "JSON");
+        refused("/tokenize", bad[i], 400, NULL, "JSON");
+        refused("/detokenize", bad[i], 400, NULL, "JSON");
+    }
+    char *deep = malloc(200001);
+    memset(deep, '[', 200000);
+    deep[200000] = 0;
+    refused(COMPLETIONS, deep, 400, NULL, "JSON");
+    free(deep);
+}
+
+static void test_types(void **state)
+{
+    static const char *const good[] = {NULL, "application/json", "application/json; charset=utf-8", "Application/JSON",
+                                       "application/vnd.api+json"};
+    static const char *const bad[] = {"text/plain", "application/x-www-form-urlencoded", "", "application/jsonp",
+                                      "multipart/form-data; boundary=application/json"};
+    (void)state;
+    for (size_t i = 0; i < 5; i++) {
+        struct http_request r = {.content_type = good[i]}, no = {.content_type = bad[i]};
+        fake_ask(&server, &r, "POST", COMPLETIONS, "{\"prompt\":\"a\"}");
+        assert_non_null(fake_call.state);
+        fake_gone();
+        fake_free(&r);
+        fake_ask(&server, &no, "POST", COMPLETIONS, "{\"prompt\":\"a\"}");
+        expect_error(&no, 400, "BadRequestError", NULL, "application/json");
+        fake_free(&no);
+    }
+}
+
+/* What the openai package waits for before it tries again. */
+static void test_full(void **state)
+{
+    struct http_request r = {0};
+    (void)state;
+    server.full = 429;
+    fake_ask(&server, &r, "POST", COMPLETIONS, "{\"prompt\":\"a\"}");
+    server.full = 0;
+    expect_error(&r, 429, "RateLimitError", NULL, "too many");
+    assert_non_null(strstr(r.headers, "Retry-After: 1\n"));
+    assert_non_null(strstr(r.headers, "retry-after-ms: 250\n"));
+    fake_free(&r);
+}
+
+/* ---- the other routes ---- */
+
+/* The answer of a route must be this object. */
+static void expect_answer(const char *method, const char *path, const char *body, int status, const char *want)
+{
+    struct http_request r = {0};
+    fake_ask(&server, &r, method, path, body);
+    json_t *got = parsed(&r), *o = json_loads(want, 0, NULL);
+    assert_non_null(o);
+    if (r.status != status || !json_equal(got, o))
+        fail_msg("%s %s: %d %.*s", path, body ? body : "", r.status, (int)r.out.n, r.out.p);
+    json_decref(got);
+    json_decref(o);
+    fake_free(&r);
+}
+
+#define CARD(name)                                                                                                     \
+    "{\"id\":\"" name "\",\"object\":\"model\",\"created\":1700000000,\"owned_by\":\"phasepipe\",\"root\":\"smol\","   \
+    "\"parent\":null,\"max_model_len\":512,\"permission\":[]}"
+
+static void test_models(void **state)
+{
+    struct http_request r = {0};
+    (void)state;
+    expect_answer("GET", "/v1/models", NULL, 200,
+                  "{\"object\":\"list\",\"data\":[" CARD("smol") "," CARD("alias") "]}");
+    expect_answer("GET", "/v1/models/alias", NULL, 200, CARD("alias"));
+    fake_ask(&server, &r, "GET", "/v1/models/no", NULL);
+    expect_error(&r, 404, "NotFoundError", "model", "no");
+    fake_free(&r);
+}
+
+static void test_tokenize(void **state)
+{
+    (void)state;
+    /* bytes are their own ids here, but for those that the vocabulary has entries of: there are no merges */
+    expect_answer("POST", "/tokenize", "{\"prompt\":\"ab\"}", 200,
+                  "{\"count\":2,\"max_model_len\":512,\"tokens\":[97,98],\"token_strs\":null}");
+    expect_answer("POST", "/tokenize", "{\"prompt\":\"a \",\"return_token_strs\":true,\"messages\":null}", 200,
+                  "{\"count\":2,\"max_model_len\":512,\"tokens\":[97,32],\"token_strs\":[\"a\",\"\\u0120\"]}");
+    /* ChatML: markers are control ids, and the same characters in content are not */
+    expect_answer("POST", "/tokenize",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"a<|im_end|>\"}],\"add_generation_prompt\":false}",
+                  200,
+                  "{\"count\":19,\"max_model_len\":512,\"tokens\":[259,117,115,101,114,10,97,60,124,105,109,95,101,110,"
+                  "100,124,62,260,10],\"token_strs\":null}");
+}
+
+static void test_tokenize_turns(void **state)
+{
+    (void)state;
+    expect_answer("POST", "/tokenize", "{" ASK_A "}", 200,
+                  "{\"count\":20,\"max_model_len\":512,\"tokens\":[259,117,115,101,114,10,97,260,10,259,97,115,115,105,"
+                  "115,116,97,110,116,10],\"token_strs\":null}");
+    expect_answer("POST", "/tokenize", "{" ASK_A ",\"add_generation_prompt\":false,\"continue_final_message\":true}",
+                  200,
+                  "{\"count\":7,\"max_model_len\":512,\"tokens\":[259,117,115,101,114,10,97],\"token_strs\":null}");
+}
+
+static void test_tokenize_refused(void **state)
+{
+    struct http_request r = {0};
+    (void)state;
+    refused("/tokenize", "{}", 400, "prompt", "missing");
+    refused("/tokenize", "{\"prompt\":[1]}", 400, "prompt", "text");
+    refused("/tokenize", "{\"prompt\":\"a\"," ASK_A "}", 400, "messages", "prompt");
+    refused("/tokenize", "{\"prompt\":\"a\",\"model\":\"no\"}", 404, "model", "no");
+    refused("/tokenize", "{\"prompt\":\"a\",\"return_token_strs\":1}", 400, "return_token_strs", "true or false");
+    refused("/tokenize", "{\"prompt\":\"a\",\"add_special_tokens\":1}", 400, "add_special_tokens", "true or false");
+    refused("/tokenize", "{" ASK_A ",\"tools\":[{}]}", 400, "tools", "not supported");
+    refused("/tokenize", "{" ASK_A ",\"continue_final_message\":true}", 400, "continue_final_message",
+            "add_generation_prompt");
+    r.n_body = (4u << 20) + 1;
+    fake_ask(&server, &r, "POST", "/tokenize", "");
+    expect_error(&r, 413, "RequestTooLargeError", NULL, "4194304");
+    fake_free(&r);
+}
+
+static void test_detokenize(void **state)
+{
+    (void)state;
+    expect_answer("POST", "/detokenize", "{\"tokens\":[256,257,260]}", 200, "{\"prompt\":\"Hello world<|im_end|>\"}");
+    expect_answer("POST", "/detokenize", "{\"tokens\":[]}", 200, "{\"prompt\":\"\"}");
+    /* a character across tokens is whole, a half one is U+FFFD */
+    expect_answer("POST", "/detokenize", "{\"tokens\":[258,172]}", 200, "{\"prompt\":\"\xe2\x82\xac\"}");
+    expect_answer("POST", "/detokenize", "{\"tokens\":[258,97]}", 200,
+                  "{\"prompt\":\"\xef\xbf\xbd"
+                  "a\"}");
+    refused("/detokenize", "{\"tokens\":[1,261]}", 400, "tokens", "tokens[1]");
+    refused("/detokenize", "{\"tokens\":[-1]}", 400, "tokens", "tokens[0]");
+    refused("/detokenize", "{\"tokens\":[1.5]}", 400, "tokens", "tokens[0]");
+    refused("/detokenize", "{\"tokens\":\"a\"}", 400, "tokens", "list");
+    refused("/detokenize", "{}", 400, "tokens", "list");
+}
+
+static void test_state(void **state)
+{
+    struct http_request r = {0};
+    (void)state;
+    expect_answer("GET", "/tokenizer_info", NULL, 200,
+                  "{\"tokenizer_class\":\"phasepipe\",\"bos_token\":null,\"eos_token\":\"<|im_end|>\",\"pad_token\":"
+                  "null,\"chat_template\":\"{}\",\"vocab_size\":261,\"model_max_length\":512}");
+    expect_answer("GET", "/load", NULL, 200, "{\"server_load\":0}");
+    expect_answer("GET", "/health", NULL, 200, "{}");
+    server.ready = false;
+    fake_ask(&server, &r, "GET", "/health", NULL);
+    expect_error(&r, 503, "ServiceUnavailableError", NULL, "not ready");
+    assert_non_null(strstr(r.headers, "Retry-After: 1\n"));
+    fake_free(&r);
+    expect_answer("GET", "/live", NULL, 200, "{}"); /* it lives, ready or not */
+    expect_answer("GET", "/ping", NULL, 200, "{}");
+    expect_answer("POST", "/ping", NULL, 200, "{}");
+    server.ready = true;
+}
+
+/* The description and the routes tell of each other, and what it points at is there. */
+static void test_description(void **state)
+{
+    struct http_request r = {0};
+    const char *path, *method;
+    json_t *item, *operation;
+    (void)state;
+    fake_ask(&server, &r, "GET", "/openapi.json", NULL);
+    json_t *o = parsed(&r), *paths = json_object_get(o, "paths");
+    assert_string_equal(json_string_value(json_object_get(o, "openapi")), "3.1.0");
+    json_object_foreach(paths, path, item)
+    {
+        json_object_foreach(item, method, operation)
+        {
+            char name[60], upper[8] = "";
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(path, "{"), path);
+            for (size_t i = 0; method[i] && i < 7; i++)
+                upper[i] = (char)(method[i] - 'a' + 'A');
+            assert_non_null(json_object_get(operation, "responses"));
+            if (strcmp(path, "/metrics") && !fake_route(upper, strchr(path, '{') ? strcat(name, "x") : name))
+                fail_msg("%s %s is described and not there", upper, path);
+        }
+    }
+    for (const struct api_route *t = openai_routes; t->method; t++) {
+        char name[60];
+        size_t n = strlen(t->path);
+        snprintf(name, sizeof name, "%.*s%s", (int)(n - (t->path[n - 1] == '*')), t->path,
+                 t->path[n - 1] == '*' ? "{id}" : "");
+        item = json_object_get(paths, name);
+        if (!item || !json_object_get(item, strcmp(t->method, "GET") ? "post" : "get"))
+            fail_msg("%s %s is there and not described", t->method, t->path);
+    }
+    json_decref(o);
+    fake_free(&r);
+}
+
+static int open_all(void **state)
+{
+    (void)state;
+    fake_open(&server);
+    return 0;
+}
+
+static int close_all(void **state)
+{
+    (void)state;
+    fake_close(&server);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_unknown),
+        cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_models),
+        cmocka_unit_test(test_tokenize),
+        cmocka_unit_test(test_tokenize_turns),
+        cmocka_unit_test(test_tokenize_refused),
+        cmocka_unit_test(test_detokenize),
+        cmocka_unit_test(test_state),
+        cmocka_unit_test(test_description),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
