@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "http/http_impl.h"
@@ -47,7 +48,7 @@ static void begin(struct listener *l, struct MHD_Connection *c, void **context)
     if (k->next)
         k->next->prev = k;
     l->h->conns = k;
-    l->h->n_conn++;
+    k->extra = l->h->n_conn++ >= l->h->o.connections_max;
     struct epoll_event v = {.events = EPOLLRDHUP | EPOLLET, .data.ptr = k};
     (void)epoll_ctl(l->h->watch, EPOLL_CTL_ADD, k->fd, &v);
 }
@@ -55,6 +56,9 @@ static void begin(struct listener *l, struct MHD_Connection *c, void **context)
 static void end(struct conn *k)
 {
     struct http *h = k->h;
+    int n_left = 0;
+    if (!k->dead && (k->unread || (!ioctl(k->fd, FIONREAD, &n_left) && n_left)))
+        linger_add(h, k->fd);
     (void)epoll_ctl(h->watch, EPOLL_CTL_DEL, k->fd, NULL);
     if (k->probe_ns)
         h->n_half--;
@@ -87,7 +91,7 @@ static void half(struct conn *k)
 {
     if (!k->probe_ns)
         k->h->n_half++;
-    k->probe_ns = 1;
+    k->probe_ns = proc_now_ns() + PROBE_NS;
     if (k->r && k->r->phase == PHASE_OUT)
         conn_half_check(k);
 }
@@ -98,8 +102,8 @@ void conn_half_check(struct conn *k)
 {
     if (!k->probe_ns)
         return;
-    bool first = k->probe_ns == 1;
-    k->probe_ns = proc_now_ns() + (first ? PROBE_NS : SCAN_NS);
+    k->probe_ns = proc_now_ns() + (k->probed ? SCAN_NS : PROBE_NS);
+    k->probed = true;
     request_probe(k->r);
 }
 
@@ -119,10 +123,26 @@ void conn_watch(struct http *h)
     } while (n == EVENTS);
 }
 
-/* Whoever sends a request byte by byte has no longer than who sends nothing. */
+/* All that a half-closed connection has sent has been read, and makes no request. libmicrohttpd waits on where the last
+ * bytes and the end have come together: it reads the bytes, and no event tells it of the end. */
+static bool is_spent(const struct conn *k)
+{
+    char c;
+    return (!k->r || k->r->phase == PHASE_HEAD) && recv(k->fd, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+static void cut(struct conn *k)
+{
+    k->dead = true;
+    shutdown(k->fd, SHUT_RDWR);
+}
+
+/* Whoever sends a request byte by byte has not much longer than who sends nothing; who is one too many has little. */
 static bool too_slow(const struct conn *k, uint64_t now)
 {
     uint64_t idle = (uint64_t)k->h->o.idle_s * 1000000000u;
+    if (k->extra && k->h->n_conn > k->h->o.connections_max)
+        idle = idle < SCAN_NS ? idle : SCAN_NS;
     if (!k->r)
         return now - k->since_ns > idle + SCAN_NS;
     return k->r->phase == PHASE_HEAD && now - k->r->arrived_ns > BODY_IDLES * idle;
@@ -134,12 +154,14 @@ void conn_scan(struct http *h, uint64_t now)
     if (!slow && !h->n_half)
         return;
     for (struct conn *k = h->conns; k; k = k->next) {
-        if (slow && !k->dead && too_slow(k, now)) {
-            k->dead = true;
-            shutdown(k->fd, SHUT_RDWR);
-        }
-        if (k->probe_ns && k->r && k->r->phase == PHASE_OUT && k->probe_ns <= now)
+        if (slow && !k->dead && too_slow(k, now))
+            cut(k);
+        if (!k->probe_ns || k->probe_ns > now || k->dead)
+            continue;
+        if (k->r && k->r->phase == PHASE_OUT)
             conn_half_check(k);
+        else if (is_spent(k))
+            cut(k);
     }
     if (slow)
         h->scan_ns = now;

@@ -74,6 +74,7 @@ void http_close(struct http *h)
 {
     if (!h)
         return;
+    h->closing = true;
     for (int i = 0; i < CLOSE_ROUNDS && (i == 0 || any_suspended(h)); i++)
         let_go(h);
     for (size_t i = 0; i < h->n_listener; i++) {
@@ -83,6 +84,7 @@ void http_close(struct http *h)
             unlink(l->path);
         free(l);
     }
+    linger_end(h);
     if (h->epoll >= 0)
         close(h->epoll);
     if (h->watch >= 0)
@@ -100,17 +102,10 @@ static void on_log(void *arg, const char *fmt, va_list ap)
     (void)arg, (void)fmt, (void)ap;
 }
 
-static int start(struct err *e, struct http *h, int fd, int surface, const char *address, const char *path)
+/* fd is a listening socket, l's from now on, or the daemon's. */
+static int start_daemon(struct err *e, struct listener *l, int fd)
 {
-    if (h->n_listener == LISTENERS_MAX)
-        return err_set(e, ERR_USAGE, "%s: more than %d addresses", address, LISTENERS_MAX);
-    struct listener *l = calloc(1, sizeof *l);
-    if (!l)
-        return err_nomem(e, "an address", sizeof *l);
-    l->h = h;
-    l->surface = surface;
-    snprintf(l->address, sizeof l->address, "%s", address);
-    snprintf(l->path, sizeof l->path, "%s", path);
+    struct http *h = l->h;
     unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (h->tls ? MHD_USE_TLS : 0);
     const struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_CERT_CALLBACK, 0, tls_callback()},
                                          {MHD_OPTION_END, 0, NULL}};
@@ -122,18 +117,43 @@ static int start(struct err *e, struct http *h, int fd, int surface, const char 
         MHD_OPTION_NOTIFY_CONNECTION, conn_notify, l, MHD_OPTION_NOTIFY_COMPLETED, request_completed, l,
         MHD_OPTION_URI_LOG_CALLBACK, request_uri, l, MHD_OPTION_ARRAY, h->tls ? tls : none, MHD_OPTION_END);
     if (!l->daemon) {
-        free(l);
-        return err_set(e, ERR_SYS, "%s: libmicrohttpd cannot start", address);
+        close(fd);
+        return err_set(e, ERR_SYS, "%s: libmicrohttpd cannot start", l->address);
     }
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
     struct epoll_event v = {.events = EPOLLIN};
+    if (info && !epoll_ctl(h->epoll, EPOLL_CTL_ADD, info->epoll_fd, &v))
+        return 0;
+    err_sys(e, "epoll");
+    MHD_stop_daemon(l->daemon); /* closes fd */
+    return e->code;
+}
+
+/* fd is owned, on failure too. */
+static int start(struct err *e, struct http *h, int fd, int surface, const char *address, const char *path)
+{
+    struct listener *l = h->n_listener < LISTENERS_MAX ? calloc(1, sizeof *l) : NULL;
+    if (!l) {
+        close(fd);
+        return h->n_listener < LISTENERS_MAX
+                   ? err_nomem(e, "an address", sizeof *l)
+                   : err_set(e, ERR_USAGE, "%s: more than %d addresses", address, LISTENERS_MAX);
+    }
+    l->h = h;
+    l->surface = surface;
+    snprintf(l->address, sizeof l->address, "%s", address);
+    snprintf(l->path, sizeof l->path, "%s", path);
+    if (start_daemon(e, l, fd)) {
+        free(l);
+        return e->code;
+    }
     h->listener[h->n_listener++] = l;
-    return !info || epoll_ctl(h->epoll, EPOLL_CTL_ADD, info->epoll_fd, &v) ? err_sys(e, "epoll") : 0;
+    return 0;
 }
 
 static void name_of(char *out, size_t n, int fd)
 {
-    struct sockaddr_storage a;
+    struct sockaddr_storage a = {0}; /* a Unix socket may have no name */
     socklen_t len = sizeof a;
     char host[INET6_ADDRSTRLEN] = "";
     if (getsockname(fd, (struct sockaddr *)&a, &len)) {
@@ -188,7 +208,6 @@ static int listen_unix(struct err *e, struct http *h, const char *path, int surf
     }
     if (start(e, h, fd, surface, address, path)) {
         unlink(path);
-        close(fd);
         return e->code;
     }
     return 0;
@@ -202,7 +221,7 @@ static int split(struct err *e, char host[256], const char **port, bool *all, co
     const char *p = address;
     *port = colon ? colon + 1 : address;
     *all = colon && n == 0;
-    if (n >= 2 && p[0] == '[' && p[n - 1] == ']') {
+    if (n > 2 && p[0] == '[' && p[n - 1] == ']') {
         p++;
         n -= 2;
     }
@@ -260,11 +279,7 @@ int http_listen(struct err *e, struct http *h, const char *address, int surface)
     if (fd < 0)
         return e->code;
     name_of(name, sizeof name, fd);
-    if (start(e, h, fd, surface, name, "")) {
-        close(fd);
-        return e->code;
-    }
-    return 0;
+    return start(e, h, fd, surface, name, "");
 }
 
 int http_adopt(struct err *e, struct http *h, int fd, int surface)
@@ -316,7 +331,10 @@ int http_fd(const struct http *h)
 
 uint64_t http_next_ms(const struct http *h)
 {
-    uint64_t ms = UINT64_MAX, now = proc_now_ns(), at = conn_next_ns(h);
+    uint64_t ms = UINT64_MAX, now = proc_now_ns(), at = conn_next_ns(h), end = linger_next_ns(h);
+    if (h->due)
+        return 0;
+    at = end < at ? end : at;
     for (size_t i = 0; i < h->n_listener; i++) {
         MHD_UNSIGNED_LONG_LONG t;
         if (MHD_get_timeout(h->listener[i]->daemon, &t) == MHD_YES && t < ms)
@@ -331,8 +349,11 @@ uint64_t http_next_ms(const struct http *h)
 
 int http_step(struct err *e, struct http *h)
 {
+    uint64_t now = proc_now_ns();
     conn_watch(h);
-    conn_scan(h, proc_now_ns());
+    conn_scan(h, now);
+    linger_step(h, now);
+    h->due = false;
     for (size_t i = 0; i < h->n_listener; i++)
         if (MHD_run(h->listener[i]->daemon) != MHD_YES)
             return err_set(e, ERR_SYS, "%s: libmicrohttpd has failed", h->listener[i]->address);

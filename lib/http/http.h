@@ -76,7 +76,7 @@ void http_add_header(struct http_request *r, const char *name, const char *value
 /* The whole answer; body is copied. r is no more. HEAD: the headers of it. */
 void http_reply(struct http_request *r, int status, const char *type, const void *body, size_t n);
 /* An answer in pieces: headers leave with the first http_step. The content type says what an idle probe may be: for
- * text/event-stream a comment line, for application/x-ndjson and JSON a space or line feed between values. */
+ * text/event-stream a comment line, for application/x-ndjson and JSON a space before a value. */
 void http_begin(struct http_request *r, int status, const char *type);
 void http_write(struct http_request *r, const void *p, size_t n); /* copied; whole events, so that none is cut by a
                                                                      packet where it can be helped */

@@ -14,6 +14,8 @@
 #define LISTENERS_MAX 16
 #define HEADERS_MAX 16 /* that an answer is given */
 #define SCAN_NS ((uint64_t)1000 * 1000 * 1000)
+#define LINGER_NS ((uint64_t)2 * 1000 * 1000 * 1000)
+#define LINGERS_MAX 64
 #define PROBE_NS ((uint64_t)50 * 1000 * 1000) /* first of a connection that is half closed; then a second each */
 
 struct listener {
@@ -36,6 +38,9 @@ struct conn {
     uint64_t since_ns;      /* of the accept, or of the end of the last request */
     uint64_t probe_ns;      /* when a half-closed one is asked next; 0: it is whole */
     bool tls, dead;
+    bool probed; /* once at least */
+    bool extra;  /* came when there were as many as there may be */
+    bool unread; /* was answered before its body had come */
     char peer[48];
 };
 
@@ -67,6 +72,8 @@ struct http_request {
     bool ended;     /* nothing more is written */
     bool broken;    /* is to be cut off */
     bool head, too_large;
+    bool interim;      /* its client knows "100 Continue" */
+    uint64_t n_past;   /* bytes of a body that is too large, not kept */
     const char *probe; /* a piece that says nothing, by the content type */
     char *out;         /* what is to be sent: from at to n */
     size_t n_out, at_out, cap_out;
@@ -81,7 +88,13 @@ struct http {
     uint32_t n_conn;
     uint64_t scan_ns;
     uint32_t n_half; /* connections that are half closed */
-    bool stopped;
+    bool stopped, closing;
+    bool due; /* something was written since the daemons ran, which none of their descriptors tells */
+    struct {
+        int fd;
+        uint64_t end_ns;
+    } linger[LINGERS_MAX];
+    size_t n_linger;
     struct tls *tls; /* NULL: none */
 };
 
@@ -91,6 +104,12 @@ void conn_watch(struct http *h); /* takes what the watch has seen */
 void conn_scan(struct http *h, uint64_t now);
 void conn_half_check(struct conn *k); /* its request has been given out: is the other end still there? */
 uint64_t conn_next_ns(const struct http *h);
+
+/* ---- linger.c ---- */
+void linger_add(struct http *h, int fd); /* takes a copy of it */
+void linger_step(struct http *h, uint64_t now);
+uint64_t linger_next_ns(const struct http *h);
+void linger_end(struct http *h);
 
 /* ---- request.c ---- */
 void *request_uri(void *listener, const char *uri, struct MHD_Connection *c);

@@ -102,6 +102,7 @@ static void wake(struct http_request *r)
     if (!r->suspended)
         return;
     r->suspended = false;
+    r->k->h->due = true;
     MHD_resume_connection(r->k->c);
 }
 
@@ -114,27 +115,34 @@ static enum MHD_Result refuse(struct http_request *r, int status, const char *te
     return r->response ? queue(r) : MHD_NO;
 }
 
-static enum MHD_Result head(struct http_request *r, const char *url, const char *method)
+/* Before the body has come, and so the last on its connection. */
+static enum MHD_Result refuse_early(struct http_request *r, int status, const char *text)
+{
+    r->k->unread = true;
+    http_add_header(r, "Connection", "close");
+    return refuse(r, status, text);
+}
+
+static enum MHD_Result head(struct http_request *r, const char *url, const char *method, const char *version)
 {
     const struct http *h = r->k->h;
     const char *length;
     char text[160];
     r->method = method;
     r->head = !strcmp(method, "HEAD");
+    r->interim = !strcmp(version, "HTTP/1.1");
     r->path = strdup(url);
     if (!r->path)
         return MHD_NO;
-    if (h->n_conn > h->o.connections_max) {
-        http_add_header(r, "Connection", "close");
+    if (r->k->extra && h->n_conn > h->o.connections_max) {
         snprintf(text, sizeof text, "more than %u connections", h->o.connections_max);
-        return refuse(r, 503, text);
+        return refuse_early(r, 503, text);
     }
     length = http_header(r, "Content-Length");
     if (length && strtoull(length, NULL, 10) > h->o.body_bytes_max) {
         snprintf(text, sizeof text, "a body of %.20s bytes: the limit is %llu", length,
                  (unsigned long long)h->o.body_bytes_max);
-        http_add_header(r, "Connection", "close");
-        return refuse(r, 413, text);
+        return refuse_early(r, 413, text);
     }
     return MHD_YES;
 }
@@ -144,8 +152,9 @@ static enum MHD_Result upload_more(struct http_request *r, const char *p, size_t
     uint64_t max = r->k->h->o.body_bytes_max;
     if (r->too_large || r->n_body + n > max) {
         r->too_large = true;
-        r->n_body += n; /* counted, not kept */
-        return r->n_body > BODY_LIMITS * max ? MHD_NO : MHD_YES;
+        r->n_past += n; /* counted, not kept */
+        r->k->dead = r->n_past / BODY_LIMITS >= max;
+        return r->k->dead ? MHD_NO : MHD_YES;
     }
     return body_add(r, p, n) ? MHD_YES : MHD_NO;
 }
@@ -167,7 +176,7 @@ static enum MHD_Result give_out(struct http_request *r)
         conn_half_check(r->k);
     if (r->broken)
         return MHD_NO;
-    if (r->response)
+    if (r->response && !(r->head && r->streams && !r->ended))
         return queue(r);
     r->suspended = true;
     MHD_suspend_connection(r->k->c);
@@ -178,13 +187,13 @@ enum MHD_Result request_handle(void *listener, struct MHD_Connection *c, const c
                                const char *version, const char *upload, size_t *n_upload, void **context)
 {
     struct http_request *r = *context;
-    (void)listener, (void)c, (void)version;
-    if (!r || r->broken || r->k->dead)
+    (void)listener, (void)c;
+    if (!r || r->broken || r->k->dead || r->k->h->closing)
         return MHD_NO;
     if (r->response && !r->queued)
         return queue(r);
     if (!r->method)
-        return head(r, url, method);
+        return head(r, url, method, version);
     if (*n_upload) {
         size_t n = *n_upload;
         *n_upload = 0;
@@ -213,6 +222,10 @@ void request_completed(void *listener, struct MHD_Connection *c, void **context,
     tell_gone(r);
     r->k->r = NULL;
     r->k->since_ns = proc_now_ns();
+    if (r->k->h->stopped && !r->k->dead) { /* there is no next one */
+        r->k->dead = true;
+        shutdown(r->k->fd, SHUT_RDWR);
+    }
     if (r->response)
         MHD_destroy_response(r->response);
     for (size_t i = 0; i < r->n_header; i++) {
@@ -246,10 +259,9 @@ void request_probe(struct http_request *r)
     }
     /* Before an answer the only thing that can be said is an interim one, which every client of HTTP/1.1 passes over.
      */
-    const char *version = MHD_lookup_connection_value(r->k->c, MHD_HEADER_KIND, "Host"); /* 1.1 demands it */
     if (r->response || r->queued)
         return;
-    if (r->k->tls || !version ||
+    if (r->k->tls || !r->interim ||
         send(r->k->fd, interim, sizeof interim - 1, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof interim - 1)
         request_gone(r);
 }
@@ -319,17 +331,32 @@ void http_begin(struct http_request *r, int status, const char *type)
     if (!strncmp(type, "text/event-stream", 17))
         r->probe = ":\n\n";
     else if (strstr(type, "json"))
-        r->probe = "\n";
+        r->probe = " "; /* an empty line is no JSON to many who read line by line */
     http_add_header(r, "Cache-Control", "no-cache");
     http_add_header(r, "X-Accel-Buffering", "no"); /* for proxies in between */
-    respond(r, status, type, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_out, r, NULL));
-    wake(r);
+    struct MHD_Response *a = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_out, r, NULL);
+    if (a && r->head) /* else libmicrohttpd sends a last chunk, which nobody expects after HEAD */
+        MHD_set_response_options(a, MHD_RF_HTTP_1_0_COMPATIBLE_STRICT, MHD_RO_END);
+    respond(r, status, type, a);
+    if (!r->head || r->broken) /* the headers are all of it: they leave when it is known that it ends well */
+        wake(r);
+}
+
+/* The watch sees the end of it and says so: here the caller is in the midst of its answer. */
+static void cut_off(struct http_request *r)
+{
+    r->broken = true;
+    shutdown(r->k->fd, SHUT_RDWR);
 }
 
 void http_write(struct http_request *r, const void *p, size_t n)
 {
     if (r->broken || r->head)
         return;
+    if (http_queued(r) + n > r->k->h->o.queued_bytes_max) {
+        cut_off(r);
+        return;
+    }
     if (r->at_out > 65536 && r->at_out > r->n_out / 2) {
         memmove(r->out, r->out + r->at_out, r->n_out - r->at_out);
         r->n_out -= r->at_out;
@@ -337,10 +364,9 @@ void http_write(struct http_request *r, const void *p, size_t n)
     }
     if (r->cap_out - r->n_out < n) {
         size_t cap = 2 * r->cap_out + n + 512;
-        char *grown = r->n_out - r->at_out + n > r->k->h->o.queued_bytes_max ? NULL : realloc(r->out, cap);
-        if (!grown) { /* the watch sees the end of it: here the caller is in the midst of its answer */
-            r->broken = true;
-            shutdown(r->k->fd, SHUT_RDWR);
+        char *grown = realloc(r->out, cap);
+        if (!grown) {
+            cut_off(r);
             return;
         }
         r->out = grown;
