@@ -1,0 +1,373 @@
+/* The HTTP server and clients that leave, half close, read slowly or send slowly. The times are those of http.h. */
+#include "http_client.h"
+
+#include <netinet/in.h>
+#include <sys/resource.h>
+
+static const struct http_opts plain = {0};
+
+#define GONE_MS 100 /* http.h */
+
+/* ---- gone ---- */
+
+/* Leaves that way and looks when the server knows. A busy machine is no fault of the server: the best of some tries. */
+static void knows_soon(const char *address, const char *text, bool reset)
+{
+    struct server *v = server_new(&plain, address);
+    uint64_t best = UINT64_MAX;
+    for (int i = 0; i < 3; i++) {
+        struct client *c = client_new(v);
+        struct tag *t = send_waiting(v, c, text);
+        run_ms(v, 20);
+        uint64_t left = proc_now_ns();
+        client_leave(c, reset);
+        UNTIL(v, t->n_over);
+        assert_int_equal(t->n_gone, 1);
+        best = t->gone_ns - left < best ? t->gone_ns - left : best;
+        UNTIL(v, http_connections(v->h) == 0);
+        client_free(c);
+    }
+    if (best > GONE_MS * MS)
+        fail_msg("%s, %.12s, %s: %.1f ms", address, text, reset ? "reset" : "closed", (double)best / 1e6);
+    server_free(v);
+}
+
+static void who_leaves_is_noticed(void **state)
+{
+    char path[80];
+    (void)state;
+    snprintf(path, sizeof path, "unix:/tmp/http_leave_test.%d", (int)getpid());
+    for (int reset = 0; reset < 2; reset++)
+        for (int i = 0; i < 2; i++) {
+            knows_soon(i ? path : "127.0.0.1:0", GET("/wait"), reset);
+            knows_soon(i ? path : "127.0.0.1:0", GET("/stream"), reset);
+            knows_soon(i ? path : "127.0.0.1:0", "POST /wait HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
+                       reset);
+        }
+    knows_soon("127.0.0.1:0", "GET /wait HTTP/1.0\r\nHost: a\r\n\r\n", false);
+}
+
+static void who_leaves_between_pieces_is_noticed(void **state)
+{
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    struct client *c = client_new(v);
+    struct answer a;
+    (void)state;
+    struct tag *t = send_waiting(v, c, GET("/stream"));
+    answer_head(v, c, &a);
+    http_write(t->r, "data: 1\n\n", 9);
+    answer_chunk(v, c, &a);
+    answer_free(&a);
+    client_leave(c, false);
+    UNTIL(v, t->n_over);
+    assert_int_equal(t->n_gone, 1);
+    client_free(c);
+    /* Who has left after the end was given, but before it was sent, has been answered. */
+    c = client_new(v);
+    t = send_waiting(v, c, GET("/stream"));
+    http_write(t->r, "data: 1\n\n", 9);
+    tag_end(t);
+    client_leave(c, true);
+    UNTIL(v, http_connections(v->h) == 0);
+    assert_int_equal(t->n_gone, 0);
+    client_free(c);
+    server_free(v);
+}
+
+/* ---- half closed ---- */
+
+static void a_half_closed_request_is_answered(void **state)
+{
+    char path[80];
+    (void)state;
+    snprintf(path, sizeof path, "unix:/tmp/http_leave_test.%d", (int)getpid());
+    for (int i = 0; i < 2; i++) {
+        struct server *v = server_new(&plain, i ? path : "127.0.0.1:0");
+        struct client *c = client_new(v);
+        struct answer a;
+        client_say(v, c, GET("/wait"));
+        shutdown(c->fd, SHUT_WR);
+        UNTIL(v, v->n_tag == 1);
+        run_ms(v, 1300);
+        assert_int_equal(last(v)->n_gone, 0);
+        tag_reply(last(v), 200, "text/plain", "late", 4);
+        answer_read(v, c, &a);
+        assert_string_equal(a.body, "late");
+        answer_free(&a);
+        client_until_closed(v, c);
+        UNTIL(v, http_connections(v->h) == 0);
+        client_free(c);
+        server_free(v);
+    }
+}
+
+/* What is sent to find out whether somebody is there changes no answer: a comment of server-sent events (WHATWG HTML,
+ * 9.2.5), white space before a JSON value (RFC 8259, 2). */
+static void a_half_closed_stream_is_whole(void **state)
+{
+    static const char *const type[] = {"text/event-stream", "application/x-ndjson"}, *const probe[] = {":\n\n", " "},
+                             *const event[] = {"data: 1\n\n", "{\"a\":1}\n"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct server *v = server_new(&plain, "127.0.0.1:0");
+        struct client *c = client_new(v);
+        struct answer a;
+        v->stream_type = type[i];
+        client_say(v, c, GET("/stream"));
+        shutdown(c->fd, SHUT_WR);
+        UNTIL(v, v->n_tag == 1);
+        struct tag *t = last(v);
+        for (int j = 0; j < 3; j++) {
+            http_write(t->r, event[i], strlen(event[i]));
+            run_ms(v, 400);
+        }
+        tag_end(t);
+        answer_read(v, c, &a);
+        int n = 0, n_probe = 0;
+        for (const char *p = a.body; *p;) {
+            bool is_event = !strncmp(p, event[i], strlen(event[i]));
+            if (!is_event && strncmp(p, probe[i], strlen(probe[i])) != 0)
+                fail_msg("'%s' in '%s'", p, a.body);
+            n += is_event;
+            n_probe += !is_event;
+            p += strlen(is_event ? event[i] : probe[i]);
+        }
+        assert_int_equal(n, 3);
+        assert_in_range(n_probe, 1, 4);
+        answer_free(&a);
+        client_free(c);
+        server_free(v);
+    }
+}
+
+static void half_closed_and_then_closed_is_gone(void **state)
+{
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    struct client *c = client_new(v);
+    (void)state;
+    struct tag *t = send_waiting(v, c, GET("/wait"));
+    shutdown(c->fd, SHUT_WR);
+    run_ms(v, 300);
+    assert_int_equal(t->n_gone, 0);
+    client_leave(c, false);
+    UNTIL(v, t->n_gone); /* at the next probe, within a second */
+    client_free(c);
+    /* Requests that were sent at once before the end are all answered. */
+    struct answer a;
+    c = client_new(v);
+    client_say(v, c, GET("/echo") GET("/wait") GET("/echo"));
+    shutdown(c->fd, SHUT_WR);
+    UNTIL(v, v->n_tag == 3);
+    run_ms(v, 200);
+    tag_reply(last(v), 201, NULL, NULL, 0);
+    static const int status[] = {200, 201, 200};
+    for (int i = 0; i < 3; i++) {
+        answer_read(v, c, &a);
+        assert_int_equal(a.status, status[i]);
+        answer_free(&a);
+    }
+    client_until_closed(v, c);
+    client_free(c);
+    server_free(v);
+}
+
+/* ---- slow ---- */
+
+static void who_does_not_read_is_cut_off(void **state)
+{
+    struct http_opts o = {.queued_bytes_max = 1 << 20};
+    struct server *v = server_new(&o, "127.0.0.1:0");
+    struct client *deaf = client_new(v), *other = client_new(v);
+    static char piece[65536];
+    size_t written = 0;
+    (void)state;
+    struct tag *t = send_waiting(v, deaf, GET("/stream"));
+    while (t->r && written < (size_t)64 << 20) {
+        http_write(t->r, piece, sizeof piece);
+        written += sizeof piece;
+        assert_true(!t->r || http_queued(t->r) <= o.queued_bytes_max);
+        if (written % (1 << 20) == 0)
+            ask_plain(v, other);
+        pump(v, -1, proc_now_ns() + MS);
+    }
+    assert_int_equal(t->n_gone, 1);
+    assert_in_range(written, o.queued_bytes_max, ((size_t)64 << 20) - 1);
+    UNTIL(v, http_connections(v->h) == 1);
+    ask_plain(v, other);
+    client_free(deaf);
+    client_free(other);
+    server_free(v);
+}
+
+static void who_reads_slowly_gets_everything(void **state)
+{
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    struct client *c = client_new(v);
+    struct answer a;
+    size_t n = (size_t)8 << 20;
+    char *all = malloc(n);
+    (void)state;
+    for (size_t i = 0; i < n; i++)
+        all[i] = (char)(i * 2654435761u >> 11);
+    struct tag *t = send_waiting(v, c, GET("/stream"));
+    for (size_t i = 0; i < n; i += 65536)
+        http_write(t->r, all + i, 65536);
+    run_ms(v, 50);
+    assert_true(http_queued(t->r) > 0);
+    tag_end(t);
+    answer_read(v, c, &a);
+    assert_int_equal(a.n_body, n);
+    assert_memory_equal(a.body, all, n);
+    answer_free(&a);
+    ask_plain(v, c);
+    free(all);
+    client_free(c);
+    server_free(v);
+}
+
+/* Each is closed in its time, and no request that waits for its answer is. */
+static void who_sends_slowly_is_closed(void **state)
+{
+    static const char *const text[] = {
+        "",
+        "GET /ec",
+        "GET /echo HTTP/1.1\r\nHo",
+        "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf",
+        "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nha",
+        GET("/echo"), /* and nothing after */
+    };
+    enum { N = sizeof text / sizeof *text };
+    struct http_opts o = {.idle_s = 1};
+    struct server *v = server_new(&o, "127.0.0.1:0");
+    struct client *c[N], *line = client_new(v), *body = client_new(v), *wait = client_new(v), *stream = client_new(v);
+    struct answer a;
+    (void)state;
+    struct tag *waits = send_waiting(v, wait, GET("/wait")), *streams = send_waiting(v, stream, GET("/stream"));
+    for (size_t i = 0; i < N; i++) {
+        c[i] = client_new(v);
+        client_say(v, c[i], text[i]);
+    }
+    client_say(v, body, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n");
+    uint64_t begin = proc_now_ns(), line_ns = 0, body_ns = 0;
+    while ((!line_ns || !body_ns) && proc_now_ns() - begin < 12000 * MS) {
+        run_ms(v, 200); /* a byte each, so that neither is ever idle for long */
+        if (!line_ns && !client_send(v, line, "G", 1))
+            line_ns = proc_now_ns() - begin;
+        if (!body_ns && !client_send(v, body, "b", 1))
+            body_ns = proc_now_ns() - begin;
+    }
+    assert_in_range(line_ns, 1000 * MS, 5000 * MS);
+    assert_in_range(body_ns, 1000 * MS, 9000 * MS);
+    for (size_t i = 0; i < N; i++) {
+        client_until_closed(v, c[i]);
+        client_free(c[i]);
+    }
+    assert_int_equal(v->n_tag, 3);
+    assert_int_equal(http_connections(v->h), 2);
+    assert_false(waits->n_gone || streams->n_gone);
+    tag_reply(waits, 200, "text/plain", "late", 4);
+    answer_read(v, wait, &a);
+    assert_string_equal(a.body, "late");
+    answer_free(&a);
+    tag_end(streams);
+    answer_read(v, stream, &a);
+    answer_free(&a);
+    client_free(line);
+    client_free(body);
+    client_free(wait);
+    client_free(stream);
+    server_free(v);
+}
+
+/* ---- many ---- */
+
+#define MANY 500
+#define EVENTS 20
+
+static void many_streams_at_once(void **state)
+{
+    static struct client *c[MANY];
+    struct rlimit l;
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    (void)state;
+    getrlimit(RLIMIT_NOFILE, &l);
+    l.rlim_cur = l.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &l);
+    for (int i = 0; i < MANY; i++) {
+        c[i] = client_new(v);
+        client_say(v, c[i], GET("/stream"));
+    }
+    UNTIL(v, v->n_tag == MANY);
+    for (int j = 0; j < EVENTS; j++)
+        for (size_t i = 0; i < MANY; i++) {
+            char text[64];
+            int n = snprintf(text, sizeof text, "data: %zu %d\n\n", i, j);
+            http_write(v->tag[i].r, text, (size_t)n);
+            if (i % 50 == 49)
+                pump(v, -1, proc_now_ns() + MS);
+        }
+    for (size_t i = 0; i < MANY; i++)
+        tag_end(&v->tag[i]);
+    static bool seen[MANY];
+    for (int i = 0; i < MANY; i++) {
+        struct answer a;
+        answer_read(v, c[i], &a);
+        size_t which = strtoul(a.body + 6, NULL, 10), at = 0;
+        assert_true(which < MANY && !seen[which]);
+        seen[which] = true;
+        for (int j = 0; j < EVENTS; j++) {
+            char text[64];
+            int n = snprintf(text, sizeof text, "data: %zu %d\n\n", which, j);
+            assert_memory_equal(a.body + at, text, (size_t)n);
+            at += (size_t)n;
+        }
+        assert_int_equal(a.n_body, at);
+        answer_free(&a);
+        client_free(c[i]);
+    }
+    UNTIL(v, http_connections(v->h) == 0);
+    server_free(v);
+}
+
+/* server_free sees to it that each was told once. */
+static void the_end_of_the_server_cuts_off_what_waits(void **state)
+{
+    static const char *const text[] = {GET("/wait"),
+                                       GET("/stream"),
+                                       "HEAD /stream HTTP/1.1\r\nHost: a\r\n\r\n",
+                                       "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf",
+                                       "",
+                                       "GET / HT",
+                                       GET("/echo") GET("/echo")};
+    enum { N = sizeof text / sizeof *text };
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    struct client *c[N];
+    (void)state;
+    for (size_t i = 0; i < N; i++) {
+        c[i] = client_new(v);
+        client_say(v, c[i], text[i]);
+    }
+    UNTIL(v, v->n_tag == 5);
+    static char piece[1 << 20];
+    http_write(v->tag[1].r, piece, sizeof piece);
+    server_free(v);
+    for (size_t i = 0; i < N; i++)
+        client_free(c[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_leaves_is_noticed),
+        cmocka_unit_test(who_leaves_between_pieces_is_noticed),
+        cmocka_unit_test(a_half_closed_request_is_answered),
+        cmocka_unit_test(a_half_closed_stream_is_whole),
+        cmocka_unit_test(half_closed_and_then_closed_is_gone),
+        cmocka_unit_test(who_does_not_read_is_cut_off),
+        cmocka_unit_test(who_reads_slowly_gets_everything),
+        cmocka_unit_test(who_sends_slowly_is_closed),
+        cmocka_unit_test(many_streams_at_once),
+        cmocka_unit_test(the_end_of_the_server_cuts_off_what_waits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
