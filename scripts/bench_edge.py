@@ -18,13 +18,12 @@ from bench_serve import Up, percentile, processors
 SSE = {"streams": 1000, "tokens": 60, "step_ms": 100}
 ONE = {"requests": 400, "at_once": 32, "prompt": 16}
 TTFT = {"prompt": 16, "requests": 40}
-SLO = {"ttft": 2000, "tpot": 100}  # ms, of the goodput
 RATES = {
     "shared prefix": {"args": ["--dataset-name", "prefix", "--prefix-repetition-num-prefixes", "4", "--prefix-repetition-prefix-len",
                                "1000", "--prefix-repetition-suffix-len", "32", "--prefix-repetition-output-len", "32"],
-                      "rates": (1, 2, 4, 8), "n": 16},
+                      "rates": (1, 2, 4, 8), "n": (12, 16, 32, 64), "slo": {"ttft": 2000, "tpot": 100}},
     "long prompts": {"args": ["--dataset-name", "random", "--random-input-len", "2000", "--random-output-len", "48"],
-                     "rates": (0.1, 0.2, 0.4), "n": 5},
+                     "rates": (0.2, 0.4, 0.8), "n": (6, 6, 8), "slo": {"ttft": 5000, "tpot": 100}},
 }
 WINDOW = 4096
 SEATS = 16
@@ -111,9 +110,9 @@ class Peer:
         self.close()
 
 
-def llama(b, slots, window):
-    return Peer([peer.find("llama-server"), "-m", b.a.model, "-t", str(b.a.threads), "-c", str(slots * window), "-np", str(slots),
-                 "--host", "127.0.0.1"], "llama.cpp's server")
+def llama(b, *options):
+    return Peer([peer.find("llama-server"), "-m", b.a.model, "-t", str(b.a.threads), "--host", "127.0.0.1", *options],
+                "llama.cpp's server")
 
 
 def vllm(b):
@@ -135,12 +134,12 @@ def cpu_s(pid):
 
 
 def delays_ms(result):
-    """All answers of a step leave the engine at once: what comes later than the first of its step has been held up. Answers that
-    began in other steps take the same ones, so a step is what lies within half of its time."""
+    """All answers of a step leave decode at once: what comes later than the first of its step has been held up. Answers that
+    began in other steps take the same ones, so a step is what lies within half of its time. First tokens are prefill's, whose
+    steps are others."""
     at = []
     for start, ttft, itls in zip(result["start_times"], result["ttfts"], result["itls"]):
         t = start + ttft
-        at.append(t)
         for gap in itls:
             t += gap
             at.append(t)
@@ -177,10 +176,14 @@ def sse(b):
 # ---- answers of one token ----
 
 def requests(b):
-    """In turns, so that what disturbs the machine disturbs both."""
+    """In turns, so that what disturbs the machine disturbs both. The same prompts for both, others each time: llama.cpp's server
+    finds one that it has had, however short."""
+    seeds = {}
+
     def rate(s):
+        seeds[s.name] = seeds.get(s.name, 0) + 1
         r = load(s.url, "-n", ONE["requests"], "--max-concurrency", ONE["at_once"], "--random-input-len", ONE["prompt"],
-                 "--random-output-len", 1, "--ignore-eos")
+                 "--random-output-len", 1, "--ignore-eos", "--seed", seeds[s.name])
         return r["request_throughput"]
 
     missing = peer.missing("llama-server")
@@ -190,8 +193,7 @@ def requests(b):
             b.figure("answers of one token, 32 at once: a second", statistics.median(b.rounds("ours", lambda: rate(ours))),
                      show="{:.0f}")
             return
-        with llama(b, ONE["at_once"], 256) as other:
-            rate(ours), rate(other)
+        with llama(b, "-c", str(ONE["at_once"] * 256), "-np", str(ONE["at_once"])) as other:
             got = b.rounds("requests", lambda: (rate(ours), rate(other)))
     mine, theirs = (statistics.median(g[i] for g in got) for i in (0, 1))
     b.figure(f"answers of one token, {ONE['at_once']} at once: against llama.cpp's server",
@@ -250,7 +252,7 @@ def servers(b):
     if missing:
         b.note(missing)
     else:
-        yield "llama.cpp", lambda: llama(b, SEATS, WINDOW)
+        yield "llama.cpp", lambda: llama(b, "-c", str(SEATS * WINDOW))
     if b.no_vllm:
         b.note(b.no_vllm)
     else:
@@ -264,10 +266,9 @@ def measure(b, start, name):
         load(s.url, "-n", 4, "--random-input-len", 32, "--random-output-len", 8, "--ignore-eos", "--temperature", 0)
         for workload, w in RATES.items():
             for i, rate in enumerate(w["rates"]):
-                n = max(w["n"], round(w["n"] * rate / w["rates"][0] / 2))
-                got[workload, rate] = load(s.url, *w["args"], "-n", n, "--request-rate", rate, "--ignore-eos", "--temperature", 0,
-                                           "--seed", 100 + i, *(x for k, v in SLO.items() for x in ("--goodput", f"{k}:{v}")),
-                                           limit=1200)
+                got[workload, rate] = load(s.url, *w["args"], "-n", w["n"][i], "--request-rate", rate, "--ignore-eos",
+                                           "--temperature", 0, "--seed", 100 + i,
+                                           *(x for k, v in w["slo"].items() for x in ("--goodput", f"{k}:{v}")), limit=1200)
     b.items.append({"section": b.section, "server": name, "rates": [{"workload": k[0], "rate": k[1], **v} for k, v in got.items()]})
     return got
 
@@ -280,7 +281,7 @@ def rates(b):
         except (Failed, subprocess.TimeoutExpired) as e:
             b.note(f"{name}: {e}")
     for workload, w in RATES.items():
-        b.note(f"{workload + '; goodput: TTFT ' + str(SLO['ttft']) + ' ms, TPOT ' + str(SLO['tpot']) + ' ms':58}"
+        b.note(f"{workload + '; good: TTFT ' + str(w['slo']['ttft']) + ' ms, TPOT ' + str(w['slo']['tpot']) + ' ms':58}"
                f"{'req/s':>8}{'good':>8}{'out/s':>8}{'TTFT':>9}{'p99':>9}{'ITL':>8}{'p99':>9}")
         for rate in w["rates"]:
             for name, got in all_of.items():

@@ -27,7 +27,7 @@ def commands(text):
     """The commands with curl of the README's blocks, each in one piece."""
     found = []
     for block in re.findall(r"^```(?:console|sh|bash)\n(.*?)^```", text, re.M | re.S):
-        lines = iter(block.splitlines())
+        lines = iter(x for x in block.splitlines() if not x.startswith("#"))
         for line in lines:
             command = line.removeprefix("$ ")
             while command.endswith("\\") or command.endswith("|") or command.count("'") % 2:
@@ -44,13 +44,14 @@ def commands(text):
 def readme():
     """the README's own commands"""
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
-        found = commands(f.read())
-    true(found, "the README has none")
+        text = f.read()
+    found, name = commands(text), re.search(r"--served-model-name (\w+)", text)
+    true(len(found) >= 4 and name, f"the README has {len(found)}")
     for command in found:
-        here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):8000", c.URL, command)
+        here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):8000", c.URL, command.replace(f'"{name[1]}"', f'"{MODEL}"'))
         here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):11434", c.OLLAMA, here)
         here = here.replace('"smol"', json.dumps(MODEL))
-        true(shell(here).strip(), f"{command}: prints nothing")
+        true(shell(here, 200).strip(), f"{command}: prints nothing")
     return f"{len(found)} commands"
 
 
