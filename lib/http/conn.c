@@ -24,7 +24,8 @@ static void name_peer(struct conn *k)
         inet_ntop(AF_INET, &((const struct sockaddr_in *)a)->sin_addr, text, sizeof text);
     else if (a && a->sa_family == AF_INET6)
         inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)a)->sin6_addr, text, sizeof text);
-    snprintf(k->peer, sizeof k->peer, "%s", *text ? text : "unix");
+    bool mapped = !strncmp(text, "::ffff:", 7) && strchr(text, '.');
+    snprintf(k->peer, sizeof k->peer, "%s", mapped ? text + 7 : *text ? text : "unix");
 }
 
 static void begin(struct listener *l, struct MHD_Connection *c, void **context)

@@ -1,0 +1,442 @@
+/* Where the HTTP server listens, how it stops, and TLS: the client's side of it is GnuTLS, the certificates are made by
+ * it. */
+#include "http_client.h"
+
+#include <fcntl.h>
+#include <gnutls/x509.h>
+#include <sys/stat.h>
+
+static const struct http_opts plain = {0};
+static char dir[60], cert_path[80], key_path[80], sock_path[80], sock_url[128];
+
+static int setup(void **state)
+{
+    (void)state;
+    snprintf(dir, sizeof dir, "/tmp/http_listen_test.XXXXXX");
+    assert_non_null(mkdtemp(dir));
+    snprintf(cert_path, sizeof cert_path, "%s/cert.pem", dir);
+    snprintf(key_path, sizeof key_path, "%s/key.pem", dir);
+    snprintf(sock_path, sizeof sock_path, "%s/sock", dir);
+    snprintf(sock_url, sizeof sock_url, "unix:%s", sock_path);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    unlink(cert_path);
+    unlink(key_path);
+    unlink(sock_path);
+    return rmdir(dir); /* nothing else is left there */
+}
+
+/* ---- addresses ---- */
+
+static void what_is_no_address_is_refused(void **state)
+{
+    static const char *const no[] = {"",      "host",  "host:",   "127.0.0.1:http",       "70000", "127.0.0.1:65536",
+                                     "[::1]", "[]:80", "::1",     "127.0.0.1:-1",         "1 2",   "127.0.0.1:80 ",
+                                     "unix:", "80x",   "[::1]:x", "not.a.host.invalid:80"};
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    char longer[300] = "unix:/tmp/";
+    (void)state;
+    memset(longer + 10, 'p', 200);
+    for (size_t i = 0; i <= sizeof no / sizeof *no; i++) {
+        struct err e = {0};
+        const char *a = i < sizeof no / sizeof *no ? no[i] : longer;
+        if (http_listen(&e, v->h, a, 0) != ERR_USAGE)
+            fail_msg("'%s': %d %s", a, e.code, e.text);
+        assert_true(strlen(e.text) > 0);
+    }
+    assert_null(http_address(v->h, 1));
+    server_free(v);
+}
+
+static void an_address_in_use_is_named(void **state)
+{
+    struct server *v = server_new(&plain, "0"), *w = server_new(&plain, "0");
+    struct err e = {0};
+    (void)state;
+    assert_int_equal(strncmp(http_address(v->h, 0), "127.0.0.1:", 10), 0);
+    assert_int_equal(http_listen(&e, w->h, http_address(v->h, 0), 0), ERR_NO);
+    assert_non_null(strstr(e.text, http_address(v->h, 0)));
+    /* The others go on, and more may be added. */
+    OK(http_listen(&e, w->h, "localhost:0", 3));
+    OK(http_listen(&e, w->h, ":0", 4));
+    assert_non_null(http_address(w->h, 2));
+    int fd = dial_fd(http_address(w->h, 2));
+    struct client c = {.fd = fd};
+    ask_plain(w, &c);
+    assert_int_equal(last(w)->surface, 4);
+    assert_string_equal(last(w)->peer, "127.0.0.1"); /* also where a socket of IPv6 takes both */
+    close(fd);
+    free(c.p);
+    server_free(v);
+    server_free(w);
+}
+
+static void sixteen_addresses_and_no_more(void **state)
+{
+    struct server *v = server_new(&plain, "0");
+    struct err e = {0};
+    (void)state;
+    for (int i = 1; i < 16; i++)
+        OK(http_listen(&e, v->h, "0", i));
+    assert_int_equal(http_listen(&e, v->h, "0", 0), ERR_USAGE);
+    assert_null(http_address(v->h, 16));
+    server_free(v);
+}
+
+static void a_unix_socket_is_replaced_when_nobody_listens(void **state)
+{
+    struct err e = {0};
+    struct stat st;
+    (void)state;
+    struct server *v = server_new(&plain, sock_url), *w = server_new(&plain, "0");
+    assert_string_equal(http_address(v->h, 0), sock_url);
+    assert_int_equal(stat(sock_path, &st), 0);
+    assert_int_equal(st.st_mode & 0077, 0);
+    struct client *c = client_new(v);
+    ask_plain(v, c);
+    assert_string_equal(last(v)->peer, "unix");
+    assert_int_equal(http_listen(&e, w->h, sock_url, 0), ERR_NO); /* somebody does */
+    assert_non_null(strstr(e.text, sock_path));
+    ask_plain(v, c);
+    client_free(c);
+    server_free(v);
+    assert_int_equal(access(sock_path, F_OK), -1);
+    /* A file of one who was killed. */
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    snprintf(a.sun_path, sizeof a.sun_path, "%s", sock_path);
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    close(fd);
+    OK(http_listen(&e, w->h, sock_url, 0));
+    fd = dial_fd(sock_url);
+    struct client by = {.fd = fd};
+    ask_plain(w, &by);
+    close(fd);
+    free(by.p);
+    server_free(w);
+    /* A file that is none of ours stays. */
+    fd = open(sock_path, O_CREAT | O_WRONLY, 0600);
+    close(fd);
+    w = server_new(&plain, "0");
+    assert_int_equal(http_listen(&e, w->h, sock_url, 0), ERR_NO);
+    server_free(w);
+    assert_int_equal(access(sock_path, F_OK), 0);
+}
+
+/* As a service manager gives it: bound, listening, of blocking kind. */
+static void a_socket_is_adopted(void **state)
+{
+    struct server *v = server_new(&plain, "0");
+    struct err e = {0};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        struct sockaddr_un un = {.sun_family = AF_UNIX, .sun_path = "\0http_listen_test"};
+        int fd = socket(i ? AF_UNIX : AF_INET, SOCK_STREAM, 0);
+        assert_int_equal(
+            i ? bind(fd, (struct sockaddr *)&un, sizeof(sa_family_t)) : bind(fd, (struct sockaddr *)&in, sizeof in), 0);
+        assert_int_equal(listen(fd, 8), 0);
+        OK(http_adopt(&e, v->h, fd, 20 + i));
+    }
+    int fd = dial_fd(http_address(v->h, 1));
+    struct client c = {.fd = fd};
+    ask_plain(v, &c);
+    assert_int_equal(last(v)->surface, 20);
+    close(fd);
+    free(c.p);
+    server_free(v);
+}
+
+/* ---- the end ---- */
+
+static void stopping_lets_what_runs_end(void **state)
+{
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    struct client *idle = client_new(v), *wait = client_new(v), *stream = client_new(v), *body = client_new(v);
+    struct answer a;
+    char address[160];
+    (void)state;
+    ask_plain(v, idle);
+    struct tag *waits = send_waiting(v, wait, GET("/wait") GET("/echo"));
+    struct tag *streams = send_waiting(v, stream, GET("/stream"));
+    answer_head(v, stream, &a);
+    client_say(v, body, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\nhalf");
+    run_ms(v, 50);
+    snprintf(address, sizeof address, "%s", http_address(v->h, 0));
+    http_stop(v->h);
+    http_stop(v->h); /* twice is once */
+    assert_int_equal(dial_fd(address), -1);
+    client_until_closed(v, idle);
+    client_say(v, body, "half");
+    answer_read(v, body, &a);
+    assert_string_equal(a.body, "halfhalf");
+    assert_string_equal(answer_header(&a, "Connection"), "close");
+    answer_free(&a);
+    client_until_closed(v, body);
+    assert_false(waits->n_gone || streams->n_gone);
+    tag_reply(waits, 200, "text/plain", "done", 4);
+    answer_read(v, wait, &a);
+    assert_string_equal(a.body, "done");
+    assert_string_equal(answer_header(&a, "Connection"), "close");
+    answer_free(&a);
+    client_until_closed(v, wait);
+    http_write(streams->r, "data: 1\n\n", 9);
+    tag_end(streams);
+    memset(&a, 0, sizeof a);
+    while (answer_chunk(v, stream, &a)) {
+    }
+    assert_string_equal(a.body, "data: 1\n\n");
+    answer_free(&a);
+    client_until_closed(v, stream); /* which kept its connection */
+    assert_int_equal(v->n_tag, 4);  /* the one that was sent behind /wait is not begun */
+    UNTIL(v, http_connections(v->h) == 0);
+    client_free(idle);
+    client_free(wait);
+    client_free(stream);
+    client_free(body);
+    server_free(v);
+}
+
+/* ---- TLS ---- */
+
+#define GNUTLS(call) assert_true((call) >= 0)
+
+static void write_file(const char *path, const gnutls_datum_t *d)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(d->data, 1, d->size, f), d->size);
+    fclose(f);
+}
+
+/* A certificate that its own key has signed, with this serial number. */
+static void certificate(unsigned char serial, gnutls_pk_algorithm_t kind, bool write_cert, bool write_key)
+{
+    gnutls_x509_crt_t crt;
+    gnutls_x509_privkey_t key;
+    gnutls_datum_t pem;
+    GNUTLS(gnutls_x509_crt_init(&crt));
+    GNUTLS(gnutls_x509_privkey_init(&key));
+    GNUTLS(gnutls_x509_privkey_generate(
+        key, kind, kind == GNUTLS_PK_RSA ? 2048 : GNUTLS_CURVE_TO_BITS(GNUTLS_ECC_CURVE_SECP256R1), 0));
+    GNUTLS(gnutls_x509_crt_set_version(crt, 3));
+    GNUTLS(gnutls_x509_crt_set_serial(crt, &serial, 1));
+    GNUTLS(gnutls_x509_crt_set_activation_time(crt, time(NULL) - 3600));
+    GNUTLS(gnutls_x509_crt_set_expiration_time(crt, time(NULL) + 3600));
+    GNUTLS(gnutls_x509_crt_set_dn_by_oid(crt, GNUTLS_OID_X520_COMMON_NAME, 0, "localhost", 9));
+    GNUTLS(gnutls_x509_crt_set_key(crt, key));
+    GNUTLS(gnutls_x509_crt_sign2(crt, crt, key, GNUTLS_DIG_SHA256, 0));
+    GNUTLS(gnutls_x509_crt_export2(crt, GNUTLS_X509_FMT_PEM, &pem));
+    if (write_cert)
+        write_file(cert_path, &pem);
+    gnutls_free(pem.data);
+    GNUTLS(gnutls_x509_privkey_export2(key, GNUTLS_X509_FMT_PEM, &pem));
+    if (write_key)
+        write_file(key_path, &pem);
+    gnutls_free(pem.data);
+    gnutls_x509_crt_deinit(crt);
+    gnutls_x509_privkey_deinit(key);
+}
+
+static gnutls_certificate_credentials_t trust_nobody;
+
+static struct client *tls_client(struct server *v)
+{
+    struct client *c = client_new(v);
+    uint64_t end = proc_now_ns() + WAIT_MS * MS;
+    int rc;
+    fcntl(c->fd, F_SETFL, O_NONBLOCK);
+    if (!trust_nobody)
+        GNUTLS(gnutls_certificate_allocate_credentials(&trust_nobody));
+    GNUTLS(gnutls_init(&c->tls, GNUTLS_CLIENT | GNUTLS_NONBLOCK));
+    GNUTLS(gnutls_set_default_priority(c->tls));
+    GNUTLS(gnutls_credentials_set(c->tls, GNUTLS_CRD_CERTIFICATE, trust_nobody));
+    gnutls_transport_set_int(c->tls, c->fd);
+    while ((rc = gnutls_handshake(c->tls)) < 0 && !gnutls_error_is_fatal(rc) && proc_now_ns() < end)
+        pump(v, c->fd, proc_now_ns() + MS);
+    if (rc < 0)
+        fail_msg("TLS: %s", gnutls_strerror(rc));
+    return c;
+}
+
+static int serial_of(const struct client *c)
+{
+    unsigned n = 0;
+    const gnutls_datum_t *d = gnutls_certificate_get_peers(c->tls, &n);
+    gnutls_x509_crt_t crt;
+    unsigned char serial[32] = {0};
+    size_t n_serial = sizeof serial;
+    assert_int_equal(n, 1);
+    GNUTLS(gnutls_x509_crt_init(&crt));
+    GNUTLS(gnutls_x509_crt_import(crt, d, GNUTLS_X509_FMT_DER));
+    GNUTLS(gnutls_x509_crt_get_serial(crt, serial, &n_serial));
+    gnutls_x509_crt_deinit(crt);
+    return serial[n_serial - 1];
+}
+
+static struct server *tls_server(void)
+{
+    struct http_opts o = {.tls_cert = cert_path, .tls_key = key_path, .connections_max = 100};
+    return server_new(&o, "127.0.0.1:0");
+}
+
+static void requests_over_tls(void **state)
+{
+    static const gnutls_pk_algorithm_t kinds[] = {GNUTLS_PK_ECDSA, GNUTLS_PK_RSA};
+    (void)state;
+    for (unsigned char i = 0; i < 2; i++) {
+        certificate((unsigned char)(10 + i), kinds[i], true, true);
+        struct server *v = tls_server();
+        struct client *c = tls_client(v);
+        struct answer a;
+        assert_int_equal(serial_of(c), 10 + i);
+        ask(v, c, &a, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nfirst", 200);
+        assert_string_equal(a.body, "first");
+        answer_free(&a);
+        struct tag *t = send_waiting(v, c, GET("/stream"));
+        assert_true(http_is_tls(t->r));
+        static char piece[100000];
+        memset(piece, 'x', sizeof piece);
+        for (int j = 0; j < 20; j++)
+            http_write(t->r, piece, sizeof piece);
+        tag_end(t);
+        answer_read(v, c, &a);
+        assert_int_equal(a.n_body, 20 * sizeof piece);
+        answer_free(&a);
+        ask_plain(v, c);
+        client_free(c);
+        server_free(v);
+    }
+}
+
+static void who_leaves_over_tls_is_noticed(void **state)
+{
+    static const char *const text[] = {GET("/wait"), GET("/stream")};
+    (void)state;
+    certificate(1, GNUTLS_PK_ECDSA, true, true);
+    struct server *v = tls_server();
+    for (int how = 0; how < 4; how++) {
+        uint64_t best = UINT64_MAX;
+        for (int i = 0; i < 3; i++) {
+            struct client *c = tls_client(v);
+            struct tag *t = send_waiting(v, c, text[how / 2]);
+            run_ms(v, 20);
+            uint64_t left = proc_now_ns();
+            client_leave(c, how % 2);
+            UNTIL(v, t->n_over);
+            best = t->gone_ns - left < best ? t->gone_ns - left : best;
+            client_free(c);
+        }
+        assert_in_range(best, 0, 100 * MS);
+    }
+    UNTIL(v, http_connections(v->h) == 0);
+    server_free(v);
+}
+
+static void what_is_no_tls_is_closed(void **state)
+{
+    (void)state;
+    certificate(1, GNUTLS_PK_ECDSA, true, true);
+    struct server *v = tls_server();
+    static const char *const text[] = {GET("/echo"), "", "\x16\x03\x01", "\x16\x03\x01\xff\xff\x01junkjunkjunkjunk"};
+    for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
+        struct client *c = client_new(v);
+        client_send(v, c, text[i], strlen(text[i]));
+        run_ms(v, 20);
+        client_leave(c, i % 2);
+        UNTIL(v, http_connections(v->h) == 0);
+        client_free(c);
+    }
+    assert_int_equal(v->n_tag, 0);
+    struct client *c = tls_client(v);
+    ask_plain(v, c);
+    client_free(c);
+    server_free(v);
+}
+
+static void certificates_are_read_again(void **state)
+{
+    struct err e = {0};
+    (void)state;
+    certificate(1, GNUTLS_PK_ECDSA, true, true);
+    struct server *v = tls_server();
+    struct client *old = tls_client(v), *c;
+    certificate(2, GNUTLS_PK_RSA, true, true);
+    c = tls_client(v);
+    assert_int_equal(serial_of(c), 1); /* not before it is said */
+    client_free(c);
+    OK(http_reload(&e, v->h));
+    c = tls_client(v);
+    assert_int_equal(serial_of(c), 2);
+    client_free(c);
+    ask_plain(v, old);
+    certificate(3, GNUTLS_PK_ECDSA, true, false); /* its key is another */
+    assert_int_equal(http_reload(&e, v->h), ERR_NO);
+    assert_non_null(strstr(e.text, key_path));
+    unlink(cert_path);
+    assert_int_equal(http_reload(&e, v->h), ERR_NO);
+    assert_non_null(strstr(e.text, cert_path));
+    write_file(cert_path, &(gnutls_datum_t){(unsigned char *)(uintptr_t) "no PEM", 6});
+    assert_int_equal(http_reload(&e, v->h), ERR_NO);
+    c = tls_client(v);
+    assert_int_equal(serial_of(c), 2);
+    ask_plain(v, c);
+    ask_plain(v, old);
+    client_free(c);
+    client_free(old);
+    server_free(v);
+}
+
+static void no_server_without_its_certificate(void **state)
+{
+    struct http_opts o = {.tls_cert = cert_path, .tls_key = key_path};
+    struct err e = {0};
+    struct http *h;
+    (void)state;
+    unlink(cert_path);
+    assert_int_equal(http_open(&e, &h, &o), ERR_NO);
+    certificate(1, GNUTLS_PK_ECDSA, true, true);
+    certificate(2, GNUTLS_PK_ECDSA, false, true);
+    assert_int_equal(http_open(&e, &h, &o), ERR_NO);
+    assert_non_null(strstr(e.text, key_path));
+    assert_null(h);
+    o.tls_key = NULL;
+    assert_int_equal(http_open(&e, &h, &o), ERR_NO);
+    struct http_opts none = {0};
+    OK(http_open(&e, &h, &none));
+    OK(http_reload(&e, h)); /* of nothing */
+    http_close(h);
+    http_close(NULL);
+}
+
+static int forget(void **state)
+{
+    (void)state;
+    if (trust_nobody)
+        gnutls_certificate_free_credentials(trust_nobody);
+    return 0;
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(what_is_no_address_is_refused),
+        TEST(an_address_in_use_is_named),
+        TEST(sixteen_addresses_and_no_more),
+        TEST(a_unix_socket_is_replaced_when_nobody_listens),
+        TEST(a_socket_is_adopted),
+        TEST(stopping_lets_what_runs_end),
+        TEST(requests_over_tls),
+        TEST(who_leaves_over_tls_is_noticed),
+        TEST(what_is_no_tls_is_closed),
+        TEST(certificates_are_read_again),
+        TEST(no_server_without_its_certificate),
+    };
+    return cmocka_run_group_tests(tests, NULL, forget);
+}
