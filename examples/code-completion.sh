@@ -14,15 +14,20 @@ phasepipe up ${1:+-m "$1"} -P 1 -D 1 --max-num-seqs 64 --run "$dir/run" --http "
 
 complete() {
     jq -n --arg p "$1" '{prompt: $p, max_tokens: 16, temperature: 0, stop: ["\n"]}' |
-        curl -sS --unix-socket "$dir/http" http://localhost/v1/completions --json @- |
-        jq -r --arg p "$1" '$p + .choices[0].text'
+        curl -sS --fail-with-body --unix-socket "$dir/http" http://localhost/v1/completions --json @- |
+        jq -r --arg p "$1" '$p + (.choices[0].text // error(.error.message))'
 }
 
-i=0
+clients=()
 for prompt in 'for i in range(' 'import numpy as' 'def add(a, b): return' 'if __name__ == ' 'while True: ' 'print("Hello, ' \
     'from os import ' 'x = [1, 2, 3]; x.'; do
-    complete "$prompt" >"$dir/out.$i" &
-    i=$((i + 1))
+    complete "$prompt" >"$dir/out.${#clients[@]}" &
+    clients+=($!)
 done
-wait
+for client in "${clients[@]}"; do
+    wait "$client" || {
+        echo 'code-completion: a completion failed' >&2
+        exit 1
+    }
+done
 cat "$dir"/out.*

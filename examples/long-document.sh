@@ -15,6 +15,6 @@ phasepipe up ${2:+-m "$2"} --run "$dir/run" --http "unix:$dir/http" --ollama off
 for question in 'What is this about?' 'Which numbers are in it?' 'Who should read it?'; do
     jq -n --rawfile d "$document" --arg q "$question" \
         '{messages: [{role: "system", content: $d}, {role: "user", content: $q}], max_tokens: 24, temperature: 0}' |
-        curl -sS -w '\n%{time_total}\n' --unix-socket "$dir/http" http://localhost/v1/chat/completions --json @- |
-        jq -rs --arg q "$question" '"\($q) \(.[0].usage.prompt_tokens) tokens, \(.[0].usage.prompt_tokens_details.cached_tokens) of them found, \(.[1] * 1000 | round) ms"'
+        curl -sS --fail-with-body -w '\n%{time_total}\n' --unix-socket "$dir/http" http://localhost/v1/chat/completions --json @- |
+        jq -rs --arg q "$question" 'if .[0].error then error(.[0].error.message) else . end | "\($q) \(.[0].usage.prompt_tokens) tokens, \(.[0].usage.prompt_tokens_details.cached_tokens) of them found, \(.[1] * 1000 | round) ms"'
 done

@@ -125,3 +125,20 @@ P
     run bench-peers --only nothing
     [ "$status" -eq 2 ]
 }
+
+@test "bench-peers over HTTP: answers of one token and what the edge adds, without peers" {
+    B=$PHASEPIPE_BUILD timeout 240 bench-peers -m "$PHASEPIPE_TEST_MODEL" --rounds 1 --only requests,edge --json out.json > text 3>&-
+    grep -q 'llama-server not found' text
+    jq -e '[.figures[] | select(.name) | .value] | length == 2 and .[0] > 1' out.json
+}
+
+@test "bench-peers over HTTP: an event's delay is that behind the first of its step; first tokens are of other steps" {
+    PYTHONPATH=$PHASEPIPE_TOP/scripts:$PHASEPIPE_TOP/tests/quality python3 - << 'P'
+import bench_edge
+assert bench_edge.SSE["step_ms"] == 100
+# steps at 1.0, 1.1 and 1.2 s; the second answer begins a step later and is 7, then 20 ms behind the first one
+got = bench_edge.delays_ms({"start_times": [0.5, 0.6], "ttfts": [0.45, 0.48], "itls": [[0.05, 0.1, 0.1], [0.027, 0.113]]})
+want = [0, 0, 7, 0, 20]
+assert len(got) == len(want) and all(abs(a - b) < 1e-6 for a, b in zip(got, want)), got
+P
+}
