@@ -72,6 +72,7 @@ struct http_request {
     bool ended;     /* nothing more is written */
     bool broken;    /* is to be cut off */
     bool head, too_large;
+    bool own;          /* answered here: nobody has been given it */
     bool interim;      /* its client knows "100 Continue" */
     uint64_t n_past;   /* bytes of a body that is too large, not kept */
     const char *probe; /* a piece that says nothing, by the content type */

@@ -83,6 +83,7 @@ static void preflight(struct http_request *r)
     if (headers)
         http_add_header(r, "Access-Control-Allow-Headers", headers);
     http_add_header(r, "Access-Control-Max-Age", "600");
+    r->own = true;
     http_reply(r, 204, NULL, NULL, 0);
 }
 
@@ -312,7 +313,7 @@ static void over(struct http_request *r)
 {
     struct http *h = r->k->h;
     r->phase = PHASE_OVER;
-    if (h->o.over)
+    if (h->o.over && !r->own)
         h->o.over(h->o.arg, r, r->status);
 }
 
@@ -351,7 +352,7 @@ static void cut_off(struct http_request *r)
 
 void http_write(struct http_request *r, const void *p, size_t n)
 {
-    if (r->broken || r->head)
+    if (r->broken || r->head || !n)
         return;
     if (http_queued(r) + n > r->k->h->o.queued_bytes_max) {
         cut_off(r);

@@ -1,0 +1,188 @@
+/*
+ * Whatever comes over a connection, the server goes on: nothing is given out twice, each request ends once, and a
+ * client that has gone leaves nothing behind. The first byte of an input says how the client behaves; then pieces: a
+ * byte that says how long each is and what happens behind it. A piece of length 255 takes all that is left.
+ */
+#include <assert.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "http/http.h"
+
+#define STEPS_MAX 400 /* to the end of a connection: of 1 ms each where nothing is to be done */
+
+enum { HOW_HALF_CLOSE = 1, HOW_UNREAD = 2 };
+
+static struct http *h;
+static struct sockaddr_un at = {.sun_family = AF_UNIX};
+static socklen_t n_at;
+static struct http_request *waiting[256];
+static size_t n_waiting, n_given, n_over;
+
+static void forget(struct http_request *r)
+{
+    for (size_t i = 0; i < n_waiting; i++)
+        if (waiting[i] == r) {
+            waiting[i] = waiting[--n_waiting];
+            return;
+        }
+}
+
+/* What a caller reads of a request is read; the last letter of the path says how it is answered. */
+static void on_request(void *arg, struct http_request *r)
+{
+    (void)arg;
+    size_t n;
+    const char *path = http_path(r), *body = http_body(r, &n), *header = http_header(r, "X-A");
+    const char *query = http_query(r, "a");
+    char text[300];
+    assert(!body[n] && *http_method(r) && *http_peer(r));
+    n_given++;
+    int k = snprintf(text, sizeof text, "%.100s %zu %.50s %.50s", path, n, header ? header : "-", query ? query : "-");
+    http_add_header(r, "X-Echo", header ? header : "");
+    switch (*path ? path[strlen(path) - 1] : 0) {
+    case 's':
+        http_begin(r, 200, n % 2 ? "application/x-ndjson" : "text/event-stream");
+        http_write(r, text, (size_t)k);
+        waiting[n_waiting++] = r;
+        break;
+    case 'e':
+        http_begin(r, 200, "text/event-stream");
+        http_write(r, body, n);
+        http_end(r);
+        break;
+    case 'w':
+        waiting[n_waiting++] = r;
+        break;
+    default:
+        http_reply(r, 200, "text/plain", text, (size_t)k);
+    }
+}
+
+static void on_fail(void *arg, struct http_request *r, int status, const char *text)
+{
+    (void)arg;
+    n_given++;
+    assert(status >= 400);
+    http_reply(r, status, "text/plain", text, strlen(text));
+}
+
+static void on_gone(void *arg, struct http_request *r)
+{
+    (void)arg;
+    forget(r);
+}
+
+static void on_over(void *arg, struct http_request *r, int status)
+{
+    (void)arg, (void)r, (void)status;
+    n_over++;
+}
+
+static void step(int ms)
+{
+    struct err e = {0};
+    struct pollfd p = {.fd = http_fd(h), .events = POLLIN};
+    uint64_t next = http_next_ms(h);
+    (void)poll(&p, 1, next < (uint64_t)ms ? (int)next : ms);
+    assert(!http_step(&e, h));
+}
+
+/* The oldest that waits gets some more, or its end. */
+static void answer(int what)
+{
+    if (!n_waiting)
+        return;
+    struct http_request *r = waiting[0];
+    const char *path = http_path(r);
+    bool streams = path[strlen(path) - 1] == 's';
+    if (streams && what % 2) {
+        http_write(r, "data: more\n\n", 12);
+        return;
+    }
+    forget(r);
+    if (streams)
+        http_end(r);
+    else
+        http_reply(r, 201, "text/plain", "late", 4);
+}
+
+static void open_server(void)
+{
+    static const struct http_opts o = {.body_bytes_max = 3000,
+                                       .queued_bytes_max = 20000,
+                                       .origins = "http://a.test,http://b.test",
+                                       .request = on_request,
+                                       .fail = on_fail,
+                                       .gone = on_gone,
+                                       .over = on_over};
+    struct err e = {0};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    n_at = sizeof at.sun_family; /* a name that the kernel finds, of no file */
+    assert(fd >= 0 && !bind(fd, (struct sockaddr *)&at, n_at) && !listen(fd, 8));
+    n_at = sizeof at;
+    assert(!getsockname(fd, (struct sockaddr *)&at, &n_at));
+    assert(!http_open(&e, &h, &o) && !http_adopt(&e, h, fd, 1));
+}
+
+static void read_all(int fd)
+{
+    char waste[16384];
+    while (recv(fd, waste, sizeof waste, MSG_DONTWAIT) > 0) {
+    }
+}
+
+static void send_all(int fd, const uint8_t *p, size_t n)
+{
+    for (int i = 0; n && i < STEPS_MAX; i++) {
+        ssize_t k = send(fd, p, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (k > 0) {
+            p += k;
+            n -= (size_t)k;
+        }
+        if (n)
+            step(0);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n);
+int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
+{
+    if (!h)
+        open_server();
+    if (!n)
+        return 0;
+    int how = *p++, fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    n--;
+    assert(fd >= 0 && !connect(fd, (struct sockaddr *)&at, n_at));
+    while (n) {
+        size_t k = *p++, all = --n;
+        k = k == 255 || k > all ? all : k;
+        send_all(fd, p, k);
+        for (int i = 0; i < 2; i++)
+            step(0);
+        answer((int)k);
+        if (!(how & HOW_UNREAD))
+            read_all(fd);
+        p += k;
+        n -= k;
+    }
+    if (how & HOW_HALF_CLOSE) {
+        shutdown(fd, SHUT_WR);
+        for (int i = 0; i < 4; i++) {
+            step(0);
+            answer(i);
+        }
+        read_all(fd);
+    }
+    close(fd);
+    for (int i = 0; i < STEPS_MAX && http_connections(h); i++)
+        step(1);
+    assert(!http_connections(h) && !n_waiting && n_given == n_over);
+    return 0;
+}
