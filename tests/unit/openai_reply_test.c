@@ -284,6 +284,9 @@ static void test_echo(void **state)
     token(0, 0, 97, "a");
     finish(0, 0, WIRE_LENGTH, 2, 2);
     fake_done();
+    const char *once = memmem(r.out.p, r.out.n, "prompt_token_ids", 16);
+    assert_non_null(once);
+    assert_null(memmem(once + 1, r.out.n - (size_t)(once + 1 - r.out.p), "prompt_token_ids", 16));
     expect("{\"choices\":[{\"text\":\"Hello! world\",\"prompt_token_ids\":[256,33],\"token_ids\":[257]}]}",
            "{\"choices\":[{\"text\":\"a\",\"token_ids\":[97],\"finish_reason\":\"length\"}]}");
     begin(COMPLETIONS, "{\"prompt\":\"Hello!\",\"echo\":true,\"max_tokens\":0," STREAM "}");
