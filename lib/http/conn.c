@@ -81,9 +81,12 @@ void conn_notify(void *listener, struct MHD_Connection *c, void **context, enum 
         end(*context);
 }
 
+/* Once: to shut a socket down wakes the watch again. */
 static void gone(struct conn *k)
 {
-    k->dead = true;
+    if (k->over)
+        return;
+    k->over = k->dead = true;
     if (k->r)
         request_gone(k->r);
 }

@@ -39,6 +39,7 @@ struct conn {
     uint64_t probe_ns;      /* when a half-closed one is asked next; 0: it is whole */
     bool tls, dead;
     bool probed; /* once at least */
+    bool over;   /* its end has been seen */
     bool extra;  /* came when there were as many as there may be */
     bool unread; /* was answered before its body had come */
     char peer[48];
