@@ -220,4 +220,25 @@ def drains():
           "it goes on")
 
 
-{f.__name__: f for f in (gone, half, slow, many, dying, full, drains)}[CHECK]()
+def window():
+    """The answer ends where the window does, with its reason; a prompt beyond it is refused with both numbers, streamed or not."""
+    limit = json.loads(ask(path="/v1/models")[2])["data"][0]["max_model_len"]
+    assert 1000 < limit <= 8192, limit
+    status, _, data = ask({"prompt": [97] * (limit - 7), "ignore_eos": True})
+    a = json.loads(data)
+    assert status == 200 and a["choices"][0]["finish_reason"] == "length" and a["usage"]["completion_tokens"] == 7, data[-400:]
+    chat = {"messages": [{"role": "user", "content": "word " * (limit - 60)}], "ignore_eos": True}
+    n = json.loads(ask({"messages": chat["messages"]}, "/tokenize")[2])["count"]
+    status, _, data = ask(chat, "/v1/chat/completions")
+    a = json.loads(data)
+    assert status == 200 and a["choices"][0]["finish_reason"] == "length", data[-400:]
+    assert a["usage"]["completion_tokens"] == limit - n > 0 and a["usage"]["prompt_tokens"] == n, (limit, n, a["usage"])
+    for stream in (False, True):
+        for body, path in (({"prompt": [97] * (limit + 1)}, "/v1/completions"),
+                           ({"messages": [{"role": "user", "content": "word " * (limit + 1 - n + limit - 60)}]}, "/v1/chat/completions")):
+            status, _, data = ask({**body, "stream": stream}, path)
+            message = json.loads(data)["error"]["message"]
+            assert status == 400 and str(limit) in message and str(limit + 1) in message, (path, status, data, limit)
+
+
+{f.__name__: f for f in (gone, half, slow, many, dying, full, drains, window)}[CHECK]()
