@@ -65,7 +65,7 @@ class Prometheus:
             raise AssertionError(f"prometheus: exit {self.p.returncode}: {self.log.read()[-500:]}")
         try:
             return self.query("up") == {(): 1.0}
-        except OSError:
+        except (OSError, ValueError):  # it does not listen yet, or says in words that it is not ready
             return False
 
     def api(self, path):
