@@ -70,6 +70,7 @@ static void end(struct conn *k)
     if (k->next)
         k->next->prev = k->prev;
     h->n_conn--;
+    h->due = true; /* where it stood at a limit, the next run lets others in */
     free(k);
 }
 
@@ -91,11 +92,18 @@ static void gone(struct conn *k)
         request_gone(k->r);
 }
 
+static void probe_in(struct conn *k, uint64_t ns)
+{
+    k->probe_ns = proc_now_ns() + ns;
+    if (k->probe_ns < k->h->half_ns)
+        k->h->half_ns = k->probe_ns;
+}
+
 static void half(struct conn *k)
 {
     if (!k->probe_ns)
         k->h->n_half++;
-    k->probe_ns = proc_now_ns() + PROBE_NS;
+    probe_in(k, PROBE_NS);
     if (k->r && k->r->phase == PHASE_OUT)
         conn_half_check(k);
 }
@@ -106,7 +114,7 @@ void conn_half_check(struct conn *k)
 {
     if (!k->probe_ns)
         return;
-    k->probe_ns = proc_now_ns() + (k->probed ? SCAN_NS : PROBE_NS);
+    probe_in(k, k->probed ? SCAN_NS : PROBE_NS);
     k->probed = true;
     request_probe(k->r);
 }
@@ -152,20 +160,30 @@ static bool too_slow(const struct conn *k, uint64_t now)
     return k->r->phase == PHASE_HEAD && now - k->r->arrived_ns > BODY_IDLES * idle;
 }
 
+static void half_due(struct conn *k)
+{
+    if (k->r && k->r->phase == PHASE_OUT)
+        conn_half_check(k);
+    else if (is_spent(k))
+        cut(k);
+    else
+        probe_in(k, PROBE_NS);
+}
+
 void conn_scan(struct http *h, uint64_t now)
 {
     bool slow = now - h->scan_ns >= SCAN_NS;
-    if (!slow && !h->n_half)
+    if (!slow && (!h->n_half || now < h->half_ns))
         return;
+    h->half_ns = UINT64_MAX;
     for (struct conn *k = h->conns; k; k = k->next) {
         if (slow && !k->dead && too_slow(k, now))
             cut(k);
-        if (!k->probe_ns || k->probe_ns > now || k->dead)
+        if (!k->probe_ns || k->dead)
             continue;
-        if (k->r && k->r->phase == PHASE_OUT)
-            conn_half_check(k);
-        else if (is_spent(k))
-            cut(k);
+        if (k->probe_ns <= now)
+            half_due(k);
+        h->half_ns = k->probe_ns < h->half_ns ? k->probe_ns : h->half_ns;
     }
     if (slow)
         h->scan_ns = now;
@@ -174,9 +192,5 @@ void conn_scan(struct http *h, uint64_t now)
 uint64_t conn_next_ns(const struct http *h)
 {
     uint64_t at = h->n_conn ? h->scan_ns + SCAN_NS : UINT64_MAX;
-    if (h->n_half) {
-        uint64_t soon = proc_now_ns() + PROBE_NS;
-        at = soon < at ? soon : at;
-    }
-    return at;
+    return h->n_half && h->half_ns < at ? h->half_ns : at;
 }

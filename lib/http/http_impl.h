@@ -89,7 +89,8 @@ struct http {
     struct conn *conns;
     uint32_t n_conn;
     uint64_t scan_ns;
-    uint32_t n_half; /* connections that are half closed */
+    uint32_t n_half;  /* connections that are half closed */
+    uint64_t half_ns; /* when these are looked at next: not at each step, it takes a walk over all */
     bool stopped, closing;
     bool due; /* something was written since the daemons ran, which none of their descriptors tells */
     struct {

@@ -1,0 +1,159 @@
+/* The HTTP server with many connections, and where the process has no more descriptors. */
+#include "http_client.h"
+
+#include <sys/resource.h>
+
+static const struct http_opts plain = {0};
+
+#define MANY 700
+
+static void descriptors(rlim_t soft)
+{
+    struct rlimit l;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &l), 0);
+    l.rlim_cur = soft < l.rlim_max ? soft : l.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &l), 0);
+}
+
+/* In whatever state their answers are: being written, given whole but not sent, waited for. */
+static void many_leave_at_once(void **state)
+{
+    static struct client *c[MANY];
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    (void)state;
+    descriptors(RLIM_INFINITY);
+    for (int reset = 0; reset < 2; reset++) {
+        size_t first = v->n_tag;
+        for (int i = 0; i < MANY; i++) {
+            c[i] = client_new(v);
+            client_say(v, c[i], GET("/stream"));
+        }
+        UNTIL(v, v->n_tag == first + MANY);
+        run_ms(v, 20);
+        for (size_t i = 0; i < MANY; i++) {
+            http_write(v->tag[first + i].r, "data: 1\n\n", 9);
+            if (i % 20)
+                tag_end(&v->tag[first + i]);
+        }
+        for (int i = 0; i < MANY; i++) {
+            client_leave(c[i], reset);
+            client_free(c[i]);
+        }
+        UNTIL(v, http_connections(v->h) == 0);
+        for (size_t i = 0; i < MANY; i++)
+            assert_int_equal(v->tag[first + i].n_gone, i % 20 ? 0 : 1);
+    }
+    server_free(v);
+}
+
+static double cpu_ms(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e3 +
+           (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e3;
+}
+
+/* Who cannot be accepted waits, those that are there go on, and the server does not turn in circles meanwhile. */
+static void without_descriptors_it_goes_on(void **state)
+{
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    struct client *here = client_new(v), *later[3];
+    struct answer a;
+    (void)state;
+    ask_plain(v, here);
+    for (int i = 0; i < 3; i++) {
+        later[i] = client_new(v);
+        assert_true(send(later[i]->fd, GET("/echo"), sizeof GET("/echo") - 1, MSG_NOSIGNAL) > 0);
+    }
+    int next = dup(here->fd);
+    assert_true(next >= 0);
+    close(next);
+    descriptors((rlim_t)next);
+    double before = cpu_ms();
+    run_ms(v, 300);
+    double spent = cpu_ms() - before;
+    assert_true(spent < 150);
+    assert_int_equal(v->n_tag, 1);
+    ask_plain(v, here);
+    assert_int_equal(http_connections(v->h), 1);
+    descriptors(RLIM_INFINITY);
+    client_free(here);
+    for (int i = 0; i < 3; i++) {
+        answer_read(v, later[i], &a);
+        assert_int_equal(a.status, 200);
+        answer_free(&a);
+        client_free(later[i]);
+    }
+    server_free(v);
+}
+
+/* One client that has half closed makes no work of the others' events: what is looked at each time is few. */
+static void a_half_closed_one_costs_little(void **state)
+{
+    static struct client *c[MANY];
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    double ms[2];
+    (void)state;
+    descriptors(RLIM_INFINITY);
+    for (int i = 0; i < MANY; i++) {
+        c[i] = client_new(v);
+        client_say(v, c[i], GET("/stream"));
+    }
+    UNTIL(v, v->n_tag == MANY);
+    run_ms(v, 100);
+    for (int half = 0; half < 2; half++) {
+        struct err e = {0};
+        ms[half] = 1e9;
+        for (int round = 0; round < 5; round++) {
+            double before = cpu_ms();
+            for (int i = 0; i < 4000; i++)
+                OK(http_step(&e, v->h));
+            double spent = cpu_ms() - before;
+            ms[half] = spent < ms[half] ? spent : ms[half];
+        }
+        shutdown(c[0]->fd, SHUT_WR);
+        run_ms(v, 200);
+    }
+    print_message("%.1f ms, with a half-closed one %.1f ms\n", ms[0], ms[1]);
+    assert_true(ms[1] < 1.5 * ms[0] + 2);
+    for (size_t i = 0; i < MANY; i++) {
+        tag_end(&v->tag[i]);
+        client_free(c[i]);
+    }
+    server_free(v);
+}
+
+/* RFC 9112, 6.1 and 6.3: no chunks for HTTP/1.0, the end of the connection is that of the body. */
+static void a_stream_over_http_1_0_ends_with_its_connection(void **state)
+{
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    struct client *c = client_new(v);
+    struct answer a;
+    (void)state;
+    struct tag *t = send_waiting(v, c, "GET /stream HTTP/1.0\r\n\r\n");
+    http_write(t->r, "data: 1\n\n", 9);
+    run_ms(v, 20);
+    http_write(t->r, "data: 2\n\n", 9);
+    tag_end(t);
+    answer_head(v, c, &a);
+    assert_int_equal(a.status, 200);
+    assert_string_equal(answer_header(&a, "Transfer-Encoding"), "");
+    assert_string_equal(answer_header(&a, "Content-Length"), "");
+    client_until_closed(v, c);
+    assert_string_equal(c->p, "data: 1\n\ndata: 2\n\n");
+    client_free(c);
+    server_free(v);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(many_leave_at_once),
+        cmocka_unit_test(without_descriptors_it_goes_on),
+        cmocka_unit_test(a_half_closed_one_costs_little),
+        cmocka_unit_test(a_stream_over_http_1_0_ends_with_its_connection),
+    };
+    alarm(120); /* what never ends fails too */
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
