@@ -1,6 +1,7 @@
 /* The services behind HTTP: flags become an edge (lib/api), which has a loop of its own. */
 #include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -46,6 +47,16 @@ static int signals(struct err *e)
     return fd < 0 ? err_sys(e, "signals") : fd;
 }
 
+/* Each client is a connection, and shells give 1,024 descriptors. */
+static void many_descriptors(void)
+{
+    struct rlimit r;
+    if (!getrlimit(RLIMIT_NOFILE, &r)) {
+        r.rlim_cur = r.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &r);
+    }
+}
+
 int http_serve(struct err *e, const struct http_flags *f, const struct service_opts *o, const char *model)
 {
     char path[4096];
@@ -81,6 +92,7 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         a.model = path;
     if (!f->tls_cert != !f->tls_key)
         return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile go together");
+    many_descriptors();
     int fd = signals(e);
     if (fd < 0)
         return e->code;
