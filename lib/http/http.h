@@ -4,8 +4,10 @@
  * later, or piece by piece.
  *
  * A client that has gone is noticed while nothing is sent too, within 100 ms: a reset or a close counts, the end of
- * what it sends (half-close) does not by itself. One that reads slowly keeps nobody waiting: what it has not read is
- * kept here, up to a limit.
+ * what it sends (half-close) does not by itself. The two are told apart by a few bytes that its kernel answers: of an
+ * answer that has begun as http_begin says, before that an interim answer (100), which HTTP/1.1 lets a server send at
+ * any time. Over TLS and for HTTP/1.0 there is none, so before its answer begins a half-closed client counts as gone.
+ * One that reads slowly keeps nobody waiting: what it has not read is kept here, up to a limit.
  */
 #ifndef HTTP_H
 #define HTTP_H
@@ -24,7 +26,9 @@ struct http_opts {
         body_bytes_max; /* 0: 32 MiB; beyond: opts.fail with 413, before the body is read where its length is said */
     uint64_t queued_bytes_max; /* of an answer that its client does not read, 0: 64 MiB; beyond it counts as gone */
     uint32_t connections_max;  /* 0: 4096; beyond: 503 with Retry-After and an end, not a hang */
-    uint32_t idle_s;           /* a connection without a request, or in the middle of one, is closed; 0: 60 */
+    /* A connection without a request, or in the middle of one, is closed after this, one that takes nothing of a long
+     * answer after five times as long; 0: 60 */
+    uint32_t idle_s;
     const char *tls_cert, *tls_key; /* PEM files; NULL: no TLS. Read again at http_reload */
     const char *origins; /* CORS: "*", or origins separated by commas; NULL: no header of it, OPTIONS is 405 */
     /* A whole request. It must be answered in the end by http_reply, or by http_begin … http_end. */

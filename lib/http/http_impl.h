@@ -11,6 +11,8 @@
 #define CONNECTIONS_MAX 4096
 #define CONNECTIONS_SPARE 64 /* beyond, for those that are told 503 */
 #define IDLE_S 60
+#define STALL_IDLES 5     /* a client that does not take its answer has so many idle times */
+#define STALL_BYTES 65536 /* ... of more than this; less is soon with its kernel */
 #define LISTENERS_MAX 16
 #define HEADERS_MAX 16 /* that an answer is given */
 #define SCAN_NS ((uint64_t)1000 * 1000 * 1000)
@@ -38,10 +40,11 @@ struct conn {
     uint64_t since_ns;      /* of the accept, or of the end of the last request */
     uint64_t probe_ns;      /* when a half-closed one is asked next; 0: it is whole */
     bool tls, dead;
-    bool probed; /* once at least */
-    bool over;   /* its end has been seen */
-    bool extra;  /* came when there were as many as there may be */
-    bool unread; /* was answered before its body had come */
+    bool probed;  /* once at least */
+    bool over;    /* its end has been seen */
+    bool patient; /* has more than the idle time to take what waits for it */
+    bool extra;   /* came when there were as many as there may be */
+    bool unread;  /* was answered before its body had come */
     char peer[48];
 };
 

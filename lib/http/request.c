@@ -19,6 +19,15 @@ static struct conn *conn_of(struct MHD_Connection *c)
     return i ? i->socket_context : NULL;
 }
 
+/* libmicrohttpd counts a client as idle that has room for nothing more, and a socket that was full has room again only
+ * when a good part of it has been read: who reads slowly would be closed. */
+static void let_stall(struct conn *k, bool on)
+{
+    uint64_t s = (uint64_t)k->h->o.idle_s * (on ? STALL_IDLES : 1);
+    k->patient = on;
+    (void)MHD_set_connection_option(k->c, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)(s < 1000000 ? s : 1000000));
+}
+
 /* ---- what has come ---- */
 
 void *request_uri(void *listener, const char *uri, struct MHD_Connection *c)
@@ -31,6 +40,8 @@ void *request_uri(void *listener, const char *uri, struct MHD_Connection *c)
     r->k = k;
     r->arrived_ns = proc_now_ns();
     k->r = r;
+    if (k->patient)
+        let_stall(k, false);
     return r;
 }
 
@@ -320,6 +331,8 @@ static void over(struct http_request *r)
 void http_reply(struct http_request *r, int status, const char *type, const void *body, size_t n)
 {
     static char nothing[1];
+    if (n > STALL_BYTES)
+        let_stall(r->k, true);
     respond(r, status, type,
             MHD_create_response_from_buffer(n, n ? (void *)(uintptr_t)body : nothing, MHD_RESPMEM_MUST_COPY));
     over(r);
@@ -358,6 +371,8 @@ void http_write(struct http_request *r, const void *p, size_t n)
         cut_off(r);
         return;
     }
+    if (http_queued(r) + n > STALL_BYTES && !r->k->patient)
+        let_stall(r->k, true);
     if (r->at_out > 65536 && r->at_out > r->n_out / 2) {
         memmove(r->out, r->out + r->at_out, r->n_out - r->at_out);
         r->n_out -= r->at_out;

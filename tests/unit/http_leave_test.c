@@ -225,6 +225,43 @@ static void who_reads_slowly_gets_everything(void **state)
     server_free(v);
 }
 
+/* A reader so slow that its socket has no room again within the idle time goes on, one that takes nothing does not for
+ * ever. */
+static void who_reads_slowly_is_not_idle(void **state)
+{
+    enum { N = 24 << 20 };
+    struct http_opts o = {.idle_s = 1};
+    struct server *v = server_new(&o, "127.0.0.1:0");
+    struct client *slow = client_new(v), *deaf = client_new(v);
+    char *all = calloc(N, 1), some[4096];
+    size_t n = 0;
+    (void)state;
+    struct tag *s = send_waiting(v, slow, GET("/stream")), *d = send_waiting(v, deaf, GET("/stream"));
+    http_write(s->r, all, N);
+    http_write(d->r, all, N);
+    uint64_t begin = proc_now_ns();
+    for (int i = 0; i < 30; i++) {
+        run_ms(v, 100);
+        ssize_t k = recv(slow->fd, some, sizeof some, MSG_DONTWAIT);
+        n += k > 0 ? (size_t)k : 0;
+        assert_int_equal(s->n_gone, 0);
+    }
+    assert_true(n > 0 && http_queued(s->r) > 0);
+    tag_end(s);
+    while (slow->n < 5 || memcmp(slow->p + slow->n - 5, "0\r\n\r\n", 5) != 0)
+        assert_true(client_take(v, slow, proc_now_ns() + WAIT_MS * MS));
+    assert_true(n + slow->n > N);
+    client_drop(slow, slow->n);
+    ask_plain(v, slow);
+    while (!d->n_gone && proc_now_ns() - begin < 20000 * MS)
+        run_ms(v, 100);
+    assert_in_range(proc_now_ns() - begin, 3000 * MS, 15000 * MS);
+    free(all);
+    client_free(slow);
+    client_free(deaf);
+    server_free(v);
+}
+
 /* Each is closed in its time, and no request that waits for its answer is. */
 static void who_sends_slowly_is_closed(void **state)
 {
@@ -365,6 +402,7 @@ int main(void)
         cmocka_unit_test(half_closed_and_then_closed_is_gone),
         cmocka_unit_test(who_does_not_read_is_cut_off),
         cmocka_unit_test(who_reads_slowly_gets_everything),
+        cmocka_unit_test(who_reads_slowly_is_not_idle),
         cmocka_unit_test(who_sends_slowly_is_closed),
         cmocka_unit_test(many_streams_at_once),
         cmocka_unit_test(the_end_of_the_server_cuts_off_what_waits),
