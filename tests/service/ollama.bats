@@ -10,7 +10,7 @@ setup_file() {
     mkdir -m 700 up
     export RUN=$PWD/up
     : > pids
-    timeout -k 1 60 phasepipe up --run "$RUN" --kv-cache-memory-bytes 96M --http off --detach > up.log 2>&1 3>&-
+    timeout -k 1 60 phasepipe up --run "$RUN" --kv-cache-memory-bytes 192M --http off --detach > up.log 2>&1 3>&-
     serve first --served-model-name smol --served-model-name hub/smol:135m
     U=$(ollama_of first)
     export U
