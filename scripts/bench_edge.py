@@ -4,7 +4,6 @@ stamps for all of them). Standard library only."""
 import http.client
 import json
 import os
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -12,7 +11,7 @@ import time
 
 import peer
 import pipe
-from bench_run import HERE, Failed, wait_until
+from bench_run import HERE, Failed, Peer, free_port
 from bench_serve import Up, percentile, processors
 
 SSE = {"streams": 1000, "tokens": 60, "step_ms": 100}
@@ -27,12 +26,6 @@ RATES = {
 }
 WINDOW = 4096
 SEATS = 16
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def load(url, *options, limit=600):
@@ -64,50 +57,6 @@ class Ours(Up):
     def close(self):
         super().close()
         self.dirs.cleanup()
-
-
-class Peer:
-    """A server of another make at a free port, ready when its /health says so."""
-
-    def __init__(self, cmd, name, env=None, limit=300):
-        self.name = name
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.said = tempfile.TemporaryFile("w+")
-        self.p = subprocess.Popen([*cmd, "--port", str(self.port)], stdin=subprocess.DEVNULL, stdout=self.said, stderr=self.said,
-                                  env={**os.environ, **(env or {})}, start_new_session=True)
-        try:
-            wait_until(self.healthy, limit)
-        except Failed:
-            self.close()
-            raise
-
-    def healthy(self):
-        if self.p.poll() is not None:
-            self.said.seek(0)
-            raise Failed(f"{self.name}: exit {self.p.returncode}: {self.said.read()[-1500:].strip()}")
-        try:
-            c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-            c.request("GET", "/health")
-            return c.getresponse().status == 200
-        except OSError:
-            return False
-
-    def close(self):
-        if self.p.poll() is None:
-            os.killpg(self.p.pid, 15)
-            try:
-                self.p.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.p.pid, 9)
-                self.p.wait()
-        self.said.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 def llama(b, *options):

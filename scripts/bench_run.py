@@ -1,8 +1,11 @@
 """What the sections of bench-peers share: programs that answer lines, probes between runs, rounds, figures beside goals.
 Standard library only."""
 
+import http.client
 import json
 import os
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -32,7 +35,17 @@ def progress(text):
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-class Lines:
+class Closing:
+    """Closed at the end of its `with`."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Lines(Closing):
     """A program that answers each line on its stdin with one line of JSON."""
 
     def __init__(self, cmd):
@@ -62,11 +75,49 @@ class Lines:
             self.p.wait()
         self.said.close()
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, *_):
-        self.close()
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Peer(Closing):
+    """A server of another make at a free port, ready when its /health says so."""
+
+    def __init__(self, cmd, name, env=None, limit=300):
+        self.name = name
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.said = tempfile.TemporaryFile("w+")
+        self.p = subprocess.Popen([*cmd, "--port", str(self.port)], stdin=subprocess.DEVNULL, stdout=self.said, stderr=self.said,
+                                  env={**os.environ, **(env or {})}, start_new_session=True)
+        try:
+            wait_until(self.healthy, limit)
+        except Failed:
+            self.close()
+            raise
+
+    def healthy(self):
+        if self.p.poll() is not None:
+            self.said.seek(0)
+            raise Failed(f"{self.name}: exit {self.p.returncode}: {self.said.read()[-1500:].strip()}")
+        try:
+            c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+            c.request("GET", "/health")
+            return c.getresponse().status == 200
+        except OSError:
+            return False
+
+    def close(self):
+        if self.p.poll() is None:
+            os.killpg(self.p.pid, signal.SIGTERM)
+            try:
+                self.p.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.p.pid, signal.SIGKILL)
+                self.p.wait()
+        self.said.close()
 
 
 class Engine(Lines):

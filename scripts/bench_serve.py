@@ -15,7 +15,7 @@ import time
 
 import peer
 import pipe
-from bench_run import Failed, Lines, tool, wait_until
+from bench_run import Closing, Failed, Lines, Peer, tool, wait_until
 
 STREAMS = 3
 DEPTH = 64      # ids of a stream's prompt
@@ -40,7 +40,7 @@ def processors():
     return sorted(os.sched_getaffinity(0))
 
 
-class Up:
+class Up(Closing):
     """The services, in a directory of their own."""
 
     def __init__(self, model, options):
@@ -77,12 +77,6 @@ class Up:
         self.said.close()
         self.dir.cleanup()
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
 
 class Services(Up):
     """The services, and a gateway that times them. It runs on the first processors, as all that computes no answer does:
@@ -118,34 +112,12 @@ class Services(Up):
         super().close()
 
 
-class Llama:
+class Llama(Peer):
     """llama.cpp's server with a slot a request, asked over HTTP."""
 
     def __init__(self, model, threads, options, name):
-        self.name = name
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
-        self.said = tempfile.TemporaryFile("w+")
-        self.p = subprocess.Popen([peer.find("llama-server"), "-m", model, "-t", str(threads), "-c",
-                                   str((STREAMS + 1) * WINDOW), "-np", str(STREAMS + 1), "--host", "127.0.0.1", "--port",
-                                   str(self.port), *options], stdout=self.said, stderr=self.said)
-        try:
-            wait_until(self.healthy, 120)
-        except Failed:
-            self.close()
-            raise
-
-    def healthy(self):
-        if self.p.poll() is not None:
-            self.said.seek(0)
-            raise Failed(f"llama-server: exit {self.p.returncode}: {self.said.read()[-1500:].strip()}")
-        try:
-            c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-            c.request("GET", "/health")
-            return c.getresponse().status == 200
-        except OSError:
-            return False
+        super().__init__([peer.find("llama-server"), "-m", model, "-t", str(threads), "-c", str((STREAMS + 1) * WINDOW), "-np",
+                          str(STREAMS + 1), "--host", "127.0.0.1", *options], name, limit=120)
 
     def follow(self, n_id, n_out, came):
         """Calls came(time) for each token until it answers True."""
@@ -186,18 +158,6 @@ class Llama:
         return {"quiet": [g for t, g in gaps if t <= asked],
                 "during": [g for t, g in gaps if asked < t and t - g / 1e3 < first[0]],
                 "ttft_ms": 1e3 * (first[0] - asked)}
-
-    def close(self):
-        if self.p.poll() is None:
-            self.p.terminate()
-            self.p.wait()
-        self.said.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 def goals(b, fixed, lease, one):
