@@ -113,10 +113,8 @@ static bool usage(struct cursor *c, struct load_event *out)
     const char *name;
     size_t n;
     bool first = true;
-    blanks(c);
-    if (c->p == c->end || *c->p != '{')
+    if (!take(c, '{'))
         return pass(c);
-    c->p++;
     out->usage = true;
     for (int more; (more = next_name(c, &first, &name, &n)) != 0;) {
         bool good =
@@ -144,10 +142,8 @@ static bool holder(struct cursor *c, struct load_event *out, const char *text, c
     const char *name;
     size_t n;
     bool first = true;
-    blanks(c);
-    if (c->p == c->end || *c->p != '{')
+    if (!take(c, '{'))
         return pass(c);
-    c->p++;
     for (int more; (more = next_name(c, &first, &name, &n)) != 0;) {
         bool good = more > 0 && (is(name, n, text)             ? text_value(c, out)
                                  : inner && is(name, n, inner) ? holder(c, out, inner_text, NULL, NULL)
@@ -160,10 +156,8 @@ static bool holder(struct cursor *c, struct load_event *out, const char *text, c
 
 static bool choices(struct cursor *c, struct load_event *out)
 {
-    blanks(c);
-    if (c->p == c->end || *c->p != '[')
+    if (!take(c, '['))
         return pass(c);
-    c->p++;
     if (take(c, ']'))
         return true;
     out->choices = true;
