@@ -30,9 +30,7 @@ void api_say(struct api *a, const char *fmt, ...)
 
 static void on_say(void *arg, const char *text)
 {
-    struct api *a = arg;
-    if (a->o.say)
-        a->o.say(a->o.arg, text);
+    api_say(arg, "%s", text);
 }
 
 /* ---- open and close ---- */
@@ -276,9 +274,10 @@ static int step(struct err *e, struct loop *l, struct pollfd *p)
     int rc = gateway_step(e, a->gateway, 0);
     call_flush_all(a);
     rc = rc ? rc : http_step(e, a->http);
-    if (p[2].revents || !watch_next_ms(a->watch))
+    if (p[2].revents || !watch_next_ms(a->watch)) {
         watch_step(a->watch);
-    window(a);
+        window(a);
+    }
     if (!l->connected)
         l->connected = !gateway_absent(a->gateway, &since);
     return rc;

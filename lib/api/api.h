@@ -121,7 +121,6 @@ void call_cancel(struct call *c); /* what runs is cancelled; done follows */
 void call_later(struct call *c);  /* flush is called before the loop waits again; done is not preceded by it */
 void *call_state(struct call *c);
 struct http_request *call_http(struct call *c);
-struct api *call_api(struct call *c);
 /* CLOCK_MONOTONIC: arrival of the request, its first token of any choice (0: none yet). */
 uint64_t call_arrived_ns(const struct call *c);
 uint64_t call_first_ns(const struct call *c);

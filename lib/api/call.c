@@ -321,11 +321,6 @@ struct http_request *call_http(struct call *c)
     return c->r;
 }
 
-struct api *call_api(struct call *c)
-{
-    return c->a;
-}
-
 uint64_t call_arrived_ns(const struct call *c)
 {
     return c->arrived_ns;

@@ -145,6 +145,24 @@ void json_write_string(struct json_write *w, const char *p, size_t n)
     json_write_raw(w, "\"", 1);
 }
 
+void json_write_u32s(struct json_write *w, const uint32_t *v, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (i)
+            json_write_raw(w, ",", 1);
+        json_write_u64(w, v[i]);
+    }
+}
+
+void json_write_bytes(struct json_write *w, const char *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (i)
+            json_write_raw(w, ",", 1);
+        json_write_u64(w, (unsigned char)p[i]);
+    }
+}
+
 void json_write_value(struct json_write *w, const json_t *v)
 {
     char *text = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;

@@ -27,6 +27,9 @@ void json_write_f32(struct json_write *w, float v);
 void json_write_string(struct json_write *w, const char *p, size_t n);
 /* The same without quotes. */
 void json_write_escaped(struct json_write *w, const char *p, size_t n);
+/* Numbers with commas between them, no brackets. */
+void json_write_u32s(struct json_write *w, const uint32_t *v, size_t n);
+void json_write_bytes(struct json_write *w, const char *p, size_t n);
 /* A value of jansson, compact. */
 void json_write_value(struct json_write *w, const json_t *v);
 

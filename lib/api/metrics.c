@@ -34,9 +34,12 @@ struct plan {
     struct bounds b;
 };
 
-static int new_histograms(struct err *e, struct metrics *m)
+#define HISTOGRAMS 22
+
+/* All that there are. */
+static void plan_of(struct plan out[HISTOGRAMS], struct metrics *m)
 {
-    const struct plan plan[] = {
+    const struct plan plan[HISTOGRAMS] = {
         {&m->ttft, bounds_ttft},
         {&m->gap, bounds_gap},
         {&m->per_token, bounds_gap},
@@ -60,8 +63,15 @@ static int new_histograms(struct err *e, struct metrics *m)
         {&m->http_seconds[0], bounds_phase},
         {&m->http_seconds[1], bounds_phase},
     };
+    memcpy(out, plan, sizeof plan);
+}
+
+static int new_histograms(struct err *e, struct metrics *m)
+{
+    struct plan plan[HISTOGRAMS];
     int rc = 0;
-    for (size_t i = 0; i < sizeof plan / sizeof *plan && !rc; i++)
+    plan_of(plan, m);
+    for (size_t i = 0; i < HISTOGRAMS && !rc; i++)
         rc = histogram_new(e, plan[i].h, plan[i].b);
     return rc;
 }
@@ -122,30 +132,10 @@ void metrics_free(struct metrics *m)
 {
     if (!m)
         return;
-    struct histogram *const all[] = {&m->ttft,
-                                     &m->gap,
-                                     &m->per_token,
-                                     &m->e2e,
-                                     &m->queue,
-                                     &m->prefill,
-                                     &m->decode,
-                                     &m->inference,
-                                     &m->prompt,
-                                     &m->answer,
-                                     &m->computed,
-                                     &m->max_tokens,
-                                     &m->most_tokens,
-                                     &m->choices,
-                                     &m->phase_tokenize,
-                                     &m->phase_queue,
-                                     &m->phase_prefill,
-                                     &m->phase_transfer,
-                                     &m->phase_handover,
-                                     &m->phase_decode,
-                                     &m->http_seconds[0],
-                                     &m->http_seconds[1]};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        histogram_free(all[i]);
+    struct plan plan[HISTOGRAMS];
+    plan_of(plan, m);
+    for (size_t i = 0; i < HISTOGRAMS; i++)
+        histogram_free(plan[i].h);
     free((double *)m->tokens.le);
     free(m->model);
     free(m);
@@ -178,32 +168,18 @@ static double seconds(uint64_t ns)
     return (double)ns / 1e9;
 }
 
-static const struct wire_span *span_of(const struct wire_end *w, const char *stage)
-{
-    size_t n = strlen(stage);
-    for (uint32_t i = 0; i < w->n_span; i++)
-        if (w->span[i].stage.n == n && !memcmp(w->span[i].stage.p, stage, n))
-            return &w->span[i];
-    return NULL;
-}
-
-static bool same_host(const struct wire_span *a, const struct wire_span *b)
-{
-    return a->host.n == b->host.n && (!a->host.n || !memcmp(a->host.p, b->host.p, a->host.n));
-}
-
 /* Queued: from the scheduler until a worker begins to compute. Prefill: from there to the first token. Decode: to the
  * last, by the worker's clock; an answer that was begun on a worker that died was longer under way than its last worker
  * knows, and then the edge's own clock counts. */
 static void of_vllm(struct metrics *m, const struct metrics_end *x, const struct wire_end *w)
 {
-    const struct wire_span *wait = span_of(w, "sched"), *prefill = span_of(w, "prefill");
-    const struct wire_span *decode = span_of(w, "decode"), *first = prefill ? prefill : decode;
+    const struct wire_span *wait = reply_span(w, "sched"), *prefill = reply_span(w, "prefill");
+    const struct wire_span *decode = reply_span(w, "decode"), *first = prefill ? prefill : decode;
     double queue = 0, work = 0, rest = since(w->first_ns, w->last_ns);
     if (wait)
         queue += since(wait->queued_ns, wait->start_ns);
     if (first) {
-        bool one_clock = !decode || same_host(first, decode); /* first_ns is of decode's */
+        bool one_clock = !decode || reply_same_host(first, decode); /* first_ns is of decode's */
         queue += since(first->queued_ns, first->start_ns);
         work = since(first->start_ns, one_clock ? w->first_ns : first->end_ns);
     }
@@ -219,8 +195,8 @@ static void of_vllm(struct metrics *m, const struct metrics_end *x, const struct
 /* A phase that a request did not go through is not counted for it. */
 static void of_phases(struct metrics *m, const struct wire_end *w)
 {
-    const struct wire_span *tokenize = span_of(w, "tokenize"), *prefill = span_of(w, "prefill");
-    const struct wire_span *hand = span_of(w, "hand-over"), *decode = span_of(w, "decode");
+    const struct wire_span *tokenize = reply_span(w, "tokenize"), *prefill = reply_span(w, "prefill");
+    const struct wire_span *hand = reply_span(w, "hand-over"), *decode = reply_span(w, "decode");
     struct reply_times t;
     reply_times(&t, w);
     if (tokenize)
@@ -229,7 +205,7 @@ static void of_phases(struct metrics *m, const struct wire_end *w)
         histogram_observe(&m->phase_queue, seconds(t.queue_ns));
         histogram_observe(&m->phase_prefill, seconds(t.prefill_ns));
     }
-    if (prefill && decode && same_host(prefill, decode) && prefill->pid != decode->pid)
+    if (prefill && decode && reply_same_host(prefill, decode) && prefill->pid != decode->pid)
         histogram_observe(&m->phase_transfer, seconds(t.transfer_ns));
     if (hand)
         histogram_observe(&m->phase_handover, since(hand->start_ns, hand->end_ns));

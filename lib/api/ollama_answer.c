@@ -25,18 +25,6 @@ struct ollama_answer {
 
 /* ---- times ---- */
 
-/* Days since 1970 to a date of the Gregorian calendar, for years 1970 and later: eras of 400 years from 1 March 0. */
-static void civil(int64_t days, int64_t *year, unsigned *month, unsigned *day)
-{
-    int64_t z = days + 719468, era = z / 146097;
-    unsigned doe = (unsigned)(z - era * 146097);
-    unsigned yoe = (doe - doe / 1460 + doe / 36524 - doe / 146096) / 365;
-    unsigned doy = doe - (365 * yoe + yoe / 4 - yoe / 100), mp = (5 * doy + 2) / 153;
-    *day = doy - (153 * mp + 2) / 5 + 1;
-    *month = mp < 10 ? mp + 3 : mp - 9;
-    *year = (int64_t)yoe + era * 400 + (*month <= 2);
-}
-
 static char *digits(char *p, unsigned n, uint64_t v)
 {
     for (unsigned i = n; i--; v /= 10)
@@ -46,24 +34,21 @@ static char *digits(char *p, unsigned n, uint64_t v)
 
 size_t ollama_time(char out[OLLAMA_TIME_BYTES], int64_t s, uint32_t ns)
 {
-    int64_t year;
-    unsigned month, day;
+    struct tm t = {0};
+    const time_t when = s > 0 ? s : 0;
     char *p = out;
-    if (s < 0)
-        s = 0;
-    uint64_t in_day = (uint64_t)(s % 86400);
-    civil(s / 86400, &year, &month, &day);
-    p = digits(p, 4, (uint64_t)year % 10000);
+    (void)gmtime_r(&when, &t);
+    p = digits(p, 4, (uint64_t)(t.tm_year + 1900ll) % 10000);
     *p++ = '-';
-    p = digits(p, 2, month);
+    p = digits(p, 2, (uint64_t)t.tm_mon + 1);
     *p++ = '-';
-    p = digits(p, 2, day);
+    p = digits(p, 2, (uint64_t)t.tm_mday);
     *p++ = 'T';
-    p = digits(p, 2, in_day / 3600);
+    p = digits(p, 2, (uint64_t)t.tm_hour);
     *p++ = ':';
-    p = digits(p, 2, in_day / 60 % 60);
+    p = digits(p, 2, (uint64_t)t.tm_min);
     *p++ = ':';
-    p = digits(p, 2, in_day % 60);
+    p = digits(p, 2, (uint64_t)t.tm_sec);
     *p++ = '.';
     p = digits(p, 9, ns);
     *p++ = 'Z';
@@ -126,11 +111,7 @@ static void put_token(struct json_write *w, const struct text *vocab, uint32_t i
     json_write_lit(w, "\",\"logprob\":");
     json_write_f32(w, isfinite(logprob) ? logprob : -FLT_MAX); /* a null would be read as 0, the best there is */
     json_write_lit(w, ",\"bytes\":[");
-    for (size_t i = 0; i < n; i++) {
-        if (i)
-            json_write_lit(w, ",");
-        json_write_u64(w, (unsigned char)s[i]);
-    }
+    json_write_bytes(w, s, n);
     json_write_lit(w, "]");
 }
 
@@ -259,11 +240,7 @@ static void put_count(struct json_write *w, const char *name, uint64_t v)
 static void put_context(struct ollama_answer *a)
 {
     json_write_lit(&a->line, ",\"context\":[");
-    for (size_t i = 0; i < a->n_id; i++) {
-        if (i)
-            json_write_lit(&a->line, ",");
-        json_write_u64(&a->line, a->ids[i]);
-    }
+    json_write_u32s(&a->line, a->ids, a->n_id);
     json_write_lit(&a->line, "]");
 }
 

@@ -37,6 +37,10 @@ void openai_ask_free(struct openai_ask *q);
 void openai_ask_sent(struct openai_ask *q); /* the lines are not needed any more */
 /* The body of a POST as an object (new reference), or NULL and why. */
 json_t *openai_body(struct openai_no *no, const struct http_request *r);
+/* What is absent or null leaves *out as it is; path: how the field is called in words. */
+int openai_get_bool(struct openai_no *no, bool *out, const json_t *o, const char *name, const char *path);
+/* The name under `model`, where there is one, is served: otherwise 404. */
+int openai_model_check(struct openai_no *no, const struct api *a, const json_t *o);
 int openai_refuse(struct openai_no *no, int status, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 /* "messages[0].role" of "messages[0].role: expected …"; "" where the text does not begin so. */

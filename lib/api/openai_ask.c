@@ -66,7 +66,7 @@ static const json_t *get(const json_t *o, const char *name)
     return v && !json_is_null(v) ? v : NULL;
 }
 
-static int get_bool(struct openai_no *no, bool *out, const json_t *o, const char *name, const char *path)
+int openai_get_bool(struct openai_no *no, bool *out, const json_t *o, const char *name, const char *path)
 {
     const json_t *v = get(o, name);
     if (v && !json_is_boolean(v))
@@ -76,13 +76,21 @@ static int get_bool(struct openai_no *no, bool *out, const json_t *o, const char
     return 0;
 }
 
-static int model_of(struct openai_no *no, struct openai_ask *q, const struct api *a, const json_t *o)
+int openai_model_check(struct openai_no *no, const struct api *a, const json_t *o)
 {
     const json_t *v = get(o, "model");
     if (v && !json_is_string(v))
         return openai_refuse(no, 400, "model", "model: expected a text");
     if (v && !api_serves(a, json_string_value(v), false))
         return openai_refuse(no, 404, "model", "The model `%.200s` does not exist.", json_string_value(v));
+    return 0;
+}
+
+static int model_of(struct openai_no *no, struct openai_ask *q, const struct api *a, const json_t *o)
+{
+    const json_t *v = get(o, "model");
+    if (openai_model_check(no, a, o))
+        return -1;
     q->model = strdup(v ? json_string_value(v) : api_model(a)->name);
     return q->model ? 0 : openai_refuse(no, 500, NULL, "out of memory");
 }
@@ -90,7 +98,7 @@ static int model_of(struct openai_no *no, struct openai_ask *q, const struct api
 static int stream_of(struct openai_no *no, struct openai_ask *q, const json_t *o)
 {
     const json_t *options = get(o, "stream_options");
-    if (get_bool(no, &q->stream, o, "stream", "stream"))
+    if (openai_get_bool(no, &q->stream, o, "stream", "stream"))
         return -1;
     if (!options)
         return 0;
@@ -98,8 +106,9 @@ static int stream_of(struct openai_no *no, struct openai_ask *q, const json_t *o
         return openai_refuse(no, 400, "stream_options", "stream_options: expected an object");
     if (!q->stream)
         return openai_refuse(no, 400, "stream_options", "stream_options: is for stream: true alone");
-    if (get_bool(no, &q->usage, options, "include_usage", "stream_options.include_usage") ||
-        get_bool(no, &q->usage_always, options, "continuous_usage_stats", "stream_options.continuous_usage_stats"))
+    if (openai_get_bool(no, &q->usage, options, "include_usage", "stream_options.include_usage") ||
+        openai_get_bool(no, &q->usage_always, options, "continuous_usage_stats",
+                        "stream_options.continuous_usage_stats"))
         return -1;
     q->usage_always = q->usage_always && q->usage;
     return 0;
@@ -148,7 +157,7 @@ static int logprobs_of(struct openai_no *no, struct openai_ask *q, const json_t 
 {
     const json_t *v = get(o, "logprobs"), *top = get(o, "top_logprobs");
     if (q->chat) {
-        if (get_bool(no, &q->logprobs, o, "logprobs", "logprobs"))
+        if (openai_get_bool(no, &q->logprobs, o, "logprobs", "logprobs"))
             return -1;
         if (top && json_number_value(top) > 0 && !q->logprobs)
             return openai_refuse(no, 400, "top_logprobs", "top_logprobs: needs logprobs to be true");
@@ -307,9 +316,9 @@ static int check(struct openai_no *no, struct openai_ask *q)
     if (range(no, o, "temperature", 0, 2) || range(no, o, "top_p", 0, 1) ||
         count(no, &q->n_prompt_top, o, "prompt_logprobs"))
         return -1;
-    if (get_bool(no, &q->token_ids, o, "return_token_ids", "return_token_ids") ||
-        get_bool(no, &q->as_ids, o, "return_tokens_as_token_ids", "return_tokens_as_token_ids") ||
-        get_bool(no, &q->echo, o, "echo", "echo"))
+    if (openai_get_bool(no, &q->token_ids, o, "return_token_ids", "return_token_ids") ||
+        openai_get_bool(no, &q->as_ids, o, "return_tokens_as_token_ids", "return_tokens_as_token_ids") ||
+        openai_get_bool(no, &q->echo, o, "echo", "echo"))
         return -1;
     if (q->chat && q->echo)
         return openai_refuse(no, 400, "echo", "echo: is for /v1/completions");

@@ -59,29 +59,6 @@ void openai_model(struct api *a, struct http_request *r)
 
 /* ---- tokens ---- */
 
-static int model_check(struct openai_no *no, const struct api *a, const json_t *o)
-{
-    const json_t *v = json_object_get(o, "model");
-    if (!v || json_is_null(v))
-        return 0;
-    if (!json_is_string(v))
-        return openai_refuse(no, 400, "model", "model: expected a text");
-    if (!api_serves(a, json_string_value(v), false))
-        return openai_refuse(no, 404, "model", "The model `%.200s` does not exist.", json_string_value(v));
-    return 0;
-}
-
-static int flag(struct openai_no *no, bool *out, const json_t *o, const char *name)
-{
-    const json_t *v = json_object_get(o, name);
-    if (!v || json_is_null(v))
-        return 0;
-    if (!json_is_boolean(v))
-        return openai_refuse(no, 400, name, "%s: expected true or false", name);
-    *out = json_is_true(v);
-    return 0;
-}
-
 /* The prompt as a request has it, so that what is counted here is what a completion reads. */
 static int encode(struct openai_no *no, struct text_ids *ids, const struct api *a, const json_t *o)
 {
@@ -137,7 +114,8 @@ void openai_tokenize(struct api *a, struct http_request *r)
     struct json_write w = {0};
     bool strings = false;
     json_t *o = text_fits(&no, r) ? openai_body(&no, r) : NULL;
-    if (!o || model_check(&no, a, o) || flag(&no, &strings, o, "return_token_strs") || encode(&no, &ids, a, o)) {
+    if (!o || openai_model_check(&no, a, o) ||
+        openai_get_bool(&no, &strings, o, "return_token_strs", "return_token_strs") || encode(&no, &ids, a, o)) {
         openai_refuse_reply(r, &no);
         json_decref(o);
         return;
@@ -147,11 +125,7 @@ void openai_tokenize(struct api *a, struct http_request *r)
     json_write_lit(&w, ",\"max_model_len\":");
     json_write_u64(&w, api_model(a)->context);
     json_write_lit(&w, ",\"tokens\":[");
-    for (size_t i = 0; i < ids.n; i++) {
-        if (i)
-            json_write_lit(&w, ",");
-        json_write_u64(&w, ids.ids[i]);
-    }
+    json_write_u32s(&w, ids.ids, ids.n);
     json_write_lit(&w, strings ? "],\"token_strs\":[" : "],\"token_strs\":null}");
     for (size_t i = 0; strings && i < ids.n; i++) {
         size_t n = 0;
@@ -181,13 +155,12 @@ static int decode(struct openai_no *no, struct json_write *bytes, const struct a
         return openai_refuse(no, 400, "tokens", "tokens: %zu ids, the limit is %u", n, IDS_MAX);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(tokens, i);
-        size_t len = 0;
+        size_t len;
         if (!json_is_integer(v) || json_integer_value(v) < 0 || (uint64_t)json_integer_value(v) >= api_model(a)->vocab)
             return openai_refuse(no, 400, "tokens", "tokens[%zu]: expected a token id below %llu", i,
                                  (unsigned long long)api_model(a)->vocab);
         uint32_t id = (uint32_t)json_integer_value(v);
-        const struct text *t = api_model(a)->text;
-        const char *p = text_is_control(t, id) ? text_entry(t, id, &len) : (const char *)text_piece(t, id, &len);
+        const char *p = reply_bytes(api_model(a)->text, id, &len);
         json_write_raw(bytes, p, p ? len : 0);
     }
     return 0;
@@ -201,7 +174,7 @@ void openai_detokenize(struct api *a, struct http_request *r)
     char *text = NULL;
     size_t n = 0;
     json_t *o = openai_body(&no, r);
-    if (!o || model_check(&no, a, o) || decode(&no, &bytes, a, json_object_get(o, "tokens"))) {
+    if (!o || openai_model_check(&no, a, o) || decode(&no, &bytes, a, json_object_get(o, "tokens"))) {
         openai_refuse_reply(r, &no);
     } else if (bytes.broken || text_utf8_repair(&e, &text, &n, bytes.p ? bytes.p : "", bytes.n)) {
         openai_error(r, 500, NULL, 0, "out of memory");

@@ -85,6 +85,13 @@ static void comma(struct json_write *w)
         LIT(w, ",");
 }
 
+static void spelled(struct json_write *w, const struct text *vocab, uint32_t id)
+{
+    json_t *s = reply_token(vocab, id);
+    json_write_value(w, s);
+    json_decref(s);
+}
+
 static void token_name(struct json_write *w, const struct openai_reply *p, uint32_t id)
 {
     if (p->q->as_ids) {
@@ -93,9 +100,7 @@ static void token_name(struct json_write *w, const struct openai_reply *p, uint3
         LIT(w, "\"");
         return;
     }
-    json_t *s = reply_token(p->vocab, id);
-    json_write_value(w, s);
-    json_decref(s);
+    spelled(w, p->vocab, id);
 }
 
 /* JSON has no infinity; a token that could not come is as far away as vLLM says it is. */
@@ -111,19 +116,14 @@ static void logprob(struct json_write *w, float v)
 
 static void chat_token(struct json_write *w, const struct openai_reply *p, uint32_t id, float v)
 {
-    size_t n = 0;
-    const char *bytes =
-        text_is_control(p->vocab, id) ? text_entry(p->vocab, id, &n) : (const char *)text_piece(p->vocab, id, &n);
+    size_t n;
+    const char *bytes = reply_bytes(p->vocab, id, &n);
     LIT(w, "{\"token\":");
     token_name(w, p, id);
     LIT(w, ",\"logprob\":");
     logprob(w, v);
     LIT(w, ",\"bytes\":[");
-    for (size_t i = 0; bytes && i < n; i++) {
-        if (i)
-            LIT(w, ",");
-        json_write_u64(w, (unsigned char)bytes[i]);
-    }
+    json_write_bytes(w, bytes, n);
     LIT(w, "]");
 }
 
@@ -141,14 +141,18 @@ static void chat_logprob(struct json_write *w, const struct openai_reply *p, con
     LIT(w, "]}");
 }
 
-static uint64_t characters(const struct text *vocab, uint32_t id)
+/* The i-th of the best and, behind them, the token's own where it is not among them. False: there are no more. */
+static bool best(struct wire_top *out, const struct wire_logprob *lp, uint32_t i)
 {
-    size_t n = 0;
-    uint64_t count = 0;
-    const uint8_t *s = text_is_control(vocab, id) ? NULL : text_piece(vocab, id, &n);
-    for (size_t i = 0; s && i < n; i++)
-        count += (s[i] & 0xc0) != 0x80;
-    return count;
+    if (i < lp->n_top) {
+        *out = lp->top[i];
+        return true;
+    }
+    for (uint32_t k = 0; k < lp->n_top; k++)
+        if (lp->top[k].id == lp->id)
+            return false;
+    *out = (struct wire_top){lp->id, lp->logprob};
+    return i == lp->n_top;
 }
 
 static void completion_logprob(struct openai_choice *c, const struct openai_reply *p, const struct wire_logprob *lp)
@@ -161,24 +165,20 @@ static void completion_logprob(struct openai_choice *c, const struct openai_repl
     if (isnan(lp->logprob) && !lp->n_top) {
         LIT(&c->top, "null");
     } else {
-        bool there = false;
+        struct wire_top t;
         LIT(&c->top, "{");
-        for (uint32_t i = 0; i <= lp->n_top; i++) { /* its own is always there: up to one more than was asked for */
-            bool own = i == lp->n_top;
-            if (own && there)
-                break;
-            there = there || (!own && lp->top[i].id == lp->id);
+        for (uint32_t i = 0; best(&t, lp, i); i++) {
             if (i)
                 LIT(&c->top, ",");
-            token_name(&c->top, p, own ? lp->id : lp->top[i].id);
+            token_name(&c->top, p, t.id);
             LIT(&c->top, ":");
-            logprob(&c->top, own ? lp->logprob : lp->top[i].logprob);
+            logprob(&c->top, t.logprob);
         }
         LIT(&c->top, "}");
     }
     comma(&c->offset);
     json_write_u64(&c->offset, c->n_char);
-    c->n_char += characters(p->vocab, lp->id);
+    c->n_char += reply_characters(p->vocab, lp->id);
 }
 
 /* {"464":{"logprob":-1.2,"rank":1,"decoded_token":"The"},…} of one place of the prompt. */
@@ -189,29 +189,22 @@ static void prompt_logprob(struct json_write *w, const struct openai_reply *p, c
         LIT(w, "null");
         return;
     }
-    bool there = false;
+    struct wire_top t;
     LIT(w, "{");
-    for (uint32_t i = 0; i <= lp->n_top; i++) {
-        bool own = i == lp->n_top;
-        uint32_t id = own ? lp->id : lp->top[i].id;
-        if (own && there)
-            break;
-        there = there || id == lp->id;
+    for (uint32_t i = 0; best(&t, lp, i); i++) {
         if (i)
             LIT(w, ",");
         LIT(w, "\"");
-        json_write_u64(w, id);
+        json_write_u64(w, t.id);
         LIT(w, "\":{\"logprob\":");
-        logprob(w, own ? lp->logprob : lp->top[i].logprob);
+        logprob(w, t.logprob);
         LIT(w, ",\"rank\":");
-        if (own)
+        if (i == lp->n_top)
             LIT(w, "null"); /* not among the best that were asked for */
         else
             json_write_u64(w, i + 1);
         LIT(w, ",\"decoded_token\":");
-        json_t *s = reply_token(p->vocab, id);
-        json_write_value(w, s);
-        json_decref(s);
+        spelled(w, p->vocab, t.id);
         LIT(w, "}");
     }
     LIT(w, "}");
@@ -270,6 +263,13 @@ static void usage_of_all(struct json_write *w, const struct openai_reply *p)
 }
 
 /* ---- events ---- */
+
+static void ids_more(struct json_write *w, const uint32_t *ids, size_t n)
+{
+    if (n)
+        comma(w);
+    json_write_u32s(w, ids, n);
+}
 
 static void ids_field(struct json_write *w, const char *name, struct json_write *ids)
 {
@@ -349,10 +349,8 @@ static void close_event(struct openai_reply *p, struct openai_choice *c)
 void openai_reply_prompt(struct openai_reply *p, uint32_t line, const struct wire_req *q)
 {
     p->n_prompt[line] = q->n_id;
-    for (uint32_t i = 0; p->q->token_ids && i < q->n_id; i++) {
-        comma(&p->prompt_ids[line]);
-        json_write_u64(&p->prompt_ids[line], q->ids[i]);
-    }
+    if (p->q->token_ids)
+        ids_more(&p->prompt_ids[line], q->ids, q->n_id);
 }
 
 /* Log-probabilities of the prompt are of the answer with echo, and a field of their own where they were asked for; the
@@ -398,10 +396,8 @@ void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, co
     if (o->text.n && (!o->prompt || p->q->echo))
         json_write_escaped(&c->text, o->text.p, o->text.n);
     take_logprobs(p, c, o);
-    for (uint32_t i = 0; p->q->token_ids && !o->prompt && i < o->n_id; i++) {
-        comma(&c->ids);
-        json_write_u64(&c->ids, o->ids[i]);
-    }
+    if (p->q->token_ids && !o->prompt)
+        ids_more(&c->ids, o->ids, o->n_id);
     if (!o->prompt)
         c->n_out += o->n_id;
 }

@@ -71,14 +71,16 @@ static int add_ids(struct err *e, struct reply *a, const uint32_t *ids, size_t n
 
 /* ---- log-probabilities ---- */
 
+const char *reply_bytes(const struct text *vocab, uint32_t id, size_t *n)
+{
+    *n = 0;
+    return text_is_control(vocab, id) ? text_entry(vocab, id, n) : (const char *)text_piece(vocab, id, n);
+}
+
 json_t *reply_token(const struct text *vocab, uint32_t id)
 {
-    size_t n = 0;
-    const char *p;
-    if (text_is_control(vocab, id))
-        p = text_entry(vocab, id, &n);
-    else
-        p = (const char *)text_piece(vocab, id, &n);
+    size_t n;
+    const char *p = reply_bytes(vocab, id, &n);
     if (!p || !n)
         return json_sprintf("token_id:%" PRIu32, id);
     json_t *s = json_stringn(p, n); /* NULL where the bytes are not UTF-8 */
@@ -100,8 +102,7 @@ static json_t *number(float logprob)
     return isfinite(logprob) ? json_real((double)logprob) : json_null();
 }
 
-/* Characters that begin in the bytes of a token; those of one that is cut in two count with its first half. */
-static uint64_t characters(const struct text *vocab, uint32_t id)
+uint64_t reply_characters(const struct text *vocab, uint32_t id)
 {
     size_t n = 0;
     uint64_t count = 0;
@@ -142,7 +143,7 @@ static int add_logprob(struct err *e, struct reply_lp *l, const struct wire_logp
         json_array_append_new(l->logprobs, number(lp->logprob)) || json_array_append_new(l->top, best_of(lp, vocab)) ||
         json_array_append_new(l->offset, json_integer((json_int_t)l->n_char)))
         return err_nomem(e, "log-probabilities", 0);
-    l->n_char += characters(vocab, lp->id);
+    l->n_char += reply_characters(vocab, lp->id);
     return 0;
 }
 
@@ -163,7 +164,7 @@ static uint64_t since(uint64_t from, uint64_t to)
     return to > from ? to - from : 0;
 }
 
-static const struct wire_span *span_of(const struct wire_end *w, const char *stage)
+const struct wire_span *reply_span(const struct wire_end *w, const char *stage)
 {
     size_t n = strlen(stage);
     for (uint32_t i = 0; i < w->n_span; i++)
@@ -172,7 +173,7 @@ static const struct wire_span *span_of(const struct wire_end *w, const char *sta
     return NULL;
 }
 
-static bool same_host(const struct wire_span *a, const struct wire_span *b)
+bool reply_same_host(const struct wire_span *a, const struct wire_span *b)
 {
     return a && b && a->host.n == b->host.n && (!a->host.n || !memcmp(a->host.p, b->host.p, a->host.n));
 }
@@ -187,8 +188,8 @@ static uint64_t waited(const struct wire_span *s, const struct wire_end *w, cons
 
 void reply_times(struct reply_times *t, const struct wire_end *w)
 {
-    const struct wire_span *born = span_of(w, "tokenize"), *prefill = span_of(w, "prefill");
-    const struct wire_span *decode = span_of(w, "decode");
+    const struct wire_span *born = reply_span(w, "tokenize"), *prefill = reply_span(w, "prefill");
+    const struct wire_span *decode = reply_span(w, "decode");
     uint64_t before = 0; /* the first token, by durations alone */
     *t = (struct reply_times){
         .load_ns = w->load_ns,
@@ -210,9 +211,9 @@ void reply_times(struct reply_times *t, const struct wire_end *w)
         t->prefill_ns = since(prefill->start_ns, prefill->end_ns);
     else if (decode)
         t->prefill_ns = since(decode->start_ns, w->first_ns);
-    if (prefill && same_host(prefill, decode))
+    if (prefill && reply_same_host(prefill, decode))
         t->transfer_ns = since(prefill->end_ns, w->first_ns);
-    bool one_clock = w->born_ns && (!born || !decode || same_host(born, decode));
+    bool one_clock = w->born_ns && (!born || !decode || reply_same_host(born, decode));
     t->ttft_ns = one_clock ? since(w->born_ns, w->first_ns) : before;
     t->total_ns = one_clock ? since(w->born_ns, w->last_ns) : before + t->decode_ns;
 }

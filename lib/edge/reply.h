@@ -51,6 +51,16 @@ int reply_error_json(struct err *e, json_t **out, const struct reply *a, const s
  * many answers the request asked for, 1 where it does not say. */
 int reply_extra(struct err *e, json_t **out, uint32_t *n_choice, const struct wire_extra *x);
 
+/* The bytes that a token is spelled by: its text, or of a control token its name. Borrowed; *n is 0 where it has none.
+ */
+const char *reply_bytes(const struct text *vocab, uint32_t id, size_t *n);
+/* Characters that begin in the text of a token; those of one that is cut in two count with its first half. */
+uint64_t reply_characters(const struct text *vocab, uint32_t id);
+
+/* What a stage did; NULL: it did not say. */
+const struct wire_span *reply_span(const struct wire_end *w, const char *stage);
+bool reply_same_host(const struct wire_span *a, const struct wire_span *b); /* one clock; false where one is NULL */
+
 /* The spelling of a token: its text; for a control token its name; bytes that are no text as "bytes:\xe2\x80"; an id
  * without text as "token_id:7". New reference. */
 json_t *reply_token(const struct text *vocab, uint32_t id);
