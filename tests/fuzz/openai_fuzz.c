@@ -11,8 +11,6 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static struct api server;
-
 static json_t *object(const char *p, size_t n)
 {
     json_error_t je;

@@ -169,8 +169,10 @@ static void test_limits(void **state)
             struct err e;
             struct ask a;
             size_t n = most[i].n + more, n_one = strlen(most[i].one);
-            char *line = malloc(n * (n_one + 1) + 100), *p = line;
-            p += sprintf(p, "{\"prompt\":\"x\",\"%s\":[", most[i].field);
+            size_t size = n * (n_one + 1) + 100;
+            char *line = malloc(size), *p = line;
+            assert_non_null(line);
+            p += snprintf(p, size, "{\"prompt\":\"x\",\"%s\":[", most[i].field);
             for (size_t k = 0; k < n; k++, *p++ = k < n ? ',' : ']')
                 p = (char *)memcpy(p, most[i].one, n_one) + n_one;
             memcpy(p, "}", 2);

@@ -294,7 +294,7 @@ static void what_is_no_request_is_not_given_out(void **state)
     struct server *v = server_new(&plain, "127.0.0.1:0");
     static char many[70000];
     (void)state;
-    size_t n = (size_t)sprintf(many, "GET /echo HTTP/1.1\r\nHost: a\r\nX: ");
+    size_t n = (size_t)snprintf(many, sizeof many, "GET /echo HTTP/1.1\r\nHost: a\r\nX: ");
     memset(many + n, 'x', sizeof many - n - 1);
     static char uri[70000];
     memset(uri, 'u', sizeof uri - 1);

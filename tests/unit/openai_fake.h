@@ -99,6 +99,23 @@ static inline void fake_close(struct api *a)
     text_free((struct text *)(uintptr_t)a->model.text);
 }
 
+/* The one of a suite; the rest is its group's set-up and tear-down. */
+static struct api server;
+
+static inline int fake_setup(void **state)
+{
+    (void)state;
+    fake_open(&server);
+    return 0;
+}
+
+static inline int fake_teardown(void **state)
+{
+    (void)state;
+    fake_close(&server);
+    return 0;
+}
+
 const struct api_model *api_model(const struct api *a)
 {
     return &a->model;

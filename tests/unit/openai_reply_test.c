@@ -19,7 +19,6 @@
 #define ASK_A "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
 #define STREAM "\"stream\":true"
 
-static struct api server;
 static struct http_request r;
 
 /* ---- frames ---- */
@@ -526,20 +525,6 @@ static void test_prompt_logprobs(void **state)
                  "{\"256\":{\"logprob\":-0.5}}]}");
 }
 
-static int open_all(void **state)
-{
-    (void)state;
-    fake_open(&server);
-    return 0;
-}
-
-static int close_all(void **state)
-{
-    (void)state;
-    fake_close(&server);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -559,5 +544,5 @@ int main(void)
         cmocka_unit_test(test_as_ids),
         cmocka_unit_test(test_prompt_logprobs),
     };
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return cmocka_run_group_tests(tests, fake_setup, fake_teardown);
 }

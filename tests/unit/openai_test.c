@@ -18,8 +18,6 @@
 #define CHAT "/v1/chat/completions"
 #define ASK_A "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
 
-static struct api server;
-
 static json_t *parsed(const struct http_request *r)
 {
     json_error_t je;
@@ -485,20 +483,6 @@ static void test_description(void **state)
     fake_free(&r);
 }
 
-static int open_all(void **state)
-{
-    (void)state;
-    fake_open(&server);
-    return 0;
-}
-
-static int close_all(void **state)
-{
-    (void)state;
-    fake_close(&server);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -520,5 +504,5 @@ int main(void)
         cmocka_unit_test(test_state),
         cmocka_unit_test(test_description),
     };
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return cmocka_run_group_tests(tests, fake_setup, fake_teardown);
 }
