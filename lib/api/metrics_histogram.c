@@ -65,3 +65,11 @@ void histogram_observe(struct histogram *h, double v)
     h->n++;
     h->sum += v;
 }
+
+void histogram_add(struct histogram *h, size_t bucket, uint64_t n)
+{
+    if (!h->bucket || bucket > h->n_le)
+        return;
+    h->bucket[bucket] += n;
+    h->n += n;
+}

@@ -24,6 +24,7 @@ struct bounds {
 int histogram_new(struct err *e, struct histogram *h, struct bounds b);
 void histogram_free(struct histogram *h);
 void histogram_observe(struct histogram *h, double v);
+void histogram_add(struct histogram *h, size_t bucket, uint64_t n); /* n that were counted elsewhere; not the sum */
 
 extern const struct bounds bounds_ttft, bounds_gap, bounds_request, bounds_step, bounds_choices; /* vLLM's */
 extern const struct bounds bounds_phase, bounds_lag;                                             /* our own */

@@ -148,6 +148,6 @@ void metrics_vllm(struct page *p, const struct metrics *m, const struct metrics_
     histogram(p, "vllm:request_params_n", "Answers that a request asked for.", &m->choices);
     histogram(p, "vllm:request_max_num_generation_tokens", "Tokens of the longest answer of a request.",
               &m->most_tokens);
-    histogram(p, "vllm:iteration_tokens_total",
-              "Tokens of a step of answers alone: the newest of each worker, looked at once a second.", watch_steps(w));
+    histogram(p, "vllm:iteration_tokens_total", "Tokens of a step, of prompts and answers, all workers.",
+              watch_steps(w));
 }

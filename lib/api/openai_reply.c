@@ -199,10 +199,7 @@ static void prompt_logprob(struct json_write *w, const struct openai_reply *p, c
         LIT(w, "\":{\"logprob\":");
         logprob(w, t.logprob);
         LIT(w, ",\"rank\":");
-        if (i == lp->n_top)
-            LIT(w, "null"); /* not among the best that were asked for */
-        else
-            json_write_u64(w, i + 1);
+        json_write_u64(w, i == lp->n_top ? lp->rank : i + 1);
         LIT(w, ",\"decoded_token\":");
         spelled(w, p->vocab, t.id);
         LIT(w, "}");

@@ -21,18 +21,29 @@ struct heard {
     size_t n_worker, cap;
 };
 
+/* What of a worker's steps was counted. */
+struct counted {
+    char name[WIRE_NAME_BYTES_MAX];
+    size_t n_name;
+    uint64_t inc, tokens, look;
+    uint32_t steps[WIRE_STEPS_MAX];
+};
+
 struct api_watch {
     struct link_box *box;
     struct link_dialer *dialer;
     struct link_msg msg;
     bool asked;
-    struct heard heard[2]; /* the newest, and the one before: where the next is read into */
+    struct heard heard[2]; /* the newest, and where the next is read into */
     unsigned newest;
     uint64_t next_ns, heard_ns, store_ns; /* 0: never */
     struct wire_stat sum, last;
     struct store_watch *store; /* NULL: none */
     struct wire_kv_stat store_stat, store_sum, store_last;
     struct histogram steps, lag;
+    struct counted *counted;
+    size_t n_counted, size_counted;
+    uint64_t look; /* answers so far */
 };
 
 int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *kv)
@@ -73,6 +84,7 @@ void watch_close(struct api_watch *w)
     }
     histogram_free(&w->steps);
     histogram_free(&w->lag);
+    free(w->counted);
     free(w);
 }
 
@@ -132,34 +144,74 @@ static bool hear(struct heard *h, const uint8_t *p, size_t n)
     return ok && !e.code && h->has_stat;
 }
 
-static const struct wire_worker *same_worker(const struct heard *h, const struct wire_worker *x, size_t i)
+/* Those of workers that neither this answer nor the one before it names. */
+static void forget_counted(struct api_watch *w)
 {
-    for (size_t k = 0; k < h->n_worker; k++) {
-        const struct wire_worker *w = &h->worker[(i + k) % h->n_worker]; /* mostly at the same place */
-        if (w->name.n == x->name.n && !memcmp(w->name.p, x->name.p, x->name.n))
-            return w;
-    }
-    return NULL;
+    size_t n = 0;
+    for (size_t i = 0; i < w->n_counted; i++)
+        if (w->counted[i].look + 1 >= w->look)
+            w->counted[n++] = w->counted[i];
+    w->n_counted = n;
 }
 
-/* A worker's row has its newest step of answers alone, whether or not there was one since; one that was seen already
- * is not counted again. */
-static void count_steps(struct api_watch *w, const struct heard *now, const struct heard *before)
+/* i: where it was, mostly. NULL: no memory. */
+static struct counted *counted_of(struct api_watch *w, const struct wire_worker *x, size_t i)
 {
+    for (size_t k = 0; k < w->n_counted; k++) {
+        struct counted *c = &w->counted[(i + k) % w->n_counted];
+        if (c->n_name == x->name.n && !memcmp(c->name, x->name.p, x->name.n))
+            return c;
+    }
+    if (w->n_counted == w->size_counted)
+        forget_counted(w);
+    if (w->n_counted == w->size_counted) {
+        size_t size = 2 * w->size_counted + 16;
+        struct counted *grown = realloc(w->counted, size * sizeof *grown);
+        if (!grown)
+            return NULL;
+        w->counted = grown;
+        w->size_counted = size;
+    }
+    struct counted *c = &w->counted[w->n_counted++];
+    *c = (struct counted){.n_name = x->name.n};
+    memcpy(c->name, x->name.p, x->name.n);
+    return c;
+}
+
+/* A worker tells the counts of its whole life. Those of before the first answer are not of this program's time; the
+ * life of a worker that came later is. A row without counts is of a scheduler that has not heard them yet. */
+static void count_steps(struct api_watch *w, const struct heard *now)
+{
+    bool first = !w->look++;
     for (size_t i = 0; i < now->n_worker; i++) {
-        const struct wire_worker *x = &now->worker[i], *was = same_worker(before, x, i);
-        bool seen = was && was->step_ns == x->step_ns && was->context == x->context && was->batch == x->batch;
-        if (x->alive && x->batch && !seen)
-            histogram_observe(&w->steps, x->batch);
+        const struct wire_worker *x = &now->worker[i];
+        struct counted *c = x->name.n <= WIRE_NAME_BYTES_MAX ? counted_of(w, x, i) : NULL;
+        if (!c)
+            continue;
+        c->look = w->look;
+        if (x->n_steps != WIRE_STEPS_MAX || (c->inc == x->inc && x->step_tokens < c->tokens))
+            continue;
+        if (c->inc != x->inc) {
+            memset(c->steps, 0, sizeof c->steps);
+            c->tokens = 0;
+            c->inc = x->inc;
+        }
+        if (!first) {
+            for (size_t k = 0; k < WIRE_STEPS_MAX; k++)
+                histogram_add(&w->steps, k, (uint32_t)(x->steps[k] - c->steps[k]));
+            w->steps.sum += (double)(x->step_tokens - c->tokens);
+        }
+        memcpy(c->steps, x->steps, sizeof c->steps);
+        c->tokens = x->step_tokens;
     }
 }
 
 static void on_answer(struct api_watch *w, const uint8_t *p, size_t n)
 {
-    struct heard *before = &w->heard[w->newest], *now = &w->heard[!w->newest];
+    struct heard *now = &w->heard[!w->newest];
     if (!hear(now, p, n))
         return;
-    count_steps(w, now, before);
+    count_steps(w, now);
     stat_add(&w->sum, &w->last, &now->stat);
     w->newest = !w->newest;
     w->heard_ns = proc_now_ns();

@@ -28,7 +28,7 @@ const struct wire_kv_stat *watch_store(const struct api_watch *w);
 const struct wire_stat *watch_stat_sum(const struct api_watch *w);
 const struct wire_kv_stat *watch_store_sum(const struct api_watch *w);
 
-/* Of steps of answers alone: sequences of the newest that a worker told of, looked at once a second. */
+/* Of all steps of workers since this began: tokens, of prompts and answers. */
 struct histogram;
 const struct histogram *watch_steps(const struct api_watch *w);
 /* How long after its time the loop came to watch_step, seconds. */

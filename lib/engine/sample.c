@@ -129,6 +129,9 @@ int sample_logprob(struct err *e, struct sampler *s, struct sample_result *out, 
     double log_sum = model_log(sum);
     out->id = id;
     out->logprob = logprob_of(logits[id], max, log_sum);
+    out->rank = 1;
+    for (int64_t i = 0; i < n_token; i++)
+        out->rank += (uint32_t)before(logits[i], (uint32_t)i, logits[id], id);
     out->n_top = n_top > 0 ? best(out->top, n_top > SAMPLE_TOP_MAX ? SAMPLE_TOP_MAX : n_top, logits, n_token) : 0;
     for (int32_t i = 0; i < out->n_top; i++)
         out->top[i].logprob = logprob_of(out->top[i].logprob, max, log_sum);
@@ -323,5 +326,6 @@ int sample(struct err *e, struct sampler *s, struct sample_result *out, float *x
         return sample_logprob(e, s, out, raw, (uint32_t)id, p->logprobs);
     out->id = (uint32_t)id;
     out->logprob = 0;
+    out->rank = 0;
     return 0;
 }

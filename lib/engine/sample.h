@@ -45,6 +45,7 @@ struct sample_top {
 struct sample_result {
     uint32_t id;
     float logprob;
+    uint32_t rank;                         /* place in the order of `top`, 1 is the best; 0 where logprobs is -1 */
     struct sample_top top[SAMPLE_TOP_MAX]; /* falling; ties by id */
     int32_t n_top;
 };
@@ -62,7 +63,8 @@ int sample(struct err *e, struct sampler *s, struct sample_result *out, float *l
            const struct sample_params *p, const uint32_t *prompt, int64_t n_prompt, const uint32_t *answer,
            int64_t n_answer, const uint32_t *ban, int64_t n_ban, uint64_t position);
 
-/* Log-probability of `id` and the n_top best over the whole vocabulary, without choosing. logits: [vocab], not changed.
+/* Log-probability and rank of `id` and the n_top best over the whole vocabulary, without choosing. logits: [vocab], not
+ * changed.
  */
 int sample_logprob(struct err *e, struct sampler *s, struct sample_result *out, const float *logits, uint32_t id,
                    int32_t n_top);

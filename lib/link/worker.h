@@ -48,6 +48,8 @@ struct worker_room {
     uint64_t blocks;
     uint64_t step_ns, context; /* of the last decode step */
     uint32_t batch;
+    uint32_t steps[WIRE_STEPS_MAX]; /* see wire_poll */
+    uint64_t step_tokens;
 };
 void worker_link_room(struct worker_link *w, const struct worker_room *r);
 void worker_link_drain(struct worker_link *w, bool on); /* its polls say that it wants to end */

@@ -130,7 +130,10 @@ static int put_poll(struct err *e, struct link_msg *m, const struct worker_link 
                                     .step_ns = r->step_ns,
                                     .context = r->context,
                                     .batch = r->batch,
-                                    .drain = w->drain}};
+                                    .drain = w->drain,
+                                    .steps = r->steps,
+                                    .n_steps = ctl ? 0 : WIRE_STEPS_MAX,
+                                    .step_tokens = r->step_tokens}};
     return link_msg_add(e, m, &f);
 }
 

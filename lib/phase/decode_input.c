@@ -289,7 +289,8 @@ static int take_kv(struct err *e, struct decode *d, const struct wire_kv *k)
         rc = keep_prompt(e, q, k);
     if (rc)
         return rc;
-    q->first = (struct sample_result){.id = k->first.id, .logprob = k->first.logprob, .n_top = (int32_t)k->first.n_top};
+    q->first = (struct sample_result){
+        .id = k->first.id, .logprob = k->first.logprob, .rank = k->first.rank, .n_top = (int32_t)k->first.n_top};
     for (uint32_t i = 0; i < k->first.n_top; i++)
         q->first.top[i] = (struct sample_top){k->first.top[i].id, k->first.top[i].logprob};
     q->cached = k->cached;

@@ -27,7 +27,8 @@ void logprob_of(struct wire_logprob *out, struct wire_top top[SAMPLE_TOP_MAX], c
 {
     for (int32_t i = 0; i < r->n_top; i++)
         top[i] = (struct wire_top){r->top[i].id, r->top[i].logprob};
-    *out = (struct wire_logprob){.id = r->id, .logprob = r->logprob, .top = top, .n_top = (uint32_t)r->n_top};
+    *out = (struct wire_logprob){
+        .id = r->id, .logprob = r->logprob, .top = top, .n_top = (uint32_t)r->n_top, .rank = r->rank};
 }
 
 enum wire_reason reason_of(enum answer_end end)

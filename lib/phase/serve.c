@@ -118,7 +118,9 @@ static void tell_room(struct serve *v)
                             .blocks = less(hold_room(v) + (uint64_t)kv_pool_idle(v->s.pool), blocks),
                             .step_ns = v->step_ns,
                             .context = v->context,
-                            .batch = v->batch};
+                            .batch = v->batch,
+                            .step_tokens = v->step_tokens};
+    memcpy(r.steps, v->steps, sizeof r.steps);
     uint64_t near = v->room.blocks / 16 + 1;
     bool same = r.seqs == v->room.seqs && r.tokens == v->room.tokens && r.blocks <= v->room.blocks + near &&
                 v->room.blocks <= r.blocks + near;

@@ -85,6 +85,8 @@ struct serve {
     uint64_t room_ns;
     uint64_t step_ns, context; /* of the last decode step */
     uint32_t batch;
+    uint32_t steps[WIRE_STEPS_MAX];
+    uint64_t step_tokens;
 };
 
 void serve_say(const struct serve *v, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

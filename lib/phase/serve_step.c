@@ -173,6 +173,15 @@ static int after(struct err *e, struct serve *v, struct task *o, bool has_token)
     return has_token ? sampled(e, v, o) : part_done(e, v, o);
 }
 
+/* 1, 8, 16, 32 … 16384, and beyond. */
+static int size_of_step(int64_t tokens)
+{
+    int i = tokens > 1;
+    for (int64_t most = 8; i && i < WIRE_STEPS_MAX - 1 && tokens > most; most *= 2)
+        i++;
+    return i;
+}
+
 /* What the scheduler learns its costs from: steps of answers alone; and each prompt's share of the time. */
 static void account(struct serve *v, uint64_t ns)
 {
@@ -188,6 +197,8 @@ static void account(struct serve *v, uint64_t ns)
     }
     for (int64_t i = 0; i < batch_n(b); i++)
         batch_at(b, i)->task->busy_ns += ns * (uint64_t)batch_chunk(b, i)->n / (uint64_t)rows;
+    v->steps[size_of_step(rows)]++;
+    v->step_tokens += (uint64_t)rows;
     if (prompts)
         return;
     v->step_ns = ns;

@@ -49,6 +49,7 @@ static int describe(struct err *e, struct sched *s, struct worker *w, const stru
     if (rc)
         return rc;
     w->inc = f->inc;
+    w->n_steps = 0;
     p->role = role_of(f->role);
     p->seqs_all = f->seqs;
     p->blocks_all = f->blocks;

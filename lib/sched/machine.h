@@ -161,6 +161,8 @@ struct worker {
     uint64_t poll_ns, ctl_poll_ns; /* since when they are parked */
     uint64_t last_step_ns, last_context;
     uint32_t last_batch;
+    uint32_t steps[WIRE_STEPS_MAX], n_steps; /* of its newest poll */
+    uint64_t step_tokens;
     struct run *first_run, *last_run;
     uint32_t n_run;
     struct message *ctl;

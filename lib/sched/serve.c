@@ -156,6 +156,10 @@ static void put_worker(struct serve *v, const struct worker *w)
         .context = w->last_context,
         .step_ns = w->last_step_ns,
         .batch = w->last_batch,
+        .inc = w->inc,
+        .steps = w->steps,
+        .n_steps = w->n_steps,
+        .step_tokens = w->step_tokens,
     };
     if (link_msg_add(&e, &v->direct, &f))
         serve_broken(v, &e);

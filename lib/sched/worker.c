@@ -263,6 +263,11 @@ static void work_poll(struct sched *s, struct worker *w, const struct wire_poll 
         times_add(&s->itl, f->step_ns);
         fit_learn(&w->pub.step, (double)f->context, f->batch, (double)f->step_ns);
     }
+    if (f->n_steps == WIRE_STEPS_MAX) {
+        memcpy(w->steps, f->steps, sizeof w->steps);
+        w->n_steps = WIRE_STEPS_MAX;
+        w->step_tokens = f->step_tokens;
+    }
     if (w->last_run && w->last_run->n > f->got)
         send_again(s, w, f->got);
     s->dirty = true;

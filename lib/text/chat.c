@@ -108,6 +108,13 @@ static int put_content(struct err *e, struct chat *c, const char *s, size_t n, b
     return r;
 }
 
+/* The file of the model by its name alone: what is said of a request goes to whoever sent it. */
+static const char *file_name(const struct text *t)
+{
+    const char *slash = strrchr(t->path, '/');
+    return slash ? slash + 1 : t->path;
+}
+
 static bool is_role(const struct text_message *m, const char *role)
 {
     return strcmp(m->role, role) == 0;
@@ -115,7 +122,7 @@ static bool is_role(const struct text_message *m, const char *role)
 
 static int refuse_role(struct err *e, const struct chat *c, const struct text_message *m, size_t i)
 {
-    return err_set(e, ERR_NO, "%s: its chat template has no role '%.40s' (message %zu)", c->t->path, m->role, i);
+    return err_set(e, ERR_NO, "%s: its chat template has no role '%.40s' (message %zu)", file_name(c->t), m->role, i);
 }
 
 /* ---- chatml ---- */
@@ -165,7 +172,8 @@ static int render_chatml(struct err *e, struct chat *c, const struct text_messag
             return refuse_role(e, c, &m[i], i);
         if (style->think && is_role(&m[i], "assistant")) {
             if (i >= last_user)
-                return err_set(e, ERR_NO, "%s: an answer needs a user message behind it (message %zu)", c->t->path, i);
+                return err_set(e, ERR_NO, "%s: an answer needs a user message behind it (message %zu)", file_name(c->t),
+                               i);
             leave_out_reasoning(&s, &n_s);
         }
         r = chatml_turn(e, c, m[i].role, s, n_s, &m[i] == c->open);
@@ -228,11 +236,11 @@ static int take_system(struct err *e, const struct text_message **system, const 
         if (!is_role(&m[i], "user") && !is_role(&m[i], "assistant"))
             return refuse_role(e, c, &m[i], i);
         if (is_role(&m[i], "user") != ((i - first) % 2 == 0))
-            return err_set(e, ERR_NO, "%s: roles must be user, assistant, user, … (message %zu is '%s')", c->t->path, i,
-                           m[i].role);
+            return err_set(e, ERR_NO, "%s: roles must be user, assistant, user, … (message %zu is '%s')",
+                           file_name(c->t), i, m[i].role);
     }
     if (first == n)
-        return err_set(e, ERR_NO, "%s: a system message needs a user message behind it", c->t->path);
+        return err_set(e, ERR_NO, "%s: a system message needs a user message behind it", file_name(c->t));
     return 0;
 }
 
@@ -304,9 +312,9 @@ static int render(struct err *e, struct chat *c, const struct text *t, const str
     bool answer = end == TEXT_CHAT_ANSWER;
     *c = (struct chat){.t = t, .style = &t->chat, .open = end == TEXT_CHAT_OPEN && n != 0 ? &m[n - 1] : NULL};
     if (t->chat.kind == CHAT_ABSENT)
-        return err_set(e, ERR_NO, "%s: has no chat template", t->path);
+        return err_set(e, ERR_NO, "%s: has no chat template", file_name(t));
     if (t->chat.kind == CHAT_UNKNOWN)
-        return err_set(e, ERR_NO, "%s: its chat template is not known: %s", t->path, t->chat.head);
+        return err_set(e, ERR_NO, "%s: its chat template is not known: %s", file_name(t), t->chat.head);
     if (n == 0)
         return err_set(e, ERR_NO, "a chat without messages");
     /* One begin token: the template's own, or the one the file wants before all text. */

@@ -18,6 +18,7 @@
 #define WIRE_HANDLE_BYTES_MAX 256
 #define WIRE_RUNS_MAX 65536
 #define WIRE_URL_BYTES_MAX 1024
+#define WIRE_STEPS_MAX 14 /* steps of 1 token, of at most 8, 16, 32 … 16384, and of more */
 
 /* ---- in ---- */
 
@@ -84,7 +85,10 @@ struct wire_poll { /* a worker waits for orders (or, ctl, for controls); a gatew
     uint64_t blocks;           /* slots free or evictable */
     uint64_t step_ns, context; /* its last decode step: time, tokens of context, sequences */
     uint32_t batch;
-    bool drain; /* it wants to end: no new work */
+    bool drain;            /* it wants to end: no new work */
+    const uint32_t *steps; /* of this life, counted by their tokens (prompts and answers), modulo 2^32 */
+    uint32_t n_steps;      /* 0 or WIRE_STEPS_MAX */
+    uint64_t step_tokens;  /* the sum of their tokens */
     struct wire_extra extra;
 };
 
@@ -236,6 +240,10 @@ struct wire_worker { /* behind an answered stat, one a worker */
     uint32_t n_prefill, n_decode, n_whole;
     uint64_t context, step_ns; /* of its last decode step */
     uint32_t batch;
+    uint64_t inc;
+    const uint32_t *steps; /* of its newest poll */
+    uint32_t n_steps;
+    uint64_t step_tokens;
     struct wire_extra extra;
 };
 

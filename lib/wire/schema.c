@@ -27,6 +27,7 @@ static const struct wire_field logprob_fields[] = {
     U32(wire_logprob, "id", id, REQ),
     {.name = "logprob", .type = TY_LOGPROB, AT(wire_logprob, logprob), ALONE, .flo = -FLT_MAX, .fhi = FLT_MAX, REQ},
     LIST(wire_logprob, "top", TY_TUPLES, top, n_top, WIRE_TOP_MAX, .rec = &top_rec, REQ),
+    U32(wire_logprob, "rank", rank, REQ),
 };
 static const struct wire_rec logprob_rec = {
     "logprob", logprob_fields, N_OF(logprob_fields), sizeof(struct wire_logprob), true, FIELD_ALONE};

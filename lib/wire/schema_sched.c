@@ -84,6 +84,8 @@ static const struct wire_field poll_fields[] = {
     U64(wire_poll, "context", context),
     U32(wire_poll, "batch", batch),
     BOOL(wire_poll, "drain", drain),
+    LIST(wire_poll, "steps", TY_IDS, steps, n_steps, WIRE_STEPS_MAX),
+    U64(wire_poll, "step_tokens", step_tokens),
 };
 
 static const struct wire_field report_fields[] = {
@@ -246,6 +248,9 @@ static const struct wire_field worker_fields[] = {
     U64(wire_worker, "context", context),
     U64(wire_worker, "step_ns", step_ns),
     U32(wire_worker, "batch", batch),
+    U64(wire_worker, "inc", inc),
+    LIST(wire_worker, "steps", TY_IDS, steps, n_steps, WIRE_STEPS_MAX),
+    U64(wire_worker, "step_tokens", step_tokens),
 };
 
 static const struct wire_rec kinds[] = {

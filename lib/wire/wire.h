@@ -24,7 +24,7 @@
 
 #include "err/err.h"
 
-#define WIRE_VERSION 4
+#define WIRE_VERSION 5
 
 /* Limits; a decoder refuses more, before it allocates. */
 #define WIRE_FRAME_BYTES_MAX (256u << 20) /* a whole frame */
@@ -215,6 +215,7 @@ struct wire_logprob { /* of one position */
     float logprob; /* NaN where there is none: the prompt's first token; -INFINITY is written as -FLT_MAX */
     const struct wire_top *top;
     uint32_t n_top;
+    uint32_t rank; /* place among the whole vocabulary, 1 is the best, ties by id; 0: not said */
 };
 
 struct wire_kv { /* the prompt is done; its first token */

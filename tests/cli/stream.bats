@@ -5,7 +5,7 @@ setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
 }
 
-hello='{"k":"hello","version":4,"from":"decode"}'
+hello='{"k":"hello","version":5,"from":"decode"}'
 bye='{"k":"bye","from":"decode","n_ok":"1","n_error":"0"}'
 out() { jq -cn --arg s "$1" --argjson i "$2" --arg t "$3" '{k:"out",seq:$s,index:$i,id:("r"+$s),ids:[1],text:$t}'; }
 end() { # SEQ INDEX [more fields]
@@ -84,8 +84,8 @@ J
 @test "log-probabilities are spelled by the vocabulary" {
     ids=$(tokenize --raw --ids -p ' the')
     [[ $ids =~ ^[0-9]+$ ]]
-    send "$hello" '{"k":"out","seq":"0","index":0,"id":"r0","ids":[5],"text":"","prompt":true,"lp":[[5,null,[]]]}' \
-        '{"k":"out","seq":"0","index":0,"id":"r0","ids":['"$ids"',2],"text":" the","lp":[['"$ids"',-0.5,[['"$ids"',-0.5],[2,-1.5]]],[2,-2,[]]]}' \
+    send "$hello" '{"k":"out","seq":"0","index":0,"id":"r0","ids":[5],"text":"","prompt":true,"lp":[[5,null,[],0]]}' \
+        '{"k":"out","seq":"0","index":0,"id":"r0","ids":['"$ids"',2],"text":" the","lp":[['"$ids"',-0.5,[['"$ids"',-0.5],[2,-1.5]],1],[2,-2,[],7]]}' \
         "$(end 0 0)" "$bye" | stream --jsonl | jq -c '.logprobs' > got
     [ "$(jq -c '.tokens[1:],.token_logprobs' got | paste -sd' ')" = '[" the","<|im_end|>"] [null,-0.5,-2.0]' ] ||
         [ "$(jq -c '.tokens[1:],.token_logprobs' got | paste -sd' ')" = '[" the","<|im_end|>"] [null,-0.5,-2]' ]
@@ -95,7 +95,7 @@ J
 
 @test "log-probabilities of a prompt that is not echoed stand apart" {
     ids=$(tokenize --raw --ids -p ' the')
-    send "$hello" '{"k":"out","seq":"0","index":0,"id":"r0","ids":[5,'"$ids"'],"prompt":true,"silent":true,"lp":[[5,null,[]],['"$ids"',-0.25,[]]]}' \
+    send "$hello" '{"k":"out","seq":"0","index":0,"id":"r0","ids":[5,'"$ids"'],"prompt":true,"silent":true,"lp":[[5,null,[],0],['"$ids"',-0.25,[],3]]}' \
         '{"k":"out","seq":"0","index":0,"id":"r0","ids":['"$ids"'],"text":" the"}' "$(end 0 0)" "$bye" > s
     stream --jsonl < s | jq -e '.text==" the" and .logprobs==null and (.token_ids|length)==1
         and .prompt_logprobs.token_logprobs==[null,-0.25] and .prompt_logprobs.tokens[1]==" the"'

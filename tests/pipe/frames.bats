@@ -6,7 +6,7 @@ setup() {
     cd "$BATS_TEST_TMPDIR"
 }
 
-hello='{"k":"hello","version":4,"from":"tokenize","vocab":{"fp":"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f","n":49152}}'
+hello='{"k":"hello","version":5,"from":"tokenize","vocab":{"fp":"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f","n":49152}}'
 
 # requests FIRST LAST: a stream of tok frames
 requests() {
@@ -26,7 +26,7 @@ blocks() {
         for b in 0 1 2; do
             echo "{\"k\":\"blk\",\"seq\":\"$i\",\"index\":0,\"block\":\"$b\",\"layer\":0,\"n_layer\":1,\"n_token\":32,\"sum\":\"1\",\"data\":\"$data\"}"
         done
-        echo "{\"k\":\"kv\",\"seq\":\"$i\",\"index\":0,\"n_token\":3,\"first\":[5,-0.5,[]]}"
+        echo "{\"k\":\"kv\",\"seq\":\"$i\",\"index\":0,\"n_token\":3,\"first\":[5,-0.5,[],1]}"
     done
     echo "{\"k\":\"bye\",\"from\":\"prefill\",\"n_ok\":\"$(($2 - $1 + 1))\",\"n_error\":\"0\"}"
 }

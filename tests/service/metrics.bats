@@ -150,7 +150,11 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     for s in free cached leased credited quarantined; do all=$((all + $(value phasepipe:store_blocks state=$s))); done
     [ "$all" = "$(value phasepipe:worker_blocks role=prefill)" ]
     so "$(value phasepipe:store_tier_bytes tier=memory) >= $(value phasepipe:store_tier_used_bytes tier=memory)"
+    # Steps computed what was not cached of the prompts, and each answer's tokens but its last, which nothing reads.
+    local computed=$(value vllm:prompt_tokens_by_source_total source=local_compute) answered=$(value vllm:generation_tokens_total)
+    until_true 10 says vllm:iteration_tokens_total_sum $((computed + answered - choices))
     so "$(value vllm:iteration_tokens_total_sum) >= $(value vllm:iteration_tokens_total_count)"
+    so "$(value vllm:iteration_tokens_total_bucket le=1.0) > 0"
     [ "$(value phasepipe:worker_sequences worker=decode-0 role=decode)" = 64 ]
 }
 

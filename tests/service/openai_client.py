@@ -160,6 +160,14 @@ def logprobs():
     n = ok("/tokenize", {"prompt": body["prompt"]})["count"]
     p = ok("/v1/completions", completion(prompt=body["prompt"], prompt_logprobs=1))["choices"][0]["prompt_logprobs"]
     assert len(p) == n and p[0] is None and all(any(v["rank"] == 1 for v in x.values()) for x in p[1:])
+    far = ok("/v1/completions", completion(prompt=body["prompt"], prompt_logprobs=20))["choices"][0]["prompt_logprobs"]
+    alone = ok("/v1/completions", completion(prompt=body["prompt"], prompt_logprobs=0))["choices"][0]["prompt_logprobs"]
+    seen = 0
+    for x, y in zip(alone[1:], far[1:]):  # a token's rank is its place among the best, whether or not they are shown
+        (id, one), order = next(iter(x.items())), sorted(y.values(), key=lambda v: -v["logprob"])
+        assert len(x) == 1 and one["rank"] == y[id]["rank"] and (one["rank"] > 20) == (len(y) > 20), (x, y)
+        seen += one["rank"] <= 20 and order[one["rank"] - 1] == one
+    assert seen, (alone, far)
     a = ok("/v1/chat/completions", chat(logprobs=True, top_logprobs=2))["choices"][0]
     for t in a["logprobs"]["content"]:
         assert len(t["top_logprobs"]) == 2 and t["logprob"] == t["top_logprobs"][0]["logprob"], t

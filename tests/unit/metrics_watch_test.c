@@ -293,29 +293,65 @@ static void test_counters_never_fall(void **state)
     world_free(&x);
 }
 
-/* A row says what the newest step was, again and again: it counts when it is another. */
+static double steps(const char *le)
+{
+    return value("vllm:iteration_tokens_total_bucket", le);
+}
+
+/* A row has the counts of a worker's whole life; what is shown is of this program's time. */
 static void test_steps(void **state)
 {
     (void)state;
     struct world x;
+    uint32_t a[WIRE_STEPS_MAX] = {[0] = 100, [2] = 7, [13] = UINT32_MAX};
+    uint32_t b[WIRE_STEPS_MAX] = {[1] = 4, [12] = 2};
     world_new(&x, "steps", false);
     x.worker[0] = worker("a", "decode");
-    x.worker[1] = worker("b", "decode");
-    x.worker[1].batch = 40;
+    x.worker[0].inc = 5;
+    x.worker[0].steps = a;
+    x.worker[0].n_steps = WIRE_STEPS_MAX;
+    x.worker[0].step_tokens = 1000;
+    x.n_worker = 1;
+    rounds(&x, 1);
+    look(&x);
+    assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 0); /* all of it was before */
+    a[0] += 3;
+    a[13] += 2; /* the count has passed its end */
+    x.worker[0].step_tokens += 40003;
+    x.worker[1] = worker("b", "prefill");
+    x.worker[1].inc = 9;
+    x.worker[1].steps = b;
+    x.worker[1].n_steps = WIRE_STEPS_MAX;
+    x.worker[1].step_tokens = 20032;
     x.n_worker = 2;
     rounds(&x, 1);
+    look(&x);
+    assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 3 + 2 + 4 + 2);
+    assert_int_equal(value("vllm:iteration_tokens_total_sum", ""), 40003 + 20032);
+    assert_int_equal(steps("le=1.0"), 3);
+    assert_int_equal(steps("le=8.0"), 7);
+    assert_int_equal(steps("le=8192.0"), 7);
+    assert_int_equal(steps("le=16384.0"), 9);
+    assert_int_equal(steps("le=+Inf"), 11);
+    rounds(&x, 1); /* nothing new; a scheduler that has not heard the counts yet; the worker's older word */
+    x.worker[0].n_steps = 0;
+    x.worker[1].step_tokens--;
     rounds(&x, 1);
     look(&x);
-    assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 2);
-    assert_int_equal(value("vllm:iteration_tokens_total_sum", ""), 45);
-    x.worker[0].context++;
-    struct wire_worker a = x.worker[0]; /* their order may change */
+    assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 11);
+    x.worker[0].n_steps = WIRE_STEPS_MAX; /* the same again, and in another place */
+    struct wire_worker swap = x.worker[0];
     x.worker[0] = x.worker[1];
-    x.worker[1] = a;
+    x.worker[1] = swap;
+    uint32_t anew[WIRE_STEPS_MAX] = {[1] = 1};
+    x.worker[0].inc++; /* it was started again */
+    x.worker[0].steps = anew;
+    x.worker[0].step_tokens = 6;
     rounds(&x, 1);
     look(&x);
-    assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 3);
-    assert_int_equal(value("vllm:iteration_tokens_total_sum", ""), 50);
+    assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 12);
+    assert_int_equal(value("vllm:iteration_tokens_total_sum", ""), 40003 + 20032 + 6);
+    assert_int_equal(steps("le=8.0"), 8);
     assert_true(value("phasepipe:loop_lag_seconds_count", "") >= 3);
     assert_true(value("phasepipe:loop_lag_seconds_bucket", "le=0.1") >= 3);
     world_free(&x);

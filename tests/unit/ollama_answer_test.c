@@ -185,7 +185,7 @@ static void test_logprobs_out(void **state)
     assert_int_equal(text_encode(&e, model.text, &hello, "Hello", 5, 0), 0);
     assert_int_equal(hello.n, 1);
     const struct wire_top top[] = {{hello.ids[0], -0.25f}, {half_character(&byte), -1.5f}};
-    const struct wire_logprob lp[] = {{hello.ids[0], -0.25f, top, 2}};
+    const struct wire_logprob lp[] = {{hello.ids[0], -0.25f, top, 2, 1}};
     const struct wire_out o = {.ids = hello.ids, .n_id = 1, .text = wire_str_of("Hello"), .lp = lp, .n_lp = 1};
     for (int stream = 0; stream < 2; stream++) {
         struct ollama_answer *a = answer(false, stream, true);

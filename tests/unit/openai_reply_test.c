@@ -421,8 +421,8 @@ static void test_gone(void **state)
 /* ---- log-probabilities ---- */
 
 static const struct wire_top best[] = {{SAY_HELLO, -0.5f}, {97, -1.5f}, {SAY_HALF, -2}};
-static const struct wire_logprob of_best = {SAY_HELLO, -0.5f, best, 3}, of_half = {SAY_HALF, -2, best, 1},
-                                 of_none = {97, NAN, NULL, 0}, of_far = {98, -FLT_MAX, best, 1};
+static const struct wire_logprob of_best = {SAY_HELLO, -0.5f, best, 3, 1}, of_half = {SAY_HALF, -2, best, 1, 3},
+                                 of_none = {97, NAN, NULL, 0, 0}, of_far = {98, -FLT_MAX, best, 1, 9};
 
 static void scored(uint32_t id, const char *text, const struct wire_logprob *lp, bool of_prompt, bool silent)
 {
@@ -511,7 +511,7 @@ static void test_prompt_logprobs(void **state)
     expect_has(o, "{\"choices\":[{\"text\":\"Hello\",\"logprobs\":{\"tokens\":[\"Hello\"]},\"prompt_logprobs\":[null,"
                   "{\"256\":{\"logprob\":-0.5,\"rank\":1,\"decoded_token\":\"Hello\"}},"
                   "{\"256\":{\"logprob\":-0.5,\"rank\":1,\"decoded_token\":\"Hello\"},"
-                  "\"258\":{\"logprob\":-2.0,\"rank\":null}}]}]}");
+                  "\"258\":{\"logprob\":-2.0,\"rank\":3}}]}]}");
     const json_t *p = json_object_get(json_array_get(json_object_get(o, "choices"), 0), "prompt_logprobs");
     assert_int_equal(json_object_size(json_array_get(p, 1)), 1); /* as many as were asked for */
     json_decref(o);
@@ -522,7 +522,7 @@ static void test_prompt_logprobs(void **state)
     finish(0, 0, WIRE_LENGTH, 2, 1);
     fake_done();
     expect_whole("{\"choices\":[{\"message\":{\"content\":\"Hello\"},\"logprobs\":null}],\"prompt_logprobs\":[null,"
-                 "{\"256\":{\"logprob\":-0.5}}]}");
+                 "{\"256\":{\"logprob\":-0.5,\"rank\":1}}]}");
 }
 
 int main(void)

@@ -100,6 +100,15 @@ static void log_probabilities(void **state)
         for (int i = 0; i < VOCAB; i++)
             above += x[i] > x[r.top[9].id];
         assert_true(above <= 9);
+        uint32_t ahead = 0;
+        for (uint32_t i = 0; i < VOCAB; i++)
+            ahead += x[i] > x[id] || (x[i] == x[id] && i < id);
+        assert_int_equal(r.rank, ahead + 1);
+    }
+    for (uint32_t i = 0; i < 10; i++) { /* the best of a place have the ranks 1, 2, 3 … */
+        struct sample_result own;
+        assert_int_equal(sample_logprob(&e, s, &own, x, r.top[i].id, 0), 0);
+        assert_int_equal(own.rank, i + 1);
     }
 }
 

@@ -224,7 +224,7 @@ static void unknown_templates_are_refused(void **state)
         assert_int_equal(text_chat(&e, t, &v, &m, 1, TEXT_CHAT_ANSWER), ERR_NO);
         snprintf(head, sizeof head, "%s", unknown[i]);
         assert_non_null(strstr(e.text, head));
-        assert_non_null(strstr(e.text, "/tmp/text-test-"));
+        assert_int_equal(strncmp(e.text, "text-test-", 10), 0); /* the file without its folder */
         text_free(t);
     }
     struct other none = {.pre = "smollm", .add_bos = -1, .eos = 2};

@@ -12,7 +12,7 @@
 #include "wire/wire.h"
 
 static const char gold_hello[] =
-    "85a16b01a776657273696f6e04a466726f6da770726566696c6ca5766f63616282a26670c420000102030405060708090a0b"
+    "85a16b01a776657273696f6e05a466726f6da770726566696c6ca5766f63616282a26670c420000102030405060708090a0b"
     "0c0d0e0f101112131415161718191a1b1c1d1e1fa16ecdc000a26b7687a56d6f64656cc4206465666768696a6b6c6d6e6f70"
     "7172737475767778797a7b7c7d7e7f80818283a474797065a4696e7438a56172697468a56370752d31a66c61796f7574a563"
     "70752d31a76e5f6c617965721ea96e5f6b765f6865616403a8686561645f64696d40";
@@ -32,11 +32,11 @@ static const char gold_blk[] =
     "89a16b04a373657103a5696e64657800a5626c6f636b09a56c6179657204a76e5f6c6179657202a76e5f746f6b656e20a373"
     "756dcf0123456789abcdefa464617461c404aabbccdd";
 static const char gold_kv[] =
-    "88a16b05a373657103a5696e64657800a76e5f746f6b656e21a566697273749305cabf000000929205cabf0000009206cac0"
-    "000000a670726f6d7074929301c0909302cabf80000090a663616368656420a76c6f61645f6e7307";
+    "88a16b05a373657103a5696e64657800a76e5f746f6b656e21a566697273749405cabf000000929205cabf0000009206cac0"
+    "00000001a670726f6d7074929401c090009402cabf80000090ce00011170a663616368656420a76c6f61645f6e7307";
 static const char gold_out[] =
-    "87a16b06a373657103a5696e64657800a26964a161a369647391cd011ca474657874a420746865a26c709193cd011ccabe80"
-    "000090";
+    "87a16b06a373657103a5696e64657800a26964a161a369647391cd011ca474657874a420746865a26c709194cd011ccabe80"
+    "00009002";
 static const char gold_end[] =
     "8ea16b07a373657103a5696e64657800a26964a161a6726561736f6e01a973746f705f74657874a3454e44a773746f705f69"
     "6402ad70726f6d70745f746f6b656e7305b1636f6d706c6574696f6e5f746f6b656e7306ad6361636865645f746f6b656e73"
@@ -138,12 +138,12 @@ static void golden_req(struct wire_req *r)
 static void golden_kv(struct wire_kv *k)
 {
     static const struct wire_top top[] = {{5, -0.5f}, {6, -2}};
-    static struct wire_logprob prompt[] = {{.id = 1}, {.id = 2, .logprob = -1}};
+    static struct wire_logprob prompt[] = {{.id = 1}, {.id = 2, .logprob = -1, .rank = 70000}};
     prompt[0].logprob = NAN;
     *k = (struct wire_kv){.seq = 3,
                           .n_token = 33,
                           .has_first = true,
-                          .first = {5, -0.5f, top, 2},
+                          .first = {5, -0.5f, top, 2, 1},
                           .prompt = prompt,
                           .n_prompt = 2,
                           .cached = 32,
@@ -170,7 +170,7 @@ static void golden_end(struct wire_end *d)
 static inline void golden_frames(struct golden g[GOLDEN_N])
 {
     static const uint32_t ids[] = {284};
-    static const struct wire_logprob lp[] = {{.id = 284, .logprob = -0.25f}};
+    static const struct wire_logprob lp[] = {{.id = 284, .logprob = -0.25f, .rank = 2}};
     memset(g, 0, GOLDEN_N * sizeof *g);
     g[0] = (struct golden){gold_hello, {.kind = WIRE_HELLO}};
     golden_hello(&g[0].f.hello);

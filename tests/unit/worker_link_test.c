@@ -402,11 +402,20 @@ static void joins_and_polls(void **state)
     worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90, .step_ns = 7, .batch = 1});
     pump(&sched, 100);
     assert_int_equal(sched.n_came, came);
-    worker_link_room(w, &(struct worker_room){.seqs = 2, .tokens = 512, .blocks = 90, .step_ns = 9, .batch = 2});
+    worker_link_room(w, &(struct worker_room){.seqs = 2,
+                                              .tokens = 512,
+                                              .blocks = 90,
+                                              .step_ns = 9,
+                                              .batch = 2,
+                                              .steps = {[1] = 4, [13] = 1},
+                                              .step_tokens = 20000});
     m = newest_work(&sched);
     assert_int_equal(poll_of(m)->seqs, 2);
     assert_int_equal(poll_of(m)->step_ns, 9);
     assert_int_equal(poll_of(m)->batch, 2);
+    assert_int_equal(poll_of(m)->n_steps, WIRE_STEPS_MAX);
+    assert_true(poll_of(m)->steps[1] == 4 && poll_of(m)->steps[13] == 1 && poll_of(m)->steps[0] == 0);
+    assert_int_equal(poll_of(m)->step_tokens, 20000);
     /* What the scheduler answers empty is asked again. */
     struct wire_frame idle = {.kind = WIRE_IDLE, .idle = {.to = wire_str_of("w")}};
     answer(&sched, m, &idle, 1);
