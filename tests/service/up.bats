@@ -132,7 +132,7 @@ tokenize tokenize tokenizer ready" ]
     rm stand/fail-decode-0 # it was ready once: it is tried for ever
     until_true 10 is_state decode-0 ready
     kill -STOP "$(pid_of sched)"
-    is_state sched stopped
+    until_true 5 is_state sched stopped
     phasepipe down --run "$run"
     nothing_left
 }

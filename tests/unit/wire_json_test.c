@@ -87,7 +87,7 @@ static void is_written_as_documented(void **state)
     free(b);
     b = golden_bytes(gold_kv, &n);
     round_trip(&line, b, n, NULL);
-    assert_in(line, "\"prompt\":[[1,null,[]],[2,-1.0,[]]]");
+    assert_in(line, "\"prompt\":[[1,null,[],0],[2,-1.0,[],70000]]");
     free(line);
     free(b);
     b = golden_bytes(gold_end, &n);
