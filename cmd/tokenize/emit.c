@@ -137,7 +137,8 @@ static int encode(struct err *e, struct text_ids *ids, struct tokenize *t, struc
         a->prefix = NULL;
     switch (a->kind) {
     case ASK_TEXT:
-        return text_encode(e, t->text, ids, a->text, a->n_text, a->specials && alone ? TEXT_BOS : 0);
+        return text_encode(e, t->text, ids, a->text, a->n_text,
+                           (a->specials && alone ? TEXT_BOS : 0) | (a->control ? TEXT_CONTROL : 0));
     case ASK_MESSAGES:
         if (with_system(e, t, a))
             return e->code;
@@ -180,10 +181,9 @@ static const char *file_name(const struct tokenize *t)
 static int fit(struct err *e, struct ask *a, const struct tokenize *t, size_t n)
 {
     uint64_t context = window(t, a), most = (uint64_t)t->config.context;
-    bool all = a->s.max_tokens == UINT32_MAX; /* whatever is left */
     if (n == 0)
-        return err_set(e, ERR_NO, "the prompt is empty");
-    if (a->strict_window && a->has_max_tokens && !all && n + a->s.max_tokens > context)
+        return err_set(e, ERR_NO, "prompt: is empty");
+    if (a->strict_window && a->has_max_tokens && n + a->s.max_tokens > context)
         return err_set(e, ERR_NO,
                        "prompt has %zu tokens and max_tokens %u were asked for: the context of %s is %" PRIu64
                        " tokens",
@@ -198,7 +198,8 @@ static int fit(struct err *e, struct ask *a, const struct tokenize *t, size_t n)
     if (a->s.max_tokens > context - n)
         a->s.max_tokens = (uint32_t)(context - n);
     if (a->s.min_tokens > a->s.max_tokens)
-        a->s.min_tokens = a->s.max_tokens;
+        return err_set(e, ERR_NO, "min_tokens: %u, but the prompt of %zu tokens leaves %u of the context of %" PRIu64,
+                       a->s.min_tokens, n, a->s.max_tokens, context);
     return 0;
 }
 

@@ -20,6 +20,8 @@
 #include "text/text.h"
 #include "wire/wire.h"
 
+#define API_ID_BYTES_MAX 128 /* an id of a request, from a header or a field */
+
 enum api_surface { API_OPENAI = 1, API_OLLAMA = 2 };
 
 struct api;

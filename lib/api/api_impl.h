@@ -19,7 +19,7 @@ struct api_request {
     struct api *a;
     struct call *call; /* NULL: none */
     const char *route; /* of a table, or "other" */
-    char id[65];
+    char id[API_ID_BYTES_MAX + 1];
 };
 
 struct call_choice {

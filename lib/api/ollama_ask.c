@@ -186,20 +186,10 @@ static int read_both(struct err *e, struct ollama_ask *q, const struct api_model
 
 /* The prompt of a client that has put it into the model's format itself: markers are markers, and only the begin token
  * is put before it where it is not there. */
-static int raw_prompt(struct err *e, json_t *line, const struct api_model *m, const char *prompt, size_t n)
+static int raw_prompt(struct err *e, json_t *line, const char *prompt, size_t n)
 {
-    struct text_ids ids = {0};
-    json_t *list = json_array();
-    int rc = text_encode(e, m->text, &ids, prompt, n, TEXT_BOS | TEXT_CONTROL);
-    for (size_t i = 0; i < ids.n && !rc; i++)
-        if (json_array_append_new(list, json_integer(ids.ids[i])))
-            rc = err_nomem(e, "a prompt", ids.n);
-    text_ids_free(&ids);
-    if (rc) {
-        json_decref(list);
-        return rc;
-    }
-    return put(e, line, "prompt", list);
+    int rc = put(e, line, "parse_special", json_true());
+    return rc ? rc : put(e, line, "prompt", json_stringn(prompt, n));
 }
 
 static json_t *message(const char *role, const char *text, size_t n)
@@ -263,7 +253,7 @@ static int read_generate(struct err *e, struct ollama_ask *q, const struct api_m
     if (q->kind != OLLAMA_RUN)
         return 0;
     if (q->raw)
-        return raw_prompt(e, q->line, m, g.prompt, g.n_prompt);
+        return raw_prompt(e, q->line, g.prompt, g.n_prompt);
     if (g.context) {
         int rc = ollama_continue(e, &ids, m, g.context, g.system, g.n_system, g.prompt, g.n_prompt);
         return rc ? rc : put(e, q->line, "prompt", ids);

@@ -81,19 +81,21 @@ static void on_flush(struct call *c)
     send_out(s, call_http(c));
 }
 
-/* Of several prompts the one that is wrong is named: "prompt[2]: …". */
+/* Of several prompts the one that is wrong is named: "prompt[2]: …". Another field is the same for all of them. */
 static void on_fail(struct call *c, uint32_t line, uint32_t choice, const struct call_error *why)
 {
     struct completion *s = call_state(c);
     (void)choice;
     s->no.status = why->status;
     s->retry_s = why->retry_s;
-    if (s->q.n_line > 1 && !strncmp(why->text, "prompt", 6) && (why->text[6] == ':' || why->text[6] == '['))
+    openai_param_of(s->no.param, sizeof s->no.param, why->text);
+    if (s->q.list && !strncmp(why->text, "prompt", 6) && (why->text[6] == ':' || why->text[6] == '['))
         snprintf(s->no.text, sizeof s->no.text, "prompt[%u]%s", line, why->text + 6);
-    else if (s->q.n_line > 1 && why->status == 400)
+    else if (s->q.list && why->status == 400 && !*s->no.param)
         snprintf(s->no.text, sizeof s->no.text, "prompt[%u]: %s", line, why->text);
     else
         snprintf(s->no.text, sizeof s->no.text, "%s", why->text);
+    *s->no.param = 0;
     if (why->status == 400)
         openai_param_of(s->no.param, sizeof s->no.param, s->no.text);
 }

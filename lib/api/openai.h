@@ -14,11 +14,12 @@ struct openai_ask {
     bool chat, stream, usage, usage_always; /* usage: a chunk at the end; always: in each */
     bool logprobs, token_ids, as_ids;       /* as_ids: tokens are spelled token_id:N */
     bool echo, prompt_logprobs;
-    uint32_t n_top, n_prompt_top; /* of the best, beside the token itself */
-    char id[96];                  /* "cmpl-…" */
-    char *model;                  /* as the request calls it, a served name; owned */
+    uint32_t n_top, n_prompt_top;   /* of the best, beside the token itself */
+    char id[API_ID_BYTES_MAX + 16]; /* "cmpl-…" */
+    char *model;                    /* the first of the served names; owned */
     int64_t created;
     uint32_t n;
+    bool list;     /* prompts came as a list: one that is wrong has a number */
     json_t **line; /* owned, [n_line]; NULL after openai_ask_sent */
     uint32_t n_line;
     json_t *body; /* owned, the same */
@@ -37,6 +38,12 @@ void openai_ask_free(struct openai_ask *q);
 void openai_ask_sent(struct openai_ask *q); /* the lines are not needed any more */
 /* The body of a POST as an object (new reference), or NULL and why. */
 json_t *openai_body(struct openai_no *no, const struct http_request *r);
+/* A field that has no effect is logged, once a name: `where` is "" or what it lies in. At most a few a request: *left
+ * counts down, from OPENAI_UNKNOWN_MAX. */
+#define OPENAI_UNKNOWN_MAX 32
+void openai_unknown(struct api *a, unsigned *left, const char *where, const char *name);
+/* All fields of o but those of `known`, which ends with NULL. */
+void openai_unknown_all(struct api *a, unsigned *left, const char *where, const json_t *o, const char *const *known);
 /* What is absent or null leaves *out as it is; path: how the field is called in words. */
 int openai_get_bool(struct openai_no *no, bool *out, const json_t *o, const char *name, const char *path);
 /* The name under `model`, where there is one, is served: otherwise 404. */

@@ -81,17 +81,18 @@ int openai_model_check(struct openai_no *no, const struct api *a, const json_t *
     const json_t *v = get(o, "model");
     if (v && !json_is_string(v))
         return openai_refuse(no, 400, "model", "model: expected a text");
-    if (v && !api_serves(a, json_string_value(v), false))
-        return openai_refuse(no, 404, "model", "The model `%.200s` does not exist.", json_string_value(v));
+    const char *name = json_string_value(v);
+    bool whole = v && strlen(name) == json_string_length(v);
+    if (v && *name && !(whole && api_serves(a, name, false)))
+        return openai_refuse(no, 404, "model", "The model `%.200s` does not exist.", name);
     return 0;
 }
 
 static int model_of(struct openai_no *no, struct openai_ask *q, const struct api *a, const json_t *o)
 {
-    const json_t *v = get(o, "model");
     if (openai_model_check(no, a, o))
         return -1;
-    q->model = strdup(v ? json_string_value(v) : api_model(a)->name);
+    q->model = strdup(api_model(a)->name); /* the first, whichever of the names was asked for */
     return q->model ? 0 : openai_refuse(no, 500, NULL, "out of memory");
 }
 
@@ -122,24 +123,50 @@ static int id_of(struct openai_no *no, struct openai_ask *q, const json_t *o, co
         return openai_refuse(no, 400, "request_id", "request_id: expected a text");
     if (v && !(header && !strcmp(header, id))) /* as in vLLM: the header counts before the field */
         id = json_string_value(v);
-    size_t n = strlen(id);
-    if (n == 0 || n > 64)
-        return openai_refuse(no, 400, "request_id", "request_id: %zu bytes, it has from 1 to 64", n);
-    for (const char *p = id; *p; p++)
+    size_t n = id == api_request_id(r) ? strlen(id) : json_string_length(v);
+    if (n == 0 || n > API_ID_BYTES_MAX)
+        return openai_refuse(no, 400, "request_id", "request_id: %zu bytes, it has from 1 to %d", n, API_ID_BYTES_MAX);
+    for (const char *p = id; p < id + n; p++)
         if (*p < ' ' || *p == 127 || *p == '"' || *p == '\\')
             return openai_refuse(no, 400, "request_id", "request_id: has a character that no id has");
     snprintf(q->id, sizeof q->id, "%s-%s", q->chat ? "chatcmpl" : "cmpl", id);
     return 0;
 }
 
-/* A number in [lo, hi] where it is one at all; its type is for the table to say. */
+/* A number in [lo, hi]; whether it is a whole one is for the table to say. */
 static int range(struct openai_no *no, const json_t *o, const char *name, double lo, double hi)
 {
     const json_t *v = get(o, name);
     double x = json_number_value(v);
-    if (v && json_is_number(v) && !(x >= lo && x <= hi))
+    if (!v || (json_is_number(v) && x >= lo && x <= hi))
+        return 0;
+    if (json_is_number(v))
         return openai_refuse(no, 400, name, "%s: expected a number from %g to %g, got %g", name, lo, hi, x);
+    struct err e;
+    struct ask_path at = {.n = strlen(name)};
+    char what[64];
+    snprintf(at.text, sizeof at.text, "%s", name);
+    snprintf(what, sizeof what, "a number from %g to %g", lo, hi);
+    ask_wrong(&e, &at, what, v);
+    return openai_refuse(no, 400, name, "%s", e.text);
+}
+
+/* 64 bits with a sign, as this API has it; -1 is none. The table takes more. (A text of digits is a number that JSON's
+ * reader cannot hold.) */
+static int seed_of(struct openai_no *no, const json_t *o)
+{
+    const json_t *v = get(o, "seed");
+    const char *s = json_string_value(v);
+    if (s && *s != '-' && strspn(s, "0123456789") == strlen(s) && (strlen(s) > 19 || strtoull(s, NULL, 10) > INT64_MAX))
+        return openai_refuse(no, 400, "seed",
+                             "seed: expected a whole number from %" PRId64 " to %" PRId64 ", got %.40s", INT64_MIN,
+                             INT64_MAX, s);
     return 0;
+}
+
+static bool is_no_seed(const char *key, const json_t *v)
+{
+    return !strcmp(key, "seed") && json_is_integer(v) && json_integer_value(v) == -1;
 }
 
 /* How many of the best tokens; a value of another type is for the table to refuse. */
@@ -165,8 +192,6 @@ static int logprobs_of(struct openai_no *no, struct openai_ask *q, const json_t 
     }
     if (v && json_is_boolean(v))
         return openai_refuse(no, 400, "logprobs", "logprobs: expected a whole number, got a truth value");
-    if (top)
-        return openai_refuse(no, 400, "top_logprobs", "top_logprobs: is for chats; here logprobs is the number");
     q->logprobs = v != NULL;
     return count(no, &q->n_top, o, "logprobs");
 }
@@ -187,40 +212,84 @@ static int choices_of(struct openai_no *no, struct openai_ask *q, const json_t *
     return 0;
 }
 
-/* ---- the lines ---- */
-
-/* Of the edge alone; everything else that is known goes on to the table. */
-static bool is_own(const char *name)
+static bool is_one_of(const char *name, const char *const *list)
 {
-    static const char *const own[] = {"model",        "stream",   "stream_options",    "request_id",
-                                      "user",         "metadata", "return_token_ids",  "return_tokens_as_token_ids",
-                                      "prompt",       "id",       "custom_id",         "messages",
-                                      "service_tier", "store",    "safety_identifier", "prompt_cache_key"};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        if (!strcmp(own[i], name))
+    for (; *list; list++)
+        if (!strcmp(*list, name))
             return true;
     return false;
 }
 
-/* Means something in a line, and nothing to a client. */
-static bool is_of_lines(const char *name)
+/* Of the edge alone; everything else that is known goes on to the table. */
+static const char *const own[] = {"model",    "stream", "stream_options",   "request_id",
+                                  "user",     "prompt", "return_token_ids", "return_tokens_as_token_ids",
+                                  "messages", NULL};
+/* What asks for nothing here: of OpenAI's own service, of the other route, or of a line that is no request of HTTP. */
+static const char *const idle[] = {"metadata",  "service_tier",     "store",  "safety_identifier", "id",
+                                   "custom_id", "prompt_cache_key", "window", "strict_window",     "prefix_token_ids",
+                                   NULL};
+static const char *const of_completions[] = {"prompt", NULL}, *const of_chats[] = {"messages", "top_logprobs", NULL};
+
+/* ---- what has no effect ---- */
+
+static uint64_t hash(uint64_t h, const char *s)
 {
-    return !strcmp(name, "window") || !strcmp(name, "strict_window") || !strcmp(name, "prefix_token_ids");
+    for (; *s; s++)
+        h = (h ^ (uint8_t)*s) * 0x100000001b3; /* FNV-1a */
+    return h;
 }
 
-/* What nobody knows is taken, and said once a name. */
-static void unknown(struct api *a, const char *name)
+void openai_unknown(struct api *a, unsigned *left, const char *where, const char *name)
 {
-    static char said[64][32];
-    static size_t n;
-    for (size_t i = 0; i < n; i++)
-        if (!strncmp(said[i], name, sizeof said[i] - 1))
-            return;
-    if (n == sizeof said / sizeof *said)
+    enum { SIZE = 4096 };
+    static uint64_t said[SIZE];
+    static unsigned n;
+    uint64_t h = hash(hash(0xcbf29ce484222325, where), name) | 1;
+    size_t at = h / 2 % SIZE;
+    if (!*left)
         return;
-    snprintf(said[n++], sizeof said[0], "%s", name);
-    api_say(a, "a request has the field '%.60s', which is unknown and has no effect", name);
+    while (said[at] && said[at] != h)
+        at = (at + 1) % SIZE;
+    if (said[at])
+        return;
+    if (n++ == SIZE / 2) { /* names that a client makes up: those of before are said again where they come again */
+        memset(said, 0, sizeof said);
+        n = 1;
+        at = h / 2 % SIZE;
+    }
+    said[at] = h;
+    --*left;
+    api_say(a, "a request has the field '%s%.120s', which has no effect%s", where, name,
+            *left ? "" : "; more of the same request are not said");
 }
+
+void openai_unknown_all(struct api *a, unsigned *left, const char *where, const json_t *o, const char *const *known)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)(uintptr_t)o, key, v)
+    {
+        if (!json_is_null(v) && !is_one_of(key, known))
+            openai_unknown(a, left, where, key);
+    }
+}
+
+static void unknown_within(struct api *a, unsigned *left, const json_t *body)
+{
+    static const char *const of_options[] = {"include_usage", "continuous_usage_stats", NULL};
+    /* those of edge/prompt.h that are refused are not without effect */
+    static const char *const of_message[] = {
+        "role", "content", "tool_calls", "tool_call_id", "function_call", "audio", "prefix", "reasoning_content", NULL};
+    const json_t *m = json_object_get(body, "messages"), *v;
+    size_t i;
+    openai_unknown_all(a, left, "stream_options.", json_object_get(body, "stream_options"), of_options);
+    json_array_foreach(m, i, v)
+    {
+        openai_unknown_all(a, left, "messages[].", v, of_message);
+    }
+}
+
+/* ---- the lines ---- */
 
 static json_t *base_line(const struct openai_ask *q, struct api *a)
 {
@@ -228,33 +297,43 @@ static json_t *base_line(const struct openai_ask *q, struct api *a)
     const char *key;
     json_t *v;
     bool bad = !line;
+    unsigned left = OPENAI_UNKNOWN_MAX;
     json_object_foreach(q->body, key, v)
     {
-        if (is_own(key) || json_is_null(v))
+        if (json_is_null(v) || is_no_seed(key, v))
             continue;
-        if (ask_knows(key) && !is_of_lines(key))
+        if (is_one_of(key, q->chat ? of_completions : of_chats) || is_one_of(key, idle))
+            openai_unknown(a, &left, "", key);
+        else if (is_one_of(key, own))
+            continue;
+        else if (ask_knows(key))
             bad |= json_object_set(line, key, v) != 0;
         else
-            unknown(a, key);
+            openai_unknown(a, &left, "", key);
     }
+    unknown_within(a, &left, q->body);
     if (bad)
         return line;
     /* vLLM's defaults: as the model is, but for the length. */
     if (!json_object_get(line, "temperature"))
         json_object_set_new(line, "temperature", json_real(1));
-    if (!json_object_get(line, "max_tokens") && !json_object_get(line, "max_completion_tokens")) {
+    bool given = json_object_get(line, "max_tokens") || json_object_get(line, "max_completion_tokens");
+    if (!given) {
         json_int_t most = q->chat ? (json_int_t)UINT32_MAX : (json_int_t)api_options(a)->default_max_tokens;
         json_object_set_new(line, "max_tokens", json_integer(most));
-    } else {
-        json_object_set_new(line, "strict_window", json_true());
     }
+    if (given || !q->chat)
+        json_object_set_new(line, "strict_window", json_true());
     return line;
 }
 
 static int add_line(struct openai_no *no, struct openai_ask *q, json_t *base, const char *name, const json_t *prompt)
 {
     json_t *line = q->n_line ? json_copy(base) : json_incref(base);
-    if (!line || json_object_set(line, name, (json_t *)(uintptr_t)prompt)) {
+    /* A prompt of a completion is in the model's own format already, as in vLLM. */
+    bool control = !q->chat && json_is_string(prompt) && !json_object_get(line, "parse_special");
+    if (!line || json_object_set(line, name, (json_t *)(uintptr_t)prompt) ||
+        (control && json_object_set_new(line, "parse_special", json_true()))) {
         json_decref(line);
         return openai_refuse(no, 500, NULL, "out of memory");
     }
@@ -275,6 +354,7 @@ static int prompts(struct openai_no *no, struct openai_ask *q, json_t *base, con
     q->line = calloc(n, sizeof *q->line);
     if (!q->line)
         return openai_refuse(no, 500, NULL, "out of memory");
+    q->list = list;
     if (!list)
         return add_line(no, q, base, "prompt", v);
     for (size_t i = 0; i < n; i++) {
@@ -294,10 +374,6 @@ static int lines(struct openai_no *no, struct openai_ask *q, struct api *a)
     int bad = base ? 0 : openai_refuse(no, 500, NULL, "out of memory");
     if (!bad && q->chat && !m)
         bad = openai_refuse(no, 400, "messages", "messages: is missing");
-    if (!bad && q->chat && get(q->body, "prompt"))
-        bad = openai_refuse(no, 400, "prompt", "prompt: is for /v1/completions");
-    if (!bad && !q->chat && m)
-        bad = openai_refuse(no, 400, "messages", "messages: is for /v1/chat/completions");
     if (!bad && q->chat) {
         q->line = calloc(1, sizeof *q->line);
         bad = q->line ? add_line(no, q, base, "messages", m) : openai_refuse(no, 500, NULL, "out of memory");
@@ -314,12 +390,15 @@ static int check(struct openai_no *no, struct openai_ask *q)
     if (stream_of(no, q, o) || logprobs_of(no, q, o) || choices_of(no, q, o))
         return -1;
     if (range(no, o, "temperature", 0, 2) || range(no, o, "top_p", 0, 1) ||
-        count(no, &q->n_prompt_top, o, "prompt_logprobs"))
+        count(no, &q->n_prompt_top, o, "prompt_logprobs") || seed_of(no, o))
         return -1;
     if (openai_get_bool(no, &q->token_ids, o, "return_token_ids", "return_token_ids") ||
         openai_get_bool(no, &q->as_ids, o, "return_tokens_as_token_ids", "return_tokens_as_token_ids") ||
         openai_get_bool(no, &q->echo, o, "echo", "echo"))
         return -1;
+    const json_t *user = get(o, "user");
+    if (user && !json_is_string(user))
+        return openai_refuse(no, 400, "user", "user: expected a text");
     if (q->chat && q->echo)
         return openai_refuse(no, 400, "echo", "echo: is for /v1/completions");
     q->prompt_logprobs = get(o, "prompt_logprobs") != NULL;

@@ -59,34 +59,46 @@ void openai_model(struct api *a, struct http_request *r)
 
 /* ---- tokens ---- */
 
+static const char *const of_tokenize[] = {"prompt",
+                                          "messages",
+                                          "add_special_tokens",
+                                          "parse_special",
+                                          "add_generation_prompt",
+                                          "continue_final_message",
+                                          "chat_template",
+                                          "chat_template_kwargs",
+                                          "documents",
+                                          "tools",
+                                          "model",
+                                          "return_token_strs",
+                                          NULL};
+
+static void unknown(struct api *a, const json_t *o, const char *const *known)
+{
+    unsigned left = OPENAI_UNKNOWN_MAX;
+    openai_unknown_all(a, &left, "", o, known);
+}
+
 /* The prompt as a request has it, so that what is counted here is what a completion reads. */
 static int encode(struct openai_no *no, struct text_ids *ids, const struct api *a, const json_t *o)
 {
-    static const char *const names[] = {"prompt",
-                                        "messages",
-                                        "add_special_tokens",
-                                        "add_generation_prompt",
-                                        "continue_final_message",
-                                        "chat_template",
-                                        "chat_template_kwargs",
-                                        "documents",
-                                        "tools"};
     struct err e = {0};
     struct ask base, q = {0};
     json_t *line = json_object();
     const struct text *t = api_model(a)->text;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (json_object_get(o, names[i]))
-            json_object_set(line, names[i], json_object_get(o, names[i]));
+    for (const char *const *name = of_tokenize; *name; name++)
+        if (strcmp(*name, "model") && strcmp(*name, "return_token_strs") && json_object_get(o, *name))
+            json_object_set(line, *name, json_object_get(o, *name));
     char *text = json_dumps(line, JSON_COMPACT);
     json_decref(line);
     ask_default(&base);
+    base.control = true;
     int rc = text ? ask_read(&e, &q, &base, text, strlen(text)) : err_nomem(&e, "a request", 0);
     free(text);
     if (!rc && q.kind == ASK_IDS)
         rc = err_set(&e, ERR_NO, "prompt: expected a text, got token ids");
     else if (!rc && q.kind == ASK_TEXT)
-        rc = text_encode(&e, t, ids, q.text, q.n_text, q.specials ? TEXT_BOS : 0);
+        rc = text_encode(&e, t, ids, q.text, q.n_text, (q.specials ? TEXT_BOS : 0) | (q.control ? TEXT_CONTROL : 0));
     else if (!rc)
         rc = text_chat(&e, t, ids, q.messages, q.n_message, q.chat_end);
     ask_free(&q);
@@ -120,6 +132,7 @@ void openai_tokenize(struct api *a, struct http_request *r)
         json_decref(o);
         return;
     }
+    unknown(a, o, of_tokenize);
     json_write_lit(&w, "{\"count\":");
     json_write_u64(&w, ids.n);
     json_write_lit(&w, ",\"max_model_len\":");
@@ -168,6 +181,7 @@ static int decode(struct openai_no *no, struct json_write *bytes, const struct a
 
 void openai_detokenize(struct api *a, struct http_request *r)
 {
+    static const char *const known[] = {"tokens", "model", NULL};
     struct openai_no no = {0};
     struct json_write bytes = {0}, w = {0};
     struct err e;
@@ -179,6 +193,7 @@ void openai_detokenize(struct api *a, struct http_request *r)
     } else if (bytes.broken || text_utf8_repair(&e, &text, &n, bytes.p ? bytes.p : "", bytes.n)) {
         openai_error(r, 500, NULL, 0, "out of memory");
     } else {
+        unknown(a, o, known);
         json_write_lit(&w, "{\"prompt\":");
         json_write_string(&w, text, n);
         json_write_lit(&w, "}");
@@ -200,14 +215,14 @@ static json_t *entry(const struct text *t, bool has, uint32_t id)
 void openai_tokenizer_info(struct api *a, struct http_request *r)
 {
     const struct api_model *m = api_model(a);
-    uint32_t bos = 0, eos = 0;
-    bool has_bos = text_bos(m->text, &bos), has_eos = text_eos(m->text, &eos);
+    uint32_t bos = 0, eos = 0, pad = 0;
+    bool has_bos = text_bos(m->text, &bos), has_eos = text_eos(m->text, &eos), has_pad = text_pad(m->text, &pad);
     json_t *chat = m->chat_template ? json_string(m->chat_template) : json_null();
     send_json(r, 200,
               json_pack("{s:s,s:o,s:o,s:o,s:o,s:I,s:I}", "tokenizer_class", "phasepipe", "bos_token",
                         entry(m->text, has_bos, bos), "eos_token", entry(m->text, has_eos, eos), "pad_token",
-                        json_null(), "chat_template", chat, "vocab_size", (json_int_t)text_n_token(m->text),
-                        "model_max_length", (json_int_t)m->context));
+                        entry(m->text, has_pad, pad), "chat_template", chat, "vocab_size",
+                        (json_int_t)text_n_token(m->text), "model_max_length", (json_int_t)m->context));
 }
 
 /* ---- how it is ---- */

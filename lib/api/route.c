@@ -44,9 +44,9 @@ static bool is_id(const char *s)
 {
     size_t n = strlen(s);
     for (size_t i = 0; i < n; i++)
-        if (s[i] <= ' ' || s[i] >= 127 || s[i] == '"' || s[i] == '\\' || s[i] == '<' || s[i] == '>')
+        if (s[i] < ' ' || s[i] >= 127 || s[i] == '"' || s[i] == '\\' || s[i] == '<' || s[i] == '>')
             return false;
-    return n > 0 && n <= 64;
+    return n > 0 && n <= API_ID_BYTES_MAX;
 }
 
 static void make_id(struct api_request *q, struct http_request *r)

@@ -187,6 +187,8 @@ int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const c
         return err_set(e, ERR_NO, "%smessages: there is a prompt too", body);
     if (out->chat_end != TEXT_CHAT_ANSWER && !out->messages)
         return err_set(e, ERR_NO, "%sadd_generation_prompt: is for messages", body);
+    if (out->control && !defaults->control && !out->text)
+        return err_set(e, ERR_NO, "%sparse_special: is for a prompt that is a text", body);
     if (out->s.min_tokens > out->s.max_tokens)
         return err_set(e, ERR_NO, "%smin_tokens: %u is more than max_tokens, %u", body, out->s.min_tokens,
                        out->s.max_tokens);

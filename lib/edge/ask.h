@@ -38,6 +38,7 @@ struct ask {
     const char *text; /* ASK_TEXT */
     size_t n_text;
     bool specials; /* ASK_TEXT: put the begin token where the model wants one */
+    bool control;  /* ASK_TEXT: spellings of control tokens are control tokens, as in a rendered template */
     uint32_t *ids; /* ASK_IDS; owned */
     size_t n_ids;
     struct text_message *messages; /* ASK_MESSAGES; owned, texts borrowed from `json` or `joined` */

@@ -192,6 +192,11 @@ static int f_echo(struct err *e, struct ask *a, struct ask_path *at, const json_
     return field_bool(e, &a->s.echo, at, v);
 }
 
+static int f_control(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    return field_bool(e, &a->control, at, v);
+}
+
 static int f_specials(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     return field_bool(e, &a->specials, at, v);
@@ -429,6 +434,7 @@ static const struct field {
     {"prompt_logprobs", f_prompt_logprobs},
     {"echo", f_echo},
     {"add_special_tokens", f_specials},
+    {"parse_special", f_control},
     {"logit_bias", field_logit_bias},
     {"n", f_n},
     {"best_of", f_best_of},

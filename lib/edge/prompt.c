@@ -45,7 +45,7 @@ static int prompt_ids(struct err *e, struct ask *a, struct ask_path *at, const j
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_array_get(v, i);
         size_t was = path_index(at, i);
-        if (json_is_string(x) || json_is_array(x))
+        if (i == 0 && (json_is_string(x) || json_is_array(x)))
             return err_set(e, ERR_NO, "%s: expected a token id; several prompts go on lines of their own", at->text);
         if (!json_is_integer(x))
             return ask_wrong(e, at, "a token id", x);

@@ -120,9 +120,17 @@ static bool is_role(const struct text_message *m, const char *role)
     return strcmp(m->role, role) == 0;
 }
 
+/* One that a marker may hold without being mistaken for another. */
+static bool is_word(const char *role)
+{
+    size_t n = strspn(role, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
+    return n > 0 && n <= 40 && role[n] == '\0';
+}
+
 static int refuse_role(struct err *e, const struct chat *c, const struct text_message *m, size_t i)
 {
-    return err_set(e, ERR_NO, "%s: its chat template has no role '%.40s' (message %zu)", file_name(c->t), m->role, i);
+    return err_set(e, ERR_NO, "messages[%zu].role: the chat template of %s has no role '%.40s'", i, file_name(c->t),
+                   m->role);
 }
 
 /* ---- chatml ---- */
@@ -168,12 +176,13 @@ static int render_chatml(struct err *e, struct chat *c, const struct text_messag
         const char *s = m[i].content;
         size_t n_s = m[i].n_content;
         bool known = is_role(&m[i], "system") || is_role(&m[i], "user") || is_role(&m[i], "assistant");
-        if (!known && (style->tool || !is_role(&m[i], "tool")))
+        if (!known && (style->tool || !is_word(m[i].role)))
             return refuse_role(e, c, &m[i], i);
         if (style->think && is_role(&m[i], "assistant")) {
             if (i >= last_user)
-                return err_set(e, ERR_NO, "%s: an answer needs a user message behind it (message %zu)", file_name(c->t),
-                               i);
+                return err_set(e, ERR_NO,
+                               "messages[%zu]: the chat template of %s wants a user message behind an answer", i,
+                               file_name(c->t));
             leave_out_reasoning(&s, &n_s);
         }
         r = chatml_turn(e, c, m[i].role, s, n_s, &m[i] == c->open);
@@ -236,11 +245,13 @@ static int take_system(struct err *e, const struct text_message **system, const 
         if (!is_role(&m[i], "user") && !is_role(&m[i], "assistant"))
             return refuse_role(e, c, &m[i], i);
         if (is_role(&m[i], "user") != ((i - first) % 2 == 0))
-            return err_set(e, ERR_NO, "%s: roles must be user, assistant, user, … (message %zu is '%s')",
-                           file_name(c->t), i, m[i].role);
+            return err_set(e, ERR_NO,
+                           "messages[%zu].role: is '%s'; the chat template of %s wants user, assistant, user, …", i,
+                           m[i].role, file_name(c->t));
     }
     if (first == n)
-        return err_set(e, ERR_NO, "%s: a system message needs a user message behind it", file_name(c->t));
+        return err_set(e, ERR_NO, "messages: the chat template of %s wants a user message behind the system message",
+                       file_name(c->t));
     return 0;
 }
 

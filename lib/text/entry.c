@@ -23,10 +23,14 @@ bool text_is_end(const struct text *t, uint32_t id)
 
 bool text_bos(const struct text *t, uint32_t *id)
 {
-    if (!t->add_bos)
-        return false;
     *id = t->bos;
-    return true;
+    return t->bos != TEXT_NONE;
+}
+
+bool text_pad(const struct text *t, uint32_t *id)
+{
+    *id = t->pad;
+    return t->pad != TEXT_NONE;
 }
 
 bool text_eos(const struct text *t, uint32_t *id)

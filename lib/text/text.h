@@ -26,7 +26,8 @@ bool text_is_control(const struct text *t, uint32_t id);
 /* Ends a turn or the text: eos, eot, eom of the file, and the control tokens that are known as such (<|im_end|>,
  * <|eot_id|>, <|eom_id|>, <end_of_turn>, <|endoftext|>), as files name only one of several. */
 bool text_is_end(const struct text *t, uint32_t id);
-bool text_bos(const struct text *t, uint32_t *id); /* the begin token, where the file wants one added */
+bool text_bos(const struct text *t, uint32_t *id); /* the begin token that the file names, added to prompts or not */
+bool text_pad(const struct text *t, uint32_t *id); /* the padding token that it names */
 bool text_eos(const struct text *t, uint32_t *id);
 
 /* The bytes of an id (borrowed; *n = 0 for control and padding ids). Out of range: *n = 0. */
@@ -44,11 +45,12 @@ void text_ids_free(struct text_ids *v);
 
 enum {
     TEXT_BOS = 1,     /* put the begin token first where the file wants one and it is not there already */
-    TEXT_CONTROL = 2, /* spellings of control tokens in the text become their ids (templates only, never user text) */
+    TEXT_CONTROL = 2, /* spellings of control tokens in the text become their ids (of a rendered template, never of a
+                         user message) */
 };
 
 /* Appends the ids of `s` (UTF-8; invalid bytes are taken as text_utf8_repair gives them). n log n whatever the text.
- * Without TEXT_CONTROL no control id comes out, whatever the text: that is the rule for raw completions too.
+ * Without TEXT_CONTROL no control id comes out, whatever the text.
  * User-defined entries are found in any text. A byte the vocabulary has no entry for is left out, as the reference does
  * (SmolLM2 lacks some control characters and the planes 4 to 11). On failure nothing is appended. ERR_NO: over 2 GiB.
  */

@@ -147,7 +147,7 @@ struct text {
     enum text_split split;
     bool nfc, ignore_merges;
     bool add_bos;
-    uint32_t bos, eos; /* TEXT_NONE: none */
+    uint32_t bos, eos, pad; /* TEXT_NONE: none */
     char *path;
     struct text_chat_style chat;
     uint8_t fingerprint[32];

@@ -179,6 +179,9 @@ static int read_special(struct err *e, struct text *t, const struct gguf *g)
     int r = read_id(e, &t->bos, t, g, "tokenizer.ggml.bos_token_id");
     if (r == 0)
         r = read_id(e, &t->eos, t, g, ends[0]);
+    struct err none; /* a padding token is only shown: one that is not there is none */
+    if (r == 0 && read_id(&none, &t->pad, t, g, "tokenizer.ggml.padding_token_id"))
+        t->pad = TEXT_NONE;
     mark_control(t, t->bos, false);
     for (size_t i = 0; r == 0 && i < 3; i++) {
         uint32_t id;

@@ -225,9 +225,10 @@ T
         "{\"prompt\":$ids,\"max_tokens\":4294967295,\"strict_window\":true}" \
         "{\"prompt\":$ids,\"strict_window\":true}" "{\"prompt\":$ids,\"max_tokens\":9000}" > out
     jq -r 'select(.k=="err").text' out > text
-    [ "$(wc -l < text)" = 1 ]
+    [ "$(wc -l < text)" = 2 ]
+    grep -Eq '^line 3: prompt has 100 tokens and max_tokens 4294967295 were asked for' text
     grep -Eq '^line 1: prompt has 100 tokens and max_tokens 8093 were asked for: the context of .* is 8192 tokens$' text
-    [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "8092 8092 512 8092" ]
+    [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "8092 512 8092" ]
 }
 
 @test "window: less than the model's; a prompt that exceeds it is refused with all three numbers" {
@@ -260,6 +261,23 @@ T
     # the blocks are named by what is left
     [ "$(jsonl "{\"prompt\":$long,\"truncate_prompt_tokens\":70}" | jq -r 'select(.k=="tok").digests')" = \
         "$(jsonl "{\"prompt\":$(jq -cn '[range(8930;9000)]')}" | jq -r 'select(.k=="tok").digests')" ]
+}
+
+@test "parse_special: a prompt that holds a rendered chat is that chat; otherwise its markers are text" {
+    ids() { tokenize --jsonl --ids <<< "$1"; }
+    want=$(ids '{"messages":[{"role":"system","content":"s"},{"role":"developer","content":"d"},{"role":"user","content":"hi"}]}')
+    text=$(tokenize -d <<< "$want"; echo .)
+    text=$(jq -Rs '.[:-3]' <<< "$text")
+    [ "$(ids "{\"prompt\":$text,\"parse_special\":true}")" = "$want" ]
+    [ "$(ids "{\"prompt\":$text}" | wc -w)" -gt "$(wc -w <<< "$want")" ]
+    [ "$(ids "{\"prompt\":$text}" | tokenize -d)" = "$(tokenize -d <<< "$want")" ]
+    jsonl '{"messages":[{"role":"user","content":"hi"}],"parse_special":true}' |
+        has 'select(.k=="err").text=="line 1: parse_special: is for a prompt that is a text"'
+}
+
+@test "min_tokens: more than the prompt leaves of the context is refused" {
+    jsonl '{"prompt":"a","max_tokens":4294967295,"min_tokens":100000}' |
+        has 'select(.k=="err").text=="line 1: min_tokens: 100000, but the prompt of 1 tokens leaves 8191 of the context of 8192"'
 }
 
 @test "add_generation_prompt and continue_final_message: how a chat ends" {
@@ -318,7 +336,7 @@ T
     run bash -c "printf '%s\n' a '' b | tokenize --raw --lines --ids 2> err"
     [ "$status" -eq 1 ]
     [ "${#lines[@]}" -ge 2 ]
-    grep -q 'line 2: the prompt is empty' err
+    grep -q 'line 2: prompt: is empty' err
 }
 
 @test "contradicting and wrong flags are misuse" {

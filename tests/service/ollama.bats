@@ -221,7 +221,7 @@ expect() {
     expect 400 "model: expected a text" $g '{"model":5}'
     expect 400 "prompt: expected a text" $g '{"model":"smol","prompt":["a"]}'
     expect 400 "options.temperature" $c '{"model":"smol","messages":[{"role":"user","content":"x"}],"options":{"temperature":"hot"}}'
-    expect 400 "role 'narrator'" $c '{"model":"smol","messages":[{"role":"narrator","content":"x"}]}'
+    expect 400 "role" $c '{"model":"smol","messages":[{"role":"nar\nrator","content":"x"}]}'
     expect 400 "format" $g '{"model":"smol","prompt":"x","format":"json"}'
     expect 400 "tools" $c '{"model":"smol","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function"}]}'
     expect 400 "thinking" $g '{"model":"smol","prompt":"x","think":true,"stream":false}'

@@ -91,7 +91,7 @@ def shapes():
     assert [x["id"] for x in m] == [MODEL, "alias"] and m[0]["root"] == MODEL and m[0]["max_model_len"] == 8192, m
     assert ok("/v1/models/alias")["id"] == "alias"
     a = ok("/v1/completions", completion(model="alias", user="u"))
-    assert a["object"] == "text_completion" and a["id"].startswith("cmpl-") and a["model"] == "alias", a
+    assert a["object"] == "text_completion" and a["id"].startswith("cmpl-") and a["model"] == MODEL, a
     c = a["choices"][0]
     assert c["text"] == " four, five, six," and c["finish_reason"] == "length" and c["stop_reason"] is None and c["logprobs"] is None
     assert a["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12,
@@ -218,14 +218,16 @@ def errors():
                      ({"temperature": 2.5}, "temperature"), ({"temperature": -1}, "temperature"), ({"top_p": 1.1}, "top_p"),
                      ({"top_p": -0.1}, "top_p"), ({"min_tokens": 9}, "min_tokens"), ({"n": 2}, "n"), ({"stop": ""}, "stop"),
                      ({"stop": ["a", ""]}, "stop[1]"), ({"logprobs": 21}, "logprobs"), ({"stream_options": {}}, "stream_options"),
-                     ({"prompt": ""}, None), ({"prompt": []}, "prompt"), ({"logit_bias": {"99999999": 5}}, "logit_bias.99999999"),
+                     ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"logit_bias": {"99999999": 5}}, "logit_bias.99999999"),
                      ({"logit_bias": {"-1": 5}}, "logit_bias.-1"), ({"logit_bias": {"abc": 5}}, "logit_bias.abc"),
                      ({"logit_bias": {"1": 1e9}}, "logit_bias.1"), ({"logit_bias": {"1": None}}, "logit_bias.1"),
                      ({"stop_token_ids": [4294967296]}, "stop_token_ids[0]"), ({"prompt": [-1]}, "prompt[0]"),
                      ({"prompt": [4294967296]}, "prompt[0]"), ({"prompt": [99999999]}, "prompt[0]"), ({"seed": "x"}, "seed"),
                      ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
                      ({"structured_outputs": {"regex": "a"}}, "structured_outputs"), ({"suffix": "x"}, "suffix"),
-                     ({"guided_json": {}}, "guided_json"), ({"max_tokens": "many"}, "max_tokens"), ({"messages": []}, "messages")):
+                     ({"guided_json": {}}, "guided_json"), ({"max_tokens": "many"}, "max_tokens"), ({"max_tokens": 4294967295}, None),
+                     ({"prompt": [1] * 8185, "max_tokens": None}, None), ({"prompt": ["a", "b"], "top_k": -5}, "top_k"),
+                     ({"prompt": ["a", "b"], "max_tokens": 9000}, "prompt[0]"), ({"prompt": [[1, "a"]]}, "prompt[0][1]")):
         refused(completion(**k), 400, param, kind=bad)
     refused(chat(messages=[{"role": "user", "content": 7}]), 400, "messages[0].content", path="/v1/chat/completions")
     refused(chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages[0].content[0].type",

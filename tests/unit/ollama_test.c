@@ -299,25 +299,22 @@ static void expect_ids(const json_t *list, const struct text_ids *v)
         assert_int_equal(json_integer_value(json_array_get(list, i)), v->ids[i]);
 }
 
-/* In a raw prompt the markers are markers: it is the rendered chat. */
+/* In a raw prompt the markers are markers: tests/cli/tokenize.bats holds parse_special against the rendered chat. */
 static void test_raw(void **state)
 {
     struct err e;
-    struct text_ids chat = {0};
-    char *text = NULL;
-    size_t n = 0;
-    const struct text_message m = {"user", "hi", 2};
     (void)state;
-    assert_int_equal(text_chat(&e, model.text, &chat, &m, 1, TEXT_CHAT_ANSWER), 0);
-    assert_int_equal(text_chat_render(&e, model.text, &text, &n, &m, 1, TEXT_CHAT_ANSWER), 0);
-    json_t *o = json_pack("{s:s%,s:b}", "prompt", text, n, "raw", 1);
+    json_t *o = json_pack("{s:s,s:b}", "prompt", "<|im_start|>user\nhi", "raw", 1);
     assert_int_equal(ollama_read(&e, &q, &model, o, false), 0);
     assert_true(q.raw);
-    expect_ids(json_object_get(q.line, "prompt"), &chat);
+    assert_string_equal(json_string_value(json_object_get(q.line, "prompt")), "<|im_start|>user\nhi");
+    assert_true(json_is_true(json_object_get(q.line, "parse_special")));
+    ollama_ask_free(&q);
+    json_object_del(o, "raw");
+    assert_int_equal(ollama_read(&e, &q, &model, o, false), 0);
+    assert_null(json_object_get(q.line, "parse_special"));
     ollama_ask_free(&q);
     json_decref(o);
-    free(text);
-    text_ids_free(&chat);
 }
 
 static json_t *list_of(const uint32_t *ids, size_t n)

@@ -32,7 +32,8 @@ struct api {
     bool ready;
     char said[2000];
     size_t n_said;
-    int full; /* a status that calls are refused by */
+    unsigned says; /* how often something was said */
+    int full;      /* a status that calls are refused by */
 };
 
 struct call {
@@ -155,6 +156,7 @@ void api_say(struct api *a, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
+    a->says++;
     int n = vsnprintf(a->said + a->n_said, sizeof a->said - a->n_said, fmt, ap);
     va_end(ap);
     if (n > 0)

@@ -368,13 +368,13 @@ static void test_failures(void **state)
 static void test_whole(void **state)
 {
     (void)state;
-    begin(CHAT, "{" ASK_A ",\"model\":\"alias\"}");
+    begin(CHAT, "{" ASK_A ",\"model\":\"alias\"}"); /* answers say the first of the names */
     token(0, 0, SAY_HELLO, "He\"llo\n");
     token(0, 0, SAY_WORLD, " w\xc3\xb6rld\x01");
     finish(0, 0, WIRE_STOP, 3, 2);
     fake_done();
     expect_whole(
-        "{\"id\":\"chatcmpl-0f\",\"object\":\"chat.completion\",\"model\":\"alias\",\"choices\":[{\"index\":0,"
+        "{\"id\":\"chatcmpl-0f\",\"object\":\"chat.completion\",\"model\":\"smol\",\"choices\":[{\"index\":0,"
         "\"message\":{\"role\":\"assistant\",\"content\":\"He\\\"llo\\n w\xc3\xb6rld\\u0001\"},\"logprobs\":null,"
         "\"finish_reason\":\"stop\",\"stop_reason\":null}],\"usage\":{\"prompt_tokens\":3,"
         "\"completion_tokens\":2,\"total_tokens\":5,\"prompt_tokens_details\":{\"cached_tokens\":2}}}");
