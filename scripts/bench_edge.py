@@ -1,9 +1,9 @@
 """Sections of bench-peers over HTTP: what the edge costs, and whole servers under one load generator (`bench`, which counts and
 stamps for all of them). Standard library only."""
 
-import http.client
 import json
 import os
+import socket
 import statistics
 import subprocess
 import tempfile
@@ -153,7 +153,8 @@ def requests(b):
 
 def edge(b):
     """One gateway of a pipe and one of HTTP on the same services: the same requests in turns, each with a prompt that was not
-    seen before. The pipe's time is that of its program's own clock, from the birth of a request to its first token."""
+    seen before. The pipe's time is that of its program's own clock, from the birth of a request to its first token; HTTP's that
+    of a client which does nothing but write a request and look for the first event."""
     def by_pipe(s):
         lines = "".join(json.dumps({"prompt": prompt(), "max_tokens": 1, "ignore_eos": True, "temperature": 0}) + "\n"
                         for _ in range(TTFT["requests"]))
@@ -164,18 +165,26 @@ def edge(b):
         return statistics.median(json.loads(x)["timings"]["ttft_ns"] for x in run.stdout.splitlines()) / 1e6
 
     def by_http(s):
-        c = http.client.HTTPConnection("127.0.0.1", int(s.url.rsplit(":", 1)[1]), timeout=60)
         times = []
-        for _ in range(TTFT["requests"]):
-            body = json.dumps({"prompt": prompt(), "max_tokens": 1, "ignore_eos": True, "temperature": 0, "stream": True})
-            begin = time.perf_counter()
-            c.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-            r = c.getresponse()
-            line = r.readline()
-            times.append(1e3 * (time.perf_counter() - begin))
-            if not line.startswith(b"data: "):
-                raise Failed(f"ours: {r.status} {line[:200]}")
-            r.read()
+        with socket.create_connection(("127.0.0.1", int(s.url.rsplit(":", 1)[1])), 60) as c:
+            for _ in range(TTFT["requests"]):
+                body = json.dumps({"prompt": prompt(), "max_tokens": 1, "ignore_eos": True, "temperature": 0, "stream": True})
+                ask = (f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                       f"Content-Length: {len(body)}\r\n\r\n{body}").encode()
+                got = b""
+                begin = time.perf_counter()
+                c.sendall(ask)
+                while b"data: {" not in got:
+                    piece = c.recv(65536)
+                    got += piece
+                    if not piece or (b"\r\n\r\n" in got and not got.startswith(b"HTTP/1.1 200")):
+                        raise Failed(f"ours: {got[:200]}")
+                times.append(1e3 * (time.perf_counter() - begin))
+                while not got.endswith(b"\r\n0\r\n\r\n"):
+                    piece = c.recv(65536)
+                    got += piece
+                    if not piece:
+                        raise Failed(f"ours: ends within an answer: {got[-200:]}")
         return statistics.median(times)
 
     seen = [0]

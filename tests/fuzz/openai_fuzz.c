@@ -47,7 +47,7 @@ static void out(uint32_t line, uint32_t choice, uint8_t a, uint8_t b)
     struct wire_logprob lp[3];
     struct wire_out o = {.index = choice, .ids = ids, .n_id = n, .text = wire_str_of(text)};
     for (uint32_t i = 0; i < 3; i++)
-        lp[i] = (struct wire_logprob){ids[i], b & 64 ? NAN : -(float)b, top, b & 32 ? 4 : i};
+        lp[i] = (struct wire_logprob){ids[i], b & 64 ? NAN : -(float)b, top, b & 32 ? 4 : i, b};
     o.lp = b & 8 ? lp : NULL;
     o.n_lp = b & 8 ? n : 0;
     o.prompt = b & 16;
