@@ -149,20 +149,6 @@ static int encode(struct err *e, struct text_ids *ids, struct tokenize *t, struc
     return add_ids(e, ids, a->ids, a->n_ids);
 }
 
-/* Cuts the prompt's beginning away, where that is asked for: never otherwise. */
-static void truncate_prompt(struct text_ids *ids, const struct ask *a, uint64_t context)
-{
-    uint64_t keep = (uint64_t)a->truncate;
-    if (a->truncate == 0)
-        return;
-    if (a->truncate < 0)
-        keep = a->s.max_tokens < context ? context - a->s.max_tokens : context - 1;
-    if (keep >= ids->n)
-        return;
-    memmove(ids->ids, ids->ids + (ids->n - keep), keep * sizeof *ids->ids);
-    ids->n = keep;
-}
-
 /* Of this request: the model's, or less where that is asked for. */
 static uint64_t window(const struct tokenize *t, const struct ask *a)
 {
@@ -175,6 +161,33 @@ static const char *file_name(const struct tokenize *t)
 {
     const char *slash = strrchr(t->model_path, '/');
     return slash ? slash + 1 : t->model_path;
+}
+
+/* A text of megabytes is refused by its length: to encode it takes seconds, in which others wait. */
+static int too_long(struct err *e, const struct tokenize *t, const struct ask *a)
+{
+    uint64_t n = a->kind == ASK_TEXT ? a->n_text : 0, context = window(t, a), longest = text_longest(t->text);
+    for (size_t i = 0; a->kind == ASK_MESSAGES && i < a->n_message; i++)
+        n += a->messages[i].n_content;
+    if (a->truncate || n / longest <= context)
+        return 0;
+    return err_set(e, ERR_NO,
+                   "prompt is at least %" PRIu64 " tokens (%" PRIu64 " bytes), the context of %s is %" PRIu64,
+                   n / longest, n, file_name(t), context);
+}
+
+/* Cuts the prompt's beginning away, where that is asked for: never otherwise. */
+static void truncate_prompt(struct text_ids *ids, const struct ask *a, uint64_t context)
+{
+    uint64_t keep = (uint64_t)a->truncate;
+    if (a->truncate == 0)
+        return;
+    if (a->truncate < 0)
+        keep = a->s.max_tokens < context ? context - a->s.max_tokens : context - 1;
+    if (keep >= ids->n)
+        return;
+    memmove(ids->ids, ids->ids + (ids->n - keep), keep * sizeof *ids->ids);
+    ids->n = keep;
 }
 
 /* The window holds the prompt and at least one answer token; the answer may only take what is left. */
@@ -341,7 +354,8 @@ int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, ui
     int r = 0;
     if (say_unknown(e, t, a, where))
         return e->code;
-    int bad = ask_check_ids(&why, a, t->config.vocab) || bad_words(&why, &rows, t, a) || encode(&why, &ids, t, a);
+    int bad = ask_check_ids(&why, a, t->config.vocab) || too_long(&why, t, a) || bad_words(&why, &rows, t, a) ||
+              encode(&why, &ids, t, a);
     if (!bad)
         truncate_prompt(&ids, a, window(t, a));
     a->s.bad_ids = rows.ids.ids;

@@ -16,7 +16,7 @@
 #include "proc/proc.h"
 
 #define LONG_BYTES 65536                        /* a question from here on is for the second thread */
-#define LONG_BYTES_WAITING ((size_t)256 << 20)  /* of long ones at most; beyond, the first thread works too */
+#define LONG_BYTES_WAITING ((size_t)256 << 20)  /* of long ones at most; beyond, they are refused */
 #define TICK_MS 250                             /* a signal may come just before a wait */
 #define QUIET_MS 100                            /* after SIGTERM: nothing came for this long */
 #define DRAIN_NS ((uint64_t)2000 * 1000 * 1000) /* after SIGTERM at most */
@@ -89,7 +89,8 @@ static int answer_line(struct err *e, struct worker *w, struct link_msg *m, cons
     return emit_json(e, &w->t, &base, a->text.n ? a->text.p : "", a->text.n, "");
 }
 
-static void answer(struct worker *w, struct link_msg *m, const uint8_t *p, size_t n)
+/* refused: why it is not even looked at; NULL: it is. */
+static void answer(struct worker *w, struct link_msg *m, const uint8_t *p, size_t n, const char *refused)
 {
     struct err e = {0};
     struct wire_frame f = {.kind = 0};
@@ -100,6 +101,8 @@ static void answer(struct worker *w, struct link_msg *m, const uint8_t *p, size_
         rc = err_set(&e, ERR_PROTO, "a frame of kind %s: tokenize answers ask", wire_kind_name(f.kind));
     else if (got && (f.ask.what.n != 4 || memcmp(f.ask.what.p, "line", 4)))
         rc = err_set(&e, ERR_PROTO, "ask '%.*s': tokenize answers 'line'", (int)f.ask.what.n, f.ask.what.p);
+    else if (got && refused)
+        rc = err_set(&e, ERR_SYS, "%s", refused);
     else if (got)
         rc = answer_line(&e, w, m, &f.ask);
     if (!rc)
@@ -132,7 +135,7 @@ static void *slow(void *arg)
         if (!s->first)
             s->last = &s->first;
         pthread_mutex_unlock(&s->lock);
-        answer(&s->slow, &i->answer, i->p, i->n);
+        answer(&s->slow, &i->answer, i->p, i->n, NULL);
         free(i->p);
         i->p = NULL;
         pthread_mutex_lock(&s->lock);
@@ -206,9 +209,10 @@ static void take(struct server *s, const struct link_event *v, struct link_msg *
         for (struct item *i = s->held; i; i = i->next_held)
             if (i->peer == v->peer)
                 i->q = NULL;
-    if (v->what != LINK_QUESTION || (v->n >= LONG_BYTES && to_slow(s, v)))
+    bool is_long = v->n >= LONG_BYTES;
+    if (v->what != LINK_QUESTION || (is_long && to_slow(s, v)))
         return;
-    answer(&s->fast, m, v->p, v->n);
+    answer(&s->fast, m, v->p, v->n, is_long ? "tokenize is busy: 256 MiB of long prompts wait already" : NULL);
     link_answer(v->q, m);
 }
 

@@ -98,6 +98,7 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     int rc = api_served_open(e, a);
     rc = rc ? rc : api_keys_read(e, a);
     rc = rc ? rc : metrics_new(e, &a->metrics, a->model.name, a->model.context);
+    rc = rc ? rc : aside_open(e, &a->aside);
     rc = rc ? rc : open_http(e, a); /* an address in use is said before anything is dialed */
     rc = rc ? rc : open_gateway(e, a);
     rc = rc ? rc : watch_open(e, &a->watch, a->o.sched, a->o.kv);
@@ -115,6 +116,7 @@ void api_close(struct api *a)
     http_close(a->http); /* what runs is cancelled */
     gateway_close(a->gateway);
     watch_close(a->watch);
+    aside_close(a->aside);
     metrics_free(a->metrics);
     api_served_close(a);
     free(a->key);
@@ -251,7 +253,7 @@ static bool goes_on(struct loop *l, uint64_t now)
         call_fail_all(l->a, false, &why);
         return true; /* once more, so that the last words leave */
     }
-    return l->a->calls != NULL;
+    return l->a->calls != NULL || aside_n(l->a->aside);
 }
 
 /* An answer has no more tokens than the largest pool has room for. */
@@ -272,6 +274,8 @@ static int step(struct err *e, struct loop *l, struct pollfd *p)
     struct api *a = l->a;
     uint64_t since;
     int rc = gateway_step(e, a->gateway, 0);
+    if (p[4].revents)
+        api_on_parsed(a);
     call_flush_all(a);
     rc = rc ? rc : http_step(e, a->http);
     if (p[2].revents || !watch_next_ms(a->watch)) {
@@ -291,7 +295,8 @@ int api_run(struct err *e, struct api *a, int signal_fd, double drain_s, void (*
     struct pollfd p[] = {{.fd = http_fd(a->http), .events = POLLIN},
                          {.fd = gateway_fd(a->gateway), .events = POLLIN},
                          {.fd = watch_fd(a->watch), .events = POLLIN},
-                         {.fd = signal_fd, .events = POLLIN}};
+                         {.fd = signal_fd, .events = POLLIN},
+                         {.fd = aside_fd(a->aside), .events = POLLIN}};
     proc_wake_soon(true);
     while (!rc && goes_on(&l, now)) {
         bool was = l.connected;

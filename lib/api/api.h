@@ -132,11 +132,25 @@ const char *api_request_id(const struct http_request *r);
 
 /* ---- routes ---- */
 
+/* A body as JSON, and what a route makes of it. */
+struct api_parsed {
+    size_t n; /* bytes */
+    int rc;   /* of ask_parse, and why */
+    struct err e;
+    json_t *o;
+    void *more; /* of the route; freed by free_more */
+    void (*free_more)(void *more);
+};
+
 struct api_route {
     const char *method, *path; /* a path that ends in "/" and a star takes whatever follows */
     bool open;                 /* needs no key */
     void (*call)(struct api *a, struct http_request *r);
+    /* What takes long and needs nothing but the body: long ones are done by another thread. May be NULL. */
+    void (*prepare)(struct api_parsed *p, const struct api_model *m);
 };
+/* The body of r, read by now or read here; of the request. NULL: no memory. */
+struct api_parsed *api_body(struct http_request *r);
 extern const struct api_route openai_routes[]; /* ends with method NULL */
 extern const struct api_route ollama_routes[];
 /* Errors as the surface shapes them; r is no more. `param` may be NULL. */

@@ -3,6 +3,7 @@
 #define API_IMPL_H
 
 #include "api/api.h"
+#include "api/aside.h"
 #include "api/metrics.h"
 #include "api/watch.h"
 
@@ -17,7 +18,10 @@
 /* What a request has beside what lib/http knows. */
 struct api_request {
     struct api *a;
-    struct call *call; /* NULL: none */
+    struct call *call;         /* NULL: none */
+    struct aside_job *job;     /* its body is being read; NULL: not */
+    struct api_parsed *parsed; /* owned; NULL: not yet */
+    const struct api_route *found;
     const char *route; /* of a table, or "other" */
     char id[API_ID_BYTES_MAX + 1];
 };
@@ -66,6 +70,7 @@ struct api {
     struct gateway *gateway;
     struct api_watch *watch;
     struct metrics *metrics;
+    struct aside *aside;
 
     uint8_t (*key)[API_KEY_BYTES];
     size_t n_key;
@@ -89,6 +94,7 @@ void api_on_request(void *arg, struct http_request *r);
 void api_on_fail(void *arg, struct http_request *r, int status, const char *text);
 void api_on_gone(void *arg, struct http_request *r);
 void api_on_over(void *arg, struct http_request *r, int status);
+void api_on_parsed(struct api *a); /* bodies that the thread has read */
 
 /* ---- call.c: what the gateway calls ---- */
 void api_on_frame(void *arg, const struct wire_frame *f);

@@ -50,13 +50,15 @@ static void reply(struct http_request *r, json_t *o)
 static json_t *object(struct http_request *r)
 {
     size_t n = 0;
-    const char *p = http_body(r, &n);
-    struct err e;
-    json_t *o = NULL;
+    http_body(r, &n);
+    struct api_parsed *p = n ? api_body(r) : NULL;
+    json_t *o = p ? p->o : NULL;
     if (!n)
         ollama_error(r, 400, 0, "missing request body");
-    else if (ask_parse(&e, &o, p, n))
-        ollama_error(r, e.code == ERR_NO ? 400 : 500, 0, e.text);
+    else if (!p || p->rc)
+        ollama_error(r, p && p->rc == ERR_NO ? 400 : 500, 0, p ? p->e.text : "out of memory");
+    if (o)
+        p->o = NULL; /* nobody keeps it longer than needed */
     return o;
 }
 
@@ -207,21 +209,21 @@ static void blob(struct api *a, struct http_request *r)
 }
 
 const struct api_route ollama_routes[] = {
-    {"GET", "/", true, root},
-    {"GET", "/api/version", true, version},
-    {"GET", "/api/tags", false, tags},
-    {"GET", "/api/ps", false, ps},
-    {"POST", "/api/show", false, show},
-    {"POST", "/api/generate", false, ollama_generate_route},
-    {"POST", "/api/chat", false, ollama_chat_route},
-    {"POST", "/api/embed", false, embed},
-    {"POST", "/api/embeddings", false, embed},
-    {"POST", "/api/pull", false, pull},
-    {"POST", "/api/push", false, change},
-    {"POST", "/api/create", false, change},
-    {"POST", "/api/copy", false, copy},
-    {"DELETE", "/api/delete", false, delete},
-    {"GET", "/api/blobs/*", false, blob},
-    {"POST", "/api/blobs/*", false, change},
-    {NULL, NULL, false, NULL},
+    {"GET", "/", true, root, NULL},
+    {"GET", "/api/version", true, version, NULL},
+    {"GET", "/api/tags", false, tags, NULL},
+    {"GET", "/api/ps", false, ps, NULL},
+    {"POST", "/api/show", false, show, NULL},
+    {"POST", "/api/generate", false, ollama_generate_route, ollama_generate_prepare},
+    {"POST", "/api/chat", false, ollama_chat_route, ollama_chat_prepare},
+    {"POST", "/api/embed", false, embed, NULL},
+    {"POST", "/api/embeddings", false, embed, NULL},
+    {"POST", "/api/pull", false, pull, NULL},
+    {"POST", "/api/push", false, change, NULL},
+    {"POST", "/api/create", false, change, NULL},
+    {"POST", "/api/copy", false, copy, NULL},
+    {"DELETE", "/api/delete", false, delete, NULL},
+    {"GET", "/api/blobs/*", false, blob, NULL},
+    {"POST", "/api/blobs/*", false, change, NULL},
+    {NULL, NULL, false, NULL, NULL},
 };

@@ -171,29 +171,68 @@ static void start(struct api *a, struct http_request *r, struct ollama_ask *q, c
     }
 }
 
-static void ask(struct api *a, struct http_request *r, bool chat)
-{
+/* What is asked, read from a body whose model is not looked at yet. */
+struct prepared {
+    int rc;
     struct err e;
-    const char *model;
     struct ollama_ask q;
+};
+
+static void prepared_free(void *p)
+{
+    struct prepared *d = p;
+    if (!d->rc)
+        ollama_ask_free(&d->q);
+    free(d);
+}
+
+static void prepare(struct api_parsed *p, const struct api_model *m, bool chat)
+{
+    struct prepared *d = calloc(1, sizeof *d);
+    if (!d)
+        return;
+    d->rc = ollama_read(&d->e, &d->q, m, p->o, chat);
+    p->more = d;
+    p->free_more = prepared_free;
+}
+
+void ollama_generate_prepare(struct api_parsed *p, const struct api_model *m)
+{
+    prepare(p, m, false);
+}
+
+void ollama_chat_prepare(struct api_parsed *p, const struct api_model *m)
+{
+    prepare(p, m, true);
+}
+
+static void ask(struct api *a, struct http_request *r)
+{
+    const char *model;
     json_t *body = ollama_body(a, r, &model);
     if (!body)
         return;
-    if (ollama_read(&e, &q, api_model(a), body, chat)) {
-        ollama_error(r, e.code == ERR_NO ? 400 : 500, 0, e.text);
-    } else {
-        start(a, r, &q, model);
-        ollama_ask_free(&q);
-    }
+    struct api_parsed *p = api_body(r);
+    struct prepared *d = p ? p->more : NULL;
+    if (d)
+        p->more = NULL, p->free_more = NULL; /* it would stay as long as the answer */
+    if (!d)
+        ollama_error(r, 500, 0, "out of memory");
+    else if (d->rc)
+        ollama_error(r, d->rc == ERR_NO ? 400 : 500, 0, d->e.text);
+    else
+        start(a, r, &d->q, model);
+    if (d)
+        prepared_free(d);
     json_decref(body);
 }
 
 void ollama_generate_route(struct api *a, struct http_request *r)
 {
-    ask(a, r, false);
+    ask(a, r);
 }
 
 void ollama_chat_route(struct api *a, struct http_request *r)
 {
-    ask(a, r, true);
+    ask(a, r);
 }

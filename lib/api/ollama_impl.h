@@ -13,6 +13,8 @@ json_t *ollama_body(struct api *a, struct http_request *r, const char **model);
 void ollama_error_body(struct json_write *w, const char *text); /* {"error":"…"} */
 
 void ollama_generate_route(struct api *a, struct http_request *r);
+void ollama_generate_prepare(struct api_parsed *p, const struct api_model *m);
+void ollama_chat_prepare(struct api_parsed *p, const struct api_model *m);
 void ollama_chat_route(struct api *a, struct http_request *r);
 
 #endif

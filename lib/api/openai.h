@@ -32,12 +32,11 @@ struct openai_no { /* why not */
 };
 
 /* 0, or -1 with *no set. `out` may be freed whatever is returned. */
-int openai_ask_read(struct openai_no *no, struct openai_ask *out, struct api *a, const struct http_request *r,
-                    bool chat);
+int openai_ask_read(struct openai_no *no, struct openai_ask *out, struct api *a, struct http_request *r, bool chat);
 void openai_ask_free(struct openai_ask *q);
 void openai_ask_sent(struct openai_ask *q); /* the lines are not needed any more */
 /* The body of a POST as an object (new reference), or NULL and why. */
-json_t *openai_body(struct openai_no *no, const struct http_request *r);
+json_t *openai_body(struct openai_no *no, struct http_request *r);
 /* A field that has no effect is logged, once a name: `where` is "" or what it lies in. At most a few a request: *left
  * counts down, from OPENAI_UNKNOWN_MAX. */
 #define OPENAI_UNKNOWN_MAX 32
@@ -99,6 +98,7 @@ void openai_error_write(struct json_write *w, int status, const char *param, con
 void openai_models(struct api *a, struct http_request *r);
 void openai_model(struct api *a, struct http_request *r);
 void openai_tokenize(struct api *a, struct http_request *r);
+void openai_tokenize_prepare(struct api_parsed *p, const struct api_model *m);
 void openai_detokenize(struct api *a, struct http_request *r);
 void openai_tokenizer_info(struct api *a, struct http_request *r);
 void openai_health(struct api *a, struct http_request *r);

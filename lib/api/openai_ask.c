@@ -41,21 +41,21 @@ static bool is_json(const char *type)
            (n > 5 && !strncasecmp(type, "application/", 12) && !strncasecmp(type + n - 5, "+json", 5));
 }
 
-json_t *openai_body(struct openai_no *no, const struct http_request *r)
+json_t *openai_body(struct openai_no *no, struct http_request *r)
 {
-    struct err e;
-    json_t *o = NULL;
-    size_t n;
-    const char *body = http_body(r, &n), *type = http_header(r, "Content-Type");
+    const char *type = http_header(r, "Content-Type");
     if (!is_json(type)) {
         openai_refuse(no, 400, NULL, "Content-Type %.60s: expected application/json", type);
         return NULL;
     }
-    if (ask_parse(&e, &o, body, n)) {
-        openai_refuse(no, e.code == ERR_NO ? 400 : 500, NULL, "%s", e.text);
-        return NULL;
+    struct api_parsed *p = api_body(r);
+    json_t *o = p ? p->o : NULL;
+    if (o) { /* it is large where the body is: nobody keeps it longer than needed */
+        p->o = NULL;
+        return o;
     }
-    return o;
+    openai_refuse(no, p && p->rc == ERR_NO ? 400 : 500, NULL, "%s", p ? p->e.text : "out of memory");
+    return NULL;
 }
 
 /* ---- single fields ---- */
@@ -407,8 +407,7 @@ static int check(struct openai_no *no, struct openai_ask *q)
     return 0;
 }
 
-int openai_ask_read(struct openai_no *no, struct openai_ask *out, struct api *a, const struct http_request *r,
-                    bool chat)
+int openai_ask_read(struct openai_no *no, struct openai_ask *out, struct api *a, struct http_request *r, bool chat)
 {
     *out = (struct openai_ask){.chat = chat, .created = (int64_t)time(NULL)};
     out->body = openai_body(no, r);

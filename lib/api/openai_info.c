@@ -79,13 +79,19 @@ static void unknown(struct api *a, const json_t *o, const char *const *known)
     openai_unknown_all(a, &left, "", o, known);
 }
 
+/* What /tokenize makes of its body; all of it that does not change from day to day. */
+struct tokenized {
+    struct openai_no no; /* status 0: none */
+    uint64_t n;
+    struct json_write tail; /* of the answer: "tokens":[…],"token_strs":…} */
+};
+
 /* The prompt as a request has it, so that what is counted here is what a completion reads. */
-static int encode(struct openai_no *no, struct text_ids *ids, const struct api *a, const json_t *o)
+static int encode(struct openai_no *no, struct text_ids *ids, const struct text *t, const json_t *o)
 {
     struct err e = {0};
     struct ask base, q = {0};
     json_t *line = json_object();
-    const struct text *t = api_model(a)->text;
     for (const char *const *name = of_tokenize; *name; name++)
         if (strcmp(*name, "model") && strcmp(*name, "return_token_strs") && json_object_get(o, *name))
             json_object_set(line, *name, json_object_get(o, *name));
@@ -109,52 +115,76 @@ static int encode(struct openai_no *no, struct text_ids *ids, const struct api *
     return openai_refuse(no, rc == ERR_NO ? 400 : 500, param, "%s", e.text);
 }
 
-/* The loop that all connections share waits for what is encoded here. */
-static bool text_fits(struct openai_no *no, const struct http_request *r)
+static void tokens(struct json_write *w, const struct text *t, const struct text_ids *ids, bool strings)
 {
-    size_t n;
-    http_body(r, &n);
-    if (n > TOKENIZE_BYTES_MAX)
-        openai_refuse(no, 413, NULL, "the body has %zu bytes, the limit of /tokenize is %u", n, TOKENIZE_BYTES_MAX);
-    return n <= TOKENIZE_BYTES_MAX;
+    json_write_lit(w, "\"tokens\":[");
+    json_write_u32s(w, ids->ids, ids->n);
+    json_write_lit(w, strings ? "],\"token_strs\":[" : "],\"token_strs\":null}");
+    for (size_t i = 0; strings && i < ids->n; i++) {
+        size_t n = 0;
+        const char *p = text_entry(t, ids->ids[i], &n);
+        if (i)
+            json_write_lit(w, ",");
+        json_write_string(w, p ? p : "", n);
+    }
+    if (strings)
+        json_write_lit(w, "]}");
+}
+
+static void tokenized_free(void *p)
+{
+    struct tokenized *d = p;
+    json_write_free(&d->tail);
+    free(d);
+}
+
+void openai_tokenize_prepare(struct api_parsed *p, const struct api_model *m)
+{
+    struct tokenized *d = calloc(1, sizeof *d);
+    struct text_ids ids = {0};
+    bool strings = false;
+    if (!d)
+        return;
+    p->more = d;
+    p->free_more = tokenized_free;
+    if (p->n > TOKENIZE_BYTES_MAX)
+        openai_refuse(&d->no, 413, NULL, "the body has %zu bytes, the limit of /tokenize is %u", p->n,
+                      TOKENIZE_BYTES_MAX);
+    else if (!openai_get_bool(&d->no, &strings, p->o, "return_token_strs", "return_token_strs") &&
+             !encode(&d->no, &ids, m->text, p->o)) {
+        tokens(&d->tail, m->text, &ids, strings);
+        d->n = ids.n;
+    }
+    text_ids_free(&ids);
 }
 
 void openai_tokenize(struct api *a, struct http_request *r)
 {
     struct openai_no no = {0};
-    struct text_ids ids = {0};
     struct json_write w = {0};
-    bool strings = false;
-    json_t *o = text_fits(&no, r) ? openai_body(&no, r) : NULL;
-    if (!o || openai_model_check(&no, a, o) ||
-        openai_get_bool(&no, &strings, o, "return_token_strs", "return_token_strs") || encode(&no, &ids, a, o)) {
+    json_t *o = openai_body(&no, r);
+    const struct api_parsed *p = api_body(r);
+    const struct tokenized *d = p ? p->more : NULL;
+    if (!o || openai_model_check(&no, a, o)) {
         openai_refuse_reply(r, &no);
-        json_decref(o);
-        return;
-    }
-    unknown(a, o, of_tokenize);
-    json_write_lit(&w, "{\"count\":");
-    json_write_u64(&w, ids.n);
-    json_write_lit(&w, ",\"max_model_len\":");
-    json_write_u64(&w, api_model(a)->context);
-    json_write_lit(&w, ",\"tokens\":[");
-    json_write_u32s(&w, ids.ids, ids.n);
-    json_write_lit(&w, strings ? "],\"token_strs\":[" : "],\"token_strs\":null}");
-    for (size_t i = 0; strings && i < ids.n; i++) {
-        size_t n = 0;
-        const char *p = text_entry(api_model(a)->text, ids.ids[i], &n);
-        if (i)
-            json_write_lit(&w, ",");
-        json_write_string(&w, p ? p : "", n);
-    }
-    if (strings)
-        json_write_lit(&w, "]}");
-    if (w.broken)
+    } else if (!d || d->tail.broken) {
         openai_error(r, 500, NULL, 0, "out of memory");
-    else
-        http_reply(r, 200, JSON, w.p, w.n);
+    } else if (d->no.status) {
+        openai_refuse_reply(r, &d->no);
+    } else {
+        unknown(a, o, of_tokenize);
+        json_write_lit(&w, "{\"count\":");
+        json_write_u64(&w, d->n);
+        json_write_lit(&w, ",\"max_model_len\":");
+        json_write_u64(&w, api_model(a)->context);
+        json_write_lit(&w, ",");
+        json_write_raw(&w, d->tail.p, d->tail.n);
+        if (w.broken)
+            openai_error(r, 500, NULL, 0, "out of memory");
+        else
+            http_reply(r, 200, JSON, w.p, w.n);
+    }
     json_write_free(&w);
-    text_ids_free(&ids);
     json_decref(o);
 }
 

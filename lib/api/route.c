@@ -11,8 +11,8 @@
 static void metrics_route(struct api *a, struct http_request *r);
 
 static const struct api_route core_routes[] = {
-    {"GET", "/metrics", true, metrics_route},
-    {NULL, NULL, false, NULL},
+    {"GET", "/metrics", true, metrics_route, NULL},
+    {NULL, NULL, false, NULL, NULL},
 };
 
 static void fail(struct http_request *r, int status, double retry_s, const char *text)
@@ -118,6 +118,21 @@ static void seek(struct seek *s, const struct api_route *t)
     }
 }
 
+/* A long body is read before its route is called, by another thread. */
+static void dispatch(struct api *a, struct http_request *r, struct api_request *q, const struct api_route *route)
+{
+    size_t n;
+    const char *body = http_body(r, &n);
+    q->found = route;
+    if (n < (route->prepare ? ASIDE_BYTES_PREPARED : ASIDE_BYTES)) {
+        route->call(a, r);
+        return;
+    }
+    q->job = aside_put(a->aside, r, route, &a->model, body, n);
+    if (!q->job)
+        fail(r, 503, 1, "too many long requests wait to be read");
+}
+
 void api_on_request(void *arg, struct http_request *r)
 {
     struct api *a = arg;
@@ -145,7 +160,37 @@ void api_on_request(void *arg, struct http_request *r)
         http_add_header(r, "WWW-Authenticate", "Bearer");
         fail(r, 401, 0, "no valid API key: send it as Authorization: Bearer KEY");
     } else {
-        s.found->call(a, r);
+        dispatch(a, r, q, s.found);
+    }
+}
+
+struct api_parsed *api_body(struct http_request *r)
+{
+    struct api_request *q = http_get(r);
+    size_t n;
+    const char *body = http_body(r, &n);
+    if (!q->parsed)
+        q->parsed = api_parse(q->found, &q->a->model, body, n);
+    return q->parsed;
+}
+
+void api_on_parsed(struct api *a)
+{
+    struct http_request *r;
+    const struct api_route *route;
+    struct api_parsed *p;
+    while (aside_take(a->aside, &r, &route, &p)) {
+        struct api_request *q = r ? http_get(r) : NULL;
+        if (!q) {
+            api_parsed_free(p);
+            continue;
+        }
+        q->job = NULL;
+        q->parsed = p;
+        if (p)
+            route->call(a, r);
+        else
+            fail(r, 500, 0, "out of memory");
     }
 }
 
@@ -175,6 +220,9 @@ void api_on_over(void *arg, struct http_request *r, int status)
         return;
     if (q->call)
         call_free(q->call);
+    if (q->job)
+        aside_forget(a->aside, q->job);
+    api_parsed_free(q->parsed);
     metrics_http(a->metrics, http_surface(r), q->route, status, took);
     if (a->o.access_log)
         api_say(a, "%s \"%s %.200s\" %d %.1f ms %s", http_peer(r), http_method(r), http_path(r), status, took * 1e3,

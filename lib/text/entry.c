@@ -41,6 +41,11 @@ bool text_eos(const struct text *t, uint32_t *id)
     return true;
 }
 
+size_t text_longest(const struct text *t)
+{
+    return t->n_entry_max ? t->n_entry_max : 1; /* spelled with a character a byte, so at least as long as the bytes */
+}
+
 const uint8_t *text_piece(const struct text *t, uint32_t id, size_t *n)
 {
     static const uint8_t nothing[1];

@@ -30,6 +30,10 @@ bool text_bos(const struct text *t, uint32_t *id); /* the begin token that the f
 bool text_pad(const struct text *t, uint32_t *id); /* the padding token that it names */
 bool text_eos(const struct text *t, uint32_t *id);
 
+/* Bytes of the longest entry, spellings of control tokens among them: a text of n bytes has at least n / this tokens
+ * (but for bytes that no entry has). */
+size_t text_longest(const struct text *t);
+
 /* The bytes of an id (borrowed; *n = 0 for control and padding ids). Out of range: *n = 0. */
 const uint8_t *text_piece(const struct text *t, uint32_t id, size_t *n);
 /* The entry as the file spells it, control tokens too ("<|im_end|>"). */

@@ -218,6 +218,13 @@ T
         has 'select(.k=="tok")|.max_tokens + (.ids|length) == 8192'
 }
 
+@test "a text of megabytes is refused by its length" {
+    head -c 3000000 /dev/zero | tr '\0' a > long
+    jq -Rc '{prompt:.}' long | tokenize --jsonl | frames |
+        has 'select(.k=="err").text | test("^line 1: prompt is at least [0-9]{4,} tokens \\(3000000 bytes\\), the context of .* is 8192$")'
+    jq -Rc '{messages:[{role:"user",content:.}]}' long | tokenize --jsonl | frames | has 'select(.k=="err").text | test("at least")'
+}
+
 @test "strict_window: an explicit max_tokens that the window does not leave is refused with all three numbers" {
     ids=$(jq -cn '[range(100;200)]')
     jsonl "{\"prompt\":$ids,\"max_tokens\":8093,\"strict_window\":true}" \

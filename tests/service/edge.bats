@@ -40,6 +40,8 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
 @test "300 streams at once are whole, health and metrics answer meanwhile" { check many 300; }
 @test "services that die in mid-stream are not seen by the client" { check dying; }
 
+@test "a request that takes seconds to read keeps nobody waiting" { check large; }
+
 @test "an answer ends with the window, a prompt over it is refused with both numbers" { check window; }
 
 @test "what may wait is bounded" {

@@ -220,11 +220,58 @@ def drains():
           "it goes on")
 
 
+def large():
+    """A request that takes seconds to read keeps no stream waiting, and nobody behind it that is small."""
+    gaps, stop = [], threading.Event()
+
+    def stream():
+        s = connect()
+        s.sendall(raw(completion(max_tokens=5000, ignore_eos=True, stream=True)))
+        last = None
+        while not stop.is_set():
+            assert s.recv(65536)
+            now = time.monotonic()
+            if last:
+                gaps.append(now - last)
+            last = now
+        reset(s)
+
+    word = "".join(chr(97 + (i * i * 7 + i // 3) % 26) for i in range(100003)) * 38  # without a blank: one word to merge
+    t = threading.Thread(target=stream)
+    t.start()
+    until(lambda: len(gaps) > 20, 20, "no stream")
+    took = []
+    for path, body, status, words in (
+            ("/tokenize", {"prompt": word}, 200, b'"count":'),
+            ("/v1/completions", completion(prompt=word, max_tokens=1), 400, b"prompt is at least"),
+            ("/v1/completions", {**completion(max_tokens=1), **{f"f{i}": [i] for i in range(300000)}}, 200, b'"choices"'),
+            ("/v1/completions", completion(prompt=[5] * 1000000, max_tokens=1), 400, b"1000000 tokens")):
+        del gaps[:]
+        begin = time.monotonic()
+        got, _, data = ask(body, path)
+        took.append(time.monotonic() - begin)
+        assert got == status and words in data, (path, got, data[:300])
+        # Two processors, and whoever else has them: a share of the time is what tells a loop that waits from one that does not.
+        assert gaps and max(gaps) < max(0.5, 0.5 * took[-1]), (path, max(gaps), took)
+    assert took[0] > 0.3, took  # or nothing was shown
+    # one that leaves while it is read
+    s = connect()
+    s.sendall(raw({"prompt": word}, "/tokenize"))
+    reset(s)
+    assert ask(completion(max_tokens=1))[0] == 200
+    stop.set()
+    t.join()
+    until(lambda: load() == 0, 10, "something runs on")
+
+
 def window():
     """The answer ends where the window does, with its reason; a prompt beyond it is refused with both numbers, streamed or not."""
     limit = json.loads(ask(path="/v1/models")[2])["data"][0]["max_model_len"]
     assert 1000 < limit <= 8192, limit
+    # as vLLM: of a completion the 16 that are the default count like 16 that were asked for
     status, _, data = ask({"prompt": [97] * (limit - 7), "ignore_eos": True})
+    assert status == 400 and b"max_tokens 16" in data and str(limit).encode() in data, data
+    status, _, data = ask({"prompt": [97] * (limit - 7), "ignore_eos": True, "max_tokens": 7})
     a = json.loads(data)
     assert status == 200 and a["choices"][0]["finish_reason"] == "length" and a["usage"]["completion_tokens"] == 7, data[-400:]
     chat = {"messages": [{"role": "user", "content": "word " * (limit - 60)}], "ignore_eos": True}
@@ -241,4 +288,4 @@ def window():
             assert status == 400 and str(limit) in message and str(limit + 1) in message, (path, status, data, limit)
 
 
-{f.__name__: f for f in (gone, half, slow, many, dying, full, drains, window)}[CHECK]()
+{f.__name__: f for f in (gone, half, slow, many, dying, full, drains, window, large)}[CHECK]()

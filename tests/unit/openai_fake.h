@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "api/openai.h"
+#include "edge/ask.h"
 #include "text/text_private.h"
 #include "unit/text_gguf.h"
 
@@ -24,6 +25,9 @@ struct http_request {
     char type[64], headers[400];
     struct json_write out;
     bool begun, over;
+    const struct api_route *route;
+    const struct api_model *model;
+    struct api_parsed *parsed;
 };
 
 struct api {
@@ -191,6 +195,19 @@ const char *http_body(const struct http_request *r, size_t *n)
     return r->body ? r->body : "";
 }
 
+/* As api_parse has it, of this thread; tests/service/edge.bats looks at the other. */
+struct api_parsed *api_body(struct http_request *r)
+{
+    if (!r->parsed) {
+        r->parsed = calloc(1, sizeof *r->parsed);
+        r->parsed->n = r->n_body;
+        r->parsed->rc = ask_parse(&r->parsed->e, &r->parsed->o, r->body ? r->body : "", r->n_body);
+        if (!r->parsed->rc && r->route->prepare)
+            r->route->prepare(r->parsed, r->model);
+    }
+    return r->parsed;
+}
+
 void http_add_header(struct http_request *r, const char *name, const char *value)
 {
     size_t n = strlen(r->headers);
@@ -230,6 +247,11 @@ void http_reply(struct http_request *r, int status, const char *type, const void
 static inline void fake_free(struct http_request *r)
 {
     json_write_free(&r->out);
+    if (r->parsed && r->parsed->free_more)
+        r->parsed->free_more(r->parsed->more);
+    if (r->parsed)
+        json_decref(r->parsed->o);
+    free(r->parsed);
 }
 
 /* ---- calls ---- */
@@ -325,6 +347,8 @@ static inline void fake_ask(struct api *a, struct http_request *r, const char *m
         r->n_body = strlen(body);
     if (!t)
         abort();
+    r->route = t;
+    r->model = &a->model;
     t->call(a, r);
 }
 

@@ -441,8 +441,13 @@ static void test_tokenize_refused(void **state)
     refused("/tokenize", "{" ASK_A ",\"tools\":[{}]}", 400, "tools", "not supported");
     refused("/tokenize", "{" ASK_A ",\"continue_final_message\":true}", 400, "continue_final_message",
             "add_generation_prompt");
-    r.n_body = (4u << 20) + 1;
-    fake_ask(&server, &r, "POST", "/tokenize", "");
+    char *large = malloc((4u << 20) + 2);
+    assert_non_null(large);
+    memset(large, ' ', (4u << 20) + 1);
+    memcpy(large, "{\"prompt\":\"a\"}", 14);
+    large[(4u << 20) + 1] = 0;
+    fake_ask(&server, &r, "POST", "/tokenize", large);
+    free(large);
     expect_error(&r, 413, "RequestTooLargeError", NULL, "4194304");
     fake_free(&r);
 }
