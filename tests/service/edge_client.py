@@ -229,7 +229,10 @@ def large():
         s.sendall(raw(completion(max_tokens=5000, ignore_eos=True, stream=True)))
         last = None
         while not stop.is_set():
-            assert s.recv(65536)
+            try:
+                assert s.recv(65536)
+            except TimeoutError:
+                continue
             now = time.monotonic()
             if last:
                 gaps.append(now - last)
@@ -237,7 +240,7 @@ def large():
         reset(s)
 
     word = "".join(chr(97 + (i * i * 7 + i // 3) % 26) for i in range(100003)) * 38  # without a blank: one word to merge
-    t = threading.Thread(target=stream)
+    t = threading.Thread(target=stream, daemon=True)
     t.start()
     until(lambda: len(gaps) > 20, 20, "no stream")
     took = []
@@ -251,8 +254,8 @@ def large():
         got, _, data = ask(body, path)
         took.append(time.monotonic() - begin)
         assert got == status and words in data, (path, got, data[:300])
-        # Two processors, and whoever else has them: a share of the time is what tells a loop that waits from one that does not.
-        assert gaps and max(gaps) < max(0.5, 0.5 * took[-1]), (path, max(gaps), took)
+        # A token takes 5 ms, and others may have the processors: a loop that waited would have shown two or three events.
+        assert len(gaps) >= max(1, 0.05 * took[-1] / 0.005), (path, len(gaps), max(gaps, default=0), took)
     assert took[0] > 0.3, took  # or nothing was shown
     # one that leaves while it is read
     s = connect()
