@@ -28,7 +28,7 @@ struct api_request {
 
 struct call_choice {
     uint64_t first_ns, last_ns; /* of its tokens; 0: none yet */
-    uint32_t n_token;
+    uint32_t n_token, n_cached; /* n_cached: of its prompt */
     bool ended;
 };
 

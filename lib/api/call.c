@@ -121,6 +121,7 @@ static void choice_over(struct call *c, struct call_line *l, struct call_choice 
         .reason = reason,
         .max_tokens = l->max_tokens,
         .n_prompt = l->n_prompt,
+        .n_cached = x->n_cached,
         .e2e_s = seconds(c->arrived_ns, proc_now_ns()),
         .ttft_s = x->first_ns ? seconds(c->arrived_ns, x->first_ns) : -1,
         .last_s = seconds(x->first_ns, x->last_ns),
@@ -344,6 +345,7 @@ static void on_out(struct call_line *l, const struct wire_out *o)
         uint64_t now = proc_now_ns();
         if (!x->first_ns) {
             x->first_ns = now;
+            x->n_cached = o->cached;
             a->n_waiting--;
             a->n_running++;
             if (!c->first_ns)

@@ -242,7 +242,7 @@ void metrics_end(struct metrics *m, const struct metrics_end *x)
     if (w)
         count_prompt(m, w->prompt_tokens, w->cached_tokens);
     else if (x->ttft_s >= 0)
-        count_prompt(m, x->n_prompt, 0);
+        count_prompt(m, x->n_prompt, x->n_cached);
     if (x->n_choice) {
         histogram_observe(&m->choices, x->n_choice);
         histogram_observe(&m->most_tokens, x->most_tokens);

@@ -22,11 +22,11 @@ void metrics_tokens(struct metrics *m, double gap_s, uint32_t n);
 /* A choice has ended (or failed: w NULL, reason WIRE_ERROR). */
 struct metrics_end {
     enum wire_reason reason;
-    uint32_t max_tokens;      /* that the request asked for; 0: not said */
-    double e2e_s, ttft_s;     /* from arrival; ttft_s < 0: no token */
-    double last_s;            /* first token to last */
-    const struct wire_end *w; /* counts and spans; may be NULL */
-    uint32_t n_prompt;        /* tokens of the prompt, where w is NULL; 0: not known */
+    uint32_t max_tokens;         /* that the request asked for; 0: not said */
+    double e2e_s, ttft_s;        /* from arrival; ttft_s < 0: no token */
+    double last_s;               /* first token to last */
+    const struct wire_end *w;    /* counts and spans; may be NULL */
+    uint32_t n_prompt, n_cached; /* tokens of the prompt, and those not computed, where w is NULL; 0: not known */
     /* With the last choice of a request alone: how many it had, and the tokens of the longest. 0: not the last. */
     uint32_t n_choice, most_tokens;
 };

@@ -69,6 +69,20 @@ static void requests(struct page *p, const struct metrics_now *now, const struct
     page_u64(p, &deferred, 1, 0);
 }
 
+/* The third of what workers say of themselves: "model …, vocabulary …, KV type, …". */
+static struct wire_str kv_type(const struct wire_worker *w, size_t n)
+{
+    const char *p = n ? w->compat.p : NULL, *end = p ? p + w->compat.n : NULL;
+    for (int i = 0; i < 2 && p; i++) {
+        p = memchr(p, ',', (size_t)(end - p));
+        p = p ? p + 1 : NULL;
+    }
+    while (p && p < end && *p == ' ')
+        p++;
+    const char *comma = p ? memchr(p, ',', (size_t)(end - p)) : NULL;
+    return comma ? (struct wire_str){p, (size_t)(comma - p)} : wire_str_of("auto");
+}
+
 /* The blocks of the pool that requests share, and how many tokens one has. */
 static void cache(struct page *p, const struct api_watch *w)
 {
@@ -87,7 +101,7 @@ static void cache(struct page *p, const struct api_watch *w)
     if (blocks)
         snprintf(n, sizeof n, "%llu", (unsigned long long)blocks);
     snprintf(tokens, sizeof tokens, "%d", BLOCK_TOKENS);
-    const struct label l[] = {label_of("block_size", tokens), label_of("cache_dtype", "auto"),
+    const struct label l[] = {label_of("block_size", tokens), label_str("cache_dtype", kv_type(x, n_worker)),
                               label_of("enable_prefix_caching", "True"), label_of("num_gpu_blocks", n)};
     page_family(p, "vllm:cache_config_info", "gauge", "The pool of KV blocks; always 1.");
     page_u64(p, l, sizeof l / sizeof *l, 1);

@@ -152,6 +152,7 @@ int out_token(struct err *e, struct serve *v, struct task *o, enum answer_end *e
                               .text = {text, n},
                               .lp = &lp,
                               .n_lp = q->sp.logprobs >= 0,
+                              .cached = n_out == 1 ? q->cached : 0,
                               .at = n_out - 1};
     return worker_link_send(e, v->link, o->told->order, &f, n_out);
 }

@@ -157,6 +157,7 @@ static void put_worker(struct serve *v, const struct worker *w)
         .step_ns = w->last_step_ns,
         .batch = w->last_batch,
         .inc = w->inc,
+        .compat = wire_str_of(v->s->compat ? v->s->compat : ""),
         .steps = w->steps,
         .n_steps = w->n_steps,
         .step_tokens = w->step_tokens,

@@ -62,7 +62,7 @@ struct wire_join { /* a worker registers, with what it runs */
     uint64_t inc;
     struct wire_str role;      /* prefill, decode or both: what it likes; it can do either */
     struct wire_str store;     /* of its host */
-    struct wire_str compat;    /* model, KV type and arithmetic: all workers must say the same */
+    struct wire_str compat;    /* "model …, vocabulary …, KV type, arithmetic, layout": all workers say the same */
     uint32_t seqs;             /* sequences at once */
     uint64_t blocks;           /* slots of its pool */
     uint32_t max_len;          /* tokens of a sequence */
@@ -241,7 +241,8 @@ struct wire_worker { /* behind an answered stat, one a worker */
     uint64_t context, step_ns; /* of its last decode step */
     uint32_t batch;
     uint64_t inc;
-    const uint32_t *steps; /* of its newest poll */
+    struct wire_str compat; /* as it joined */
+    const uint32_t *steps;  /* of its newest poll */
     uint32_t n_steps;
     uint64_t step_tokens;
     struct wire_extra extra;

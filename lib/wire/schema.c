@@ -130,6 +130,7 @@ static const struct wire_field out_fields[] = {
     BOOL(wire_out, "prompt", prompt),
     BOOL(wire_out, "silent", silent),
     U32(wire_out, "at", at),
+    U32(wire_out, "cached", cached),
 };
 
 static const struct wire_field end_fields[] = {

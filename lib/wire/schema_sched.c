@@ -249,6 +249,7 @@ static const struct wire_field worker_fields[] = {
     U64(wire_worker, "step_ns", step_ns),
     U32(wire_worker, "batch", batch),
     U64(wire_worker, "inc", inc),
+    WHO(wire_worker, "compat", compat),
     LIST(wire_worker, "steps", TY_IDS, steps, n_steps, WIRE_STEPS_MAX),
     U64(wire_worker, "step_tokens", step_tokens),
 };

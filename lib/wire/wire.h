@@ -245,6 +245,7 @@ struct wire_out { /* a piece of an answer */
     bool prompt; /* ids, text and lp are the prompt's */
     bool silent; /* with prompt: it is no part of the answer, only its lp were asked for (prompt_logprobs without echo)
                   */
+    uint32_t cached; /* services: with the first token of an answer, prompt tokens that were not computed */
     uint32_t at; /* services: place of the first id in the answer (0: not said), so that a token that came already is
                     known */
     struct wire_extra extra;

@@ -156,6 +156,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     so "$(value vllm:iteration_tokens_total_sum) >= $(value vllm:iteration_tokens_total_count)"
     so "$(value vllm:iteration_tokens_total_bucket le=1.0) > 0"
     [ "$(value phasepipe:worker_sequences worker=decode-0 role=decode)" = 64 ]
+    grep -q '^vllm:cache_config_info{.*cache_dtype="int8"' page
 }
 
 @test "under load the pool's use is between 0 and 1, and more than 0" {
@@ -196,6 +197,23 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     until_true 2 says vllm:request_success_total finished_reason=abort $((abort + 1))
     until_true 2 says $rows $((row + 1))
     until_true 5 says $ended reason=cancelled $((cancelled + 1))
+}
+
+@test "a client that leaves: what of its prompt was cached counts as such" {
+    local body='{"prompt":['$(seq -s, 700 1100)'],"ignore_eos":true' cached
+    for _ in 1 2; do
+        cached=$(curl -sS --max-time 20 --unix-socket "$SOCKET" http://localhost/v1/completions --json "$body,\"max_tokens\":2}" |
+            jq .usage.prompt_tokens_details.cached_tokens)
+    done
+    [ "$cached" -ge 384 ]
+    scrape
+    local hits=$(value vllm:prefix_cache_hits_total) prompts=$(value vllm:prompt_tokens_total)
+    local computed=$(value vllm:prompt_tokens_by_source_total source=local_compute)
+    run curl -sN --max-time 0.5 --unix-socket "$SOCKET" http://localhost/v1/completions --json "$body,\"max_tokens\":1000,\"stream\":true}"
+    [ "$status" = 28 ]
+    until_true 5 says vllm:prompt_tokens_total $((prompts + 401))
+    until_true 1 says vllm:prefix_cache_hits_total $((hits + cached))
+    until_true 1 says vllm:prompt_tokens_by_source_total source=local_compute $((computed + 401 - cached))
 }
 
 @test "services that hang do not keep the page waiting, and are said to be down" {

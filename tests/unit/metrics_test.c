@@ -376,7 +376,7 @@ static void test_ends(void **state)
     (void)state;
     struct bench b;
     bench_new(&b, "m", 8192);
-    metrics_end(b.m, &(struct metrics_end){.reason = WIRE_CANCELLED, .ttft_s = 1, .n_prompt = 7});
+    metrics_end(b.m, &(struct metrics_end){.reason = WIRE_CANCELLED, .ttft_s = 1, .n_prompt = 7, .n_cached = 4});
     metrics_end(b.m, &(struct metrics_end){.reason = WIRE_CANCELLED, .ttft_s = -1, .n_prompt = 7});
     metrics_end(b.m, &(struct metrics_end){.reason = WIRE_ERROR, .ttft_s = -1, .n_choice = 3, .most_tokens = 0});
     metrics_client_gone(b.m);
@@ -386,6 +386,7 @@ static void test_ends(void **state)
     assert_int_equal(expo_value(&page, "vllm:request_success_total", "finished_reason=stop"), 0);
     near("vllm:e2e_request_latency_seconds_count", 0);
     near("vllm:prompt_tokens_total", 7); /* of the one whose prompt was computed */
+    near("vllm:prefix_cache_hits_total", 4);
     near("vllm:request_params_n_sum", 3);
     near("phasepipe:client_gone_total", 1);
     bench_free(&b);

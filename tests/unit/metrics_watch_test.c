@@ -179,6 +179,7 @@ static struct wire_worker worker(const char *name, const char *role)
 {
     return (struct wire_worker){.name = wire_str_of(name),
                                 .role = wire_str_of(role),
+                                .compat = wire_str_of("model 00, vocabulary 11, int8, cpu-1, cpu-1"),
                                 .alive = true,
                                 .seqs = 3,
                                 .seqs_all = 8,
@@ -244,7 +245,7 @@ static void test_what_they_say(void **state)
     assert_int_equal(value("vllm:num_requests_waiting_by_reason", "reason=capacity"), 6);
     assert_int_equal(value("vllm:num_preemptions_total", ""), 3);
     assert_true(value("vllm:kv_cache_usage_perc", "model_name=m") == 0.3); /* of the board: leased, credited, lost */
-    assert_non_null(expo_find(&page, "vllm:cache_config_info", "num_gpu_blocks=1000,block_size=32"));
+    assert_non_null(expo_find(&page, "vllm:cache_config_info", "num_gpu_blocks=1000,block_size=32,cache_dtype=int8"));
     assert_int_equal(value("phasepipe:sched_ended_total", "reason=refused"), 10);
     assert_int_equal(value("phasepipe:sched_placed_total", ""), 200);
     assert_true(value("phasepipe:sched_ttft_seconds", "percentile=50") == 0.005);
