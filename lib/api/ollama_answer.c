@@ -82,7 +82,8 @@ void ollama_times(struct ollama_times *t, const struct wire_end *w, uint64_t arr
     uint64_t first = least(first_ns ? since(arrived_ns, first_ns) : t->total_ns, t->total_ns);
     t->prompt_ns = least(r.prefill_ns, first);
     t->load_ns = first - t->prompt_ns;
-    t->eval_ns = least(r.decode_ns, t->total_ns - first);
+    uint64_t rest = t->total_ns - first;
+    t->eval_ns = r.n_answer == 1 ? rest : least(r.decode_ns, rest); /* clients divide by it */
     t->n_prompt = r.n_prompt;
     t->n_cached = r.n_cached;
     t->n_eval = r.n_answer;

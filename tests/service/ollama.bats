@@ -80,6 +80,13 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     is "$metrics"
 }
 
+@test "an answer of one token has times that can be divided by" {
+    ask /api/generate '{"model":"smol","prompt":"Name a colour.","stream":false,"options":{"num_predict":1}}' > got
+    is 'length == 1'
+    is "$metrics"
+    is 'last | .eval_count == 1 and .eval_duration > 0 and .prompt_eval_duration > 0 and .load_duration > 0'
+}
+
 @test "chat says what the OpenAI API says, and counts as it does" {
     m='"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"What is the capital of France?"}]'
     curl -sS --max-time 20 --json '{"model":"smol","temperature":0,"max_tokens":12,'"$m}" "$U/v1/chat/completions" > openai

@@ -252,6 +252,12 @@ static void test_times(void **state)
     assert_int_equal(t.n_prompt, 26); /* the whole prompt, what was cached too */
     assert_int_equal(t.n_cached, 8);
     assert_int_equal(t.n_eval, 9);
+    w.completion_tokens = 1; /* of one token it is what came behind it: clients divide by it */
+    w.last_ns = 2500;
+    ollama_times(&t, &w, 1000, 2600, 4200);
+    assert_int_equal(t.eval_ns, 1600);
+    expect_parts(&t);
+    w.completion_tokens = 9;
     /* a worker that says more than there was: of a second try, or of a host with another clock */
     const struct wire_span far[] = {span("prefill", 0, 0, 900000), span("decode", 0, 0, 0)};
     w.span = far;
