@@ -55,7 +55,7 @@ check-faults: all unit tools
 # Unit tests, kernels, programs, policies and kvstore once more under the address and undefined-behaviour sanitizers.
 SAN_OPT := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 SAN_SUITES ?= unit kernels cli/tokenize cli/stream cli/chat cli/programs pipe/frames pipe/glue pipe/faults pipe/hostile \
-	sched service/kvstore service/sched
+	cli/load sched service/kvstore service/sched service/metrics
 .PHONY: san
 san:
 	@nice $(MAKE) -s B=build-san OPT="$(SAN_OPT)" all unit tools
