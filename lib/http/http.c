@@ -99,7 +99,7 @@ static void on_log(void *arg, const char *fmt, va_list ap) __attribute__((format
 static void on_log(void *arg, const char *fmt, va_list ap)
 {
     /* What peers do wrong fills logs and says nothing to the one who runs the server. */
-    (void)arg, (void)fmt, (void)ap;
+    check_log(arg, fmt, ap);
 }
 
 /* fd is a listening socket, l's from now on, or the daemon's. */

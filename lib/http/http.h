@@ -8,6 +8,12 @@
  * answer that has begun as http_begin says, before that an interim answer (100), which HTTP/1.1 lets a server send at
  * any time. Over TLS and for HTTP/1.0 there is none, so before its answer begins a half-closed client counts as gone.
  * One that reads slowly keeps nobody waiting: what it has not read is kept here, up to a limit.
+ *
+ * A request that two servers could read in two ways (RFC 9112: more than one length of its body, a space in front of a
+ * colon, no Host …) is refused by opts.fail and is the last of its connection: nothing behind it is read as a request.
+ * What libmicrohttpd refuses by itself it answers with pages of its own, closes too, and lets nobody shape: no request
+ * line (400), another version (505), too long a line or head (414, 431), a header without a colon or with a NUL in its
+ * name (400), and chunks that are none (400, 413).
  */
 #ifndef HTTP_H
 #define HTTP_H
@@ -33,7 +39,8 @@ struct http_opts {
     const char *origins; /* CORS: "*", or origins separated by commas; NULL: no header of it, OPTIONS is 405 */
     /* A whole request. It must be answered in the end by http_reply, or by http_begin … http_end. */
     void (*request)(void *arg, struct http_request *r);
-    /* The request cannot be given out: status (400, 408, 413, 431 …) and why; to be answered by http_reply at once. */
+    /* The request cannot be given out: status (400, 413, 431, 501, 503) and why; to be answered by http_reply at once.
+     * Of some neither method nor path is known. */
     void (*fail)(void *arg, struct http_request *r, int status, const char *text);
     /* The client of a request that is not answered to its end has gone; r is no more after this returns. */
     void (*gone)(void *arg, struct http_request *r);
@@ -64,7 +71,7 @@ int http_step(struct err *e, struct http *h); /* does not wait; sends what was w
 /* ---- a request; what is returned is borrowed for its life ---- */
 
 const char *http_method(const struct http_request *r); /* "GET" */
-const char *http_path(const struct http_request *r);   /* without the query, percent-decoded */
+const char *http_path(const struct http_request *r);   /* without host and query, percent-decoded */
 int http_surface(const struct http_request *r);
 bool http_is_tls(const struct http_request *r);
 const char *http_header(const struct http_request *r, const char *name); /* of any case; NULL: none */

@@ -78,6 +78,10 @@ struct http_request {
     bool head, too_large;
     bool own;          /* answered here: nobody has been given it */
     bool interim;      /* its client knows "100 Continue" */
+    bool absolute;     /* asked for with scheme and host */
+    bool raw;          /* refused past libmicrohttpd */
+    size_t n_target;   /* bytes of what is asked for, as they came */
+    const char *fault; /* in them; NULL: none */
     uint64_t n_past;   /* bytes of a body that is too large, not kept */
     const char *probe; /* a piece that says nothing, by the content type */
     char *out;         /* what is to be sent: from at to n */
@@ -116,6 +120,14 @@ void linger_add(struct http *h, int fd); /* takes a copy of it */
 void linger_step(struct http *h, uint64_t now);
 uint64_t linger_next_ns(const struct http *h);
 void linger_end(struct http *h);
+
+/* ---- check.c ---- */
+void check_target(struct http_request *r, const char *target);
+const char *check_path(const struct http_request *r, const char *url); /* of a target that may name the host */
+/* The status that refuses it, and why; 0: it may be read on. */
+int check_head(const struct http_request *r, const char *url, const char *version, const char **why);
+void check_log(struct listener *l, const char *fmt, va_list ap); /* libmicrohttpd says that */
+void check_reply(struct http_request *r, int status, const char *type, const void *body, size_t n); /* of a raw one */
 
 /* ---- request.c ---- */
 void *request_uri(void *listener, const char *uri, struct MHD_Connection *c);

@@ -34,10 +34,11 @@ void *request_uri(void *listener, const char *uri, struct MHD_Connection *c)
 {
     struct conn *k = conn_of(c);
     struct http_request *r = k ? calloc(1, sizeof *r) : NULL;
-    (void)listener, (void)uri;
+    (void)listener;
     if (!r)
         return NULL;
     r->k = k;
+    check_target(r, uri ? uri : "");
     r->arrived_ns = proc_now_ns();
     k->r = r;
     if (k->patient)
@@ -138,14 +139,17 @@ static enum MHD_Result refuse_early(struct http_request *r, int status, const ch
 static enum MHD_Result head(struct http_request *r, const char *url, const char *method, const char *version)
 {
     const struct http *h = r->k->h;
-    const char *length;
+    const char *length, *why;
     char text[160];
     r->method = method;
     r->head = !strcmp(method, "HEAD");
     r->interim = !strcmp(version, "HTTP/1.1");
-    r->path = strdup(url);
+    r->path = strdup(check_path(r, url));
     if (!r->path)
         return MHD_NO;
+    int status = check_head(r, url, version, &why);
+    if (status)
+        return refuse_early(r, status, why);
     if (r->k->extra && h->n_conn > h->o.connections_max) {
         snprintf(text, sizeof text, "more than %u connections", h->o.connections_max);
         return refuse_early(r, 503, text);
@@ -331,6 +335,11 @@ static void over(struct http_request *r)
 void http_reply(struct http_request *r, int status, const char *type, const void *body, size_t n)
 {
     static char nothing[1];
+    if (r->raw) {
+        check_reply(r, status, type, body, n);
+        over(r);
+        return;
+    }
     if (n > STALL_BYTES)
         let_stall(r->k, true);
     respond(r, status, type,

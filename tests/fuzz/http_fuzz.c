@@ -1,7 +1,8 @@
 /*
- * Whatever comes over a connection, the server goes on: nothing is given out twice, each request ends once, and a
- * client that has gone leaves nothing behind. The first byte of an input says how the client behaves; then pieces: a
- * byte that says how long each is and what happens behind it. A piece of length 255 takes all that is left.
+ * Whatever comes over a connection, the server goes on: nothing is given out twice, each request ends once, a client
+ * that has gone leaves nothing behind, and behind a request that is wrong there is none. The first byte of an input
+ * says how the client behaves; then pieces: a byte that says how long each is and what happens behind it. A piece of
+ * length 255 takes all that is left.
  */
 #include <assert.h>
 #include <poll.h>
@@ -23,6 +24,7 @@ static struct sockaddr_un at = {.sun_family = AF_UNIX};
 static socklen_t n_at;
 static struct http_request *waiting[256];
 static size_t n_waiting, n_given, n_over;
+static bool wrong; /* the connection has had such a request */
 
 static void forget(struct http_request *r)
 {
@@ -41,7 +43,7 @@ static void on_request(void *arg, struct http_request *r)
     const char *path = http_path(r), *body = http_body(r, &n), *header = http_header(r, "X-A");
     const char *query = http_query(r, "a");
     char text[300];
-    assert(!body[n] && *http_method(r) && *http_peer(r));
+    assert(!body[n] && *http_method(r) && *http_peer(r) && !wrong);
     n_given++;
     int k = snprintf(text, sizeof text, "%.100s %zu %.50s %.50s", path, n, header ? header : "-", query ? query : "-");
     http_add_header(r, "X-Echo", header ? header : "");
@@ -68,7 +70,8 @@ static void on_fail(void *arg, struct http_request *r, int status, const char *t
 {
     (void)arg;
     n_given++;
-    assert(status >= 400);
+    assert(status >= 400 && !wrong);
+    wrong = status == 400 || status == 431 || status == 501;
     http_reply(r, status, "text/plain", text, strlen(text));
 }
 
@@ -159,6 +162,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
         return 0;
     int how = *p++, fd = socket(AF_UNIX, SOCK_STREAM, 0);
     n--;
+    wrong = false;
     assert(fd >= 0 && !connect(fd, (struct sockaddr *)&at, n_at));
     while (n) {
         size_t k = *p++, all = --n;

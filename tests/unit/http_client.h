@@ -69,7 +69,7 @@ static void tag_reply(struct tag *t, int status, const char *type, const void *b
     http_reply(t->r, status, type, body, n);
 }
 
-static void tag_end(struct tag *t)
+static inline void tag_end(struct tag *t)
 {
     t->answered = true;
     http_end(t->r);
@@ -94,6 +94,7 @@ static void on_fail(void *arg, struct http_request *r, int status, const char *t
 {
     struct tag *t = tag_new(arg, r);
     t->n_fail++;
+    http_add_header(r, "X-Test", "yes");
     tag_reply(t, status, "text/plain", text, strlen(text));
 }
 
@@ -182,7 +183,7 @@ struct client {
     int fd;
     gnutls_session_t tls;
     char *p; /* what has come and is not taken */
-    size_t n;
+    size_t n, cap;
     bool eof, reset;
 };
 
@@ -222,7 +223,7 @@ static void client_free(struct client *c)
 }
 
 /* Gone as a process that is killed: its descriptors are closed, or, with a reset, what it has sent is void too. */
-static void client_leave(struct client *c, bool reset)
+static inline void client_leave(struct client *c, bool reset)
 {
     struct linger l = {.l_onoff = 1};
     if (reset)
@@ -267,7 +268,10 @@ static bool client_take(struct server *v, struct client *c, uint64_t end_ns)
             c->eof = k <= 0;
             c->reset = k < 0;
             k = k < 0 ? 0 : k;
-            c->p = realloc(c->p, c->n + (size_t)k + 1);
+            if (c->n + (size_t)k >= c->cap) {
+                c->cap = 2 * c->n + (size_t)k + 1;
+                c->p = realloc(c->p, c->cap);
+            }
             memcpy(c->p + c->n, piece, (size_t)k);
             c->n += (size_t)k;
             c->p[c->n] = 0;

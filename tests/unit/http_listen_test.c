@@ -313,6 +313,35 @@ static void requests_over_tls(void **state)
     }
 }
 
+/* RFC 9112, 6.1 and 6.3: one answer, and nothing behind it is a request. */
+static void a_wrong_request_over_tls_is_the_last(void **state)
+{
+    static const char *const text[] = {
+        "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n" GET("/echo"),
+        "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" GET(
+            "/echo")};
+    (void)state;
+    certificate(1, GNUTLS_PK_ECDSA, true, true);
+    struct server *v = tls_server();
+    for (size_t i = 0; i < 2; i++) {
+        struct client *c = tls_client(v);
+        struct answer a;
+        ask_plain(v, c);
+        ask(v, c, &a, text[i], 400);
+        assert_non_null(strstr(a.body, "Content-Length"));
+        assert_string_equal(answer_header(&a, "Connection"), "close");
+        assert_int_equal(last(v)->n_fail, 1);
+        answer_free(&a);
+        client_until_closed(v, c);
+        assert_false(c->reset);
+        assert_int_equal(c->n, 0);
+        assert_int_equal(v->n_tag, 2 * i + 2);
+        client_free(c);
+    }
+    UNTIL(v, http_connections(v->h) == 0);
+    server_free(v);
+}
+
 static void who_leaves_over_tls_is_noticed(void **state)
 {
     static const char *const text[] = {GET("/wait"), GET("/stream")};
@@ -433,6 +462,7 @@ int main(void)
         TEST(a_socket_is_adopted),
         TEST(stopping_lets_what_runs_end),
         TEST(requests_over_tls),
+        TEST(a_wrong_request_over_tls_is_the_last),
         TEST(who_leaves_over_tls_is_noticed),
         TEST(what_is_no_tls_is_closed),
         TEST(certificates_are_read_again),

@@ -1,0 +1,337 @@
+/* Requests that another server may read otherwise: what is refused, and that nothing behind it is taken for a request.
+ * RFC 9112 (numbers of its sections stand beside the cases) says what is wrong with each; http.h, how it is answered.
+ */
+#include "http_client.h"
+
+static const struct http_opts plain = {0};
+
+#define NEXT "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+#define POST(headers) "POST /echo HTTP/1.1\r\nHost: a\r\n" headers "\r\n"
+#define CHUNKS "4\r\nbody\r\n0\r\n\r\n"
+#define OF(text) (text), sizeof(text) - 1
+
+struct wrong {
+    const char *text;
+    size_t n;
+    int status;
+    const char *why; /* a part of what is said */
+};
+
+static const struct wrong wrongs[] = {
+    /* where the body ends: 6.1, 6.3 */
+    {OF(POST("Content-Length: 14\r\nTransfer-Encoding: chunked\r\n") CHUNKS), 400, "more than one"},
+    {OF(POST("Content-Length: 4\r\nTransfer-Encoding: chunked\r\n") CHUNKS), 400, "more than one"},
+    {OF(POST("Transfer-Encoding: chunked\r\nContent-Length: 4\r\n") CHUNKS), 400, "more than one"},
+    {OF(POST("Transfer-Encoding: chunked\r\nX: y\r\ncontent-LENGTH: 4\r\n") CHUNKS), 400, "more than one"},
+    {OF(POST("Transfer-Encoding: chunked\r\nContent-Length: x\r\n") CHUNKS), 400, "Content-Length"},
+    {OF(POST("Content-Length: 4\r\nContent-Length: 40\r\n") "body"), 400, "more than one"},
+    {OF(POST("Content-Length: 40\r\nContent-Length: 4\r\n") "body"), 400, "more than one"},
+    {OF(POST("Content-Length: 4\r\nContent-Length: 4\r\n") "body"), 400, "more than one"},
+    {OF(POST("Content-Length: 4\r\nContent-Length: x\r\n") "body"), 400, "Content-Length"},
+    {OF(POST("Content-Length: 4, 4\r\n") "body"), 400, "Content-Length"},
+    {OF(POST("Content-Length: +4\r\n") "body"), 400, "Content-Length"},
+    {OF(POST("Content-Length: -1\r\n") "body"), 400, "Content-Length"},
+    {OF(POST("Content-Length: 0x4\r\n") "body"), 400, "Content-Length"},
+    {OF(POST("Content-Length: 4abc\r\n") "body"), 400, "Content-Length"},
+    {OF(POST("Content-Length: 4.0\r\n") "body"), 400, "Content-Length"},
+    {OF(POST("Content-Length: \r\n") "body"), 400, "Content-Length"},
+    {OF(POST("Content-Length: 00000000000000000000004\r\n") "body"), 400, "Content-Length"},
+    {OF(POST("Content-Length: 100000000000000000000000\r\n") "body"), 413, "limit"},
+    {OF(POST("Content-Length: 18446744073709551620\r\n") "body"), 413, "limit"},
+    {OF(POST("Content-Length: 18446744073709551615\r\n") "body"), 400, "Content-Length"},
+    {OF(POST("Content-Length: 9999999999999999999\r\n") "body"), 413, "limit"},
+    {OF(POST("Transfer-Encoding: gzip\r\n") CHUNKS), 501, "Transfer-Encoding"},
+    {OF(POST("Transfer-Encoding: identity\r\n") CHUNKS), 501, "Transfer-Encoding"},
+    {OF(POST("Transfer-Encoding: xchunked\r\n") CHUNKS), 501, "Transfer-Encoding"},
+    {OF(POST("Transfer-Encoding: chunkedx\r\n") CHUNKS), 501, "Transfer-Encoding"},
+    {OF(POST("Transfer-Encoding: gzip, chunked\r\n") CHUNKS), 501, "Transfer-Encoding"},
+    {OF(POST("Transfer-Encoding: chunked, gzip\r\n") CHUNKS), 501, "Transfer-Encoding"},
+    {OF(POST("Transfer-Encoding: \"chunked\"\r\n") CHUNKS), 501, "Transfer-Encoding"},
+    {OF(POST("Transfer-Encoding: \vchunked\r\n") CHUNKS), 501, "Transfer-Encoding"},
+    {OF(POST("Transfer-Encoding:\r\n") CHUNKS), 501, "Transfer-Encoding"},
+    {OF(POST("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n") CHUNKS), 400, "more than one"},
+    {OF(POST("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n") CHUNKS), 400, "more than one"},
+    {OF("POST /echo HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n" CHUNKS), 400, "HTTP/1.0"},
+    {OF(POST("X: y\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n") CHUNKS), 400, "more than one"},
+    /* names: 5.1 */
+    {OF(POST("Content-Length : 4\r\n") "body"), 400, "name"},
+    {OF(POST("Content-Length\t: 4\r\n") "body"), 400, "name"},
+    {OF(POST("Transfer-Encoding : chunked\r\n") CHUNKS), 400, "name"},
+    {OF(POST("Transfer-Encoding : chunked\r\nContent-Length: 4\r\n") CHUNKS), 400, "name"},
+    {OF(POST(": foo\r\n")), 400, "name"},
+    {OF(POST(": foo\r\nX: y\r\n")), 400, "name"},
+    {OF(POST("X\rY: foo\r\n")), 400, "name"},
+    {OF(POST("X(Y: foo\r\n")), 400, "name"},
+    {OF(POST("X\xc3\xa9: foo\r\n")), 400, "name"},
+    {OF("GET /echo HTTP/1.1\r\n Host: a\r\n\r\n"), 400, "name"}, /* 2.2 */
+    /* values: RFC 9110, 5.5; lines that go on: 5.2 */
+    {OF(POST("X: a\0b\r\n")), 400, "NUL"},
+    {OF(POST("X: a\0b: c\r\nContent-Length: 4\r\n") "body"), 400, "NUL"},
+    {OF(POST("X: \0\r\nContent-Length: 4\r\n") "body"), 400, "NUL"},
+    {OF(POST("X: a\0\r\n")), 400, "NUL"},
+    {OF(POST("Content-Length: 4\0000\r\n") "body"), 400, "NUL"},
+    {OF("GET /echo HTTP/1.1\r\nHost: a\0b\r\n\r\n"), 400, "NUL"},
+    {OF(POST("X: y\rTransfer-Encoding: chunked\r\n")), 400, "CR"},
+    {OF(POST("X: y\r\r\n")), 400, "CR"},
+    {OF(POST("X: a\r\n b\r\n")), 400, "more lines"},
+    {OF(POST("X: a\r\n \r\nY: c\r\n")), 400, "more lines"},
+    {OF(POST("X: a\r\n\t\r\n")), 400, "more lines"},
+    {OF(POST("Transfer-Encoding:\r\n chunked\r\nContent-Length: 4\r\n") CHUNKS), 400, "more lines"},
+    {OF(POST("Content: 4\r\n -Length\r\n") "body"), 400, "more lines"},
+    {OF("GET / HTTP/1.0\r\na:\r\n b\r\n\r\n"), 400, "more lines"},
+    /* Host: 3.2 */
+    {OF("GET /echo HTTP/1.1\r\n\r\n"), 400, "Host"},
+    {OF("GET /echo HTTP/1.1\r\nHostess: a\r\n\r\n"), 400, "Host"},
+    {OF("GET http://a/echo HTTP/1.1\r\n\r\n"), 400, "Host"},
+    {OF("GET /echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"), 400, "Host"},
+    {OF("GET /echo HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n"), 400, "Host"},
+    {OF("GET /echo HTTP/1.0\r\nHost: a\r\nhost: b\r\n\r\n"), 400, "Host"},
+    {OF("GET /echo HTTP/1.1\r\nHost: a b\r\n\r\n"), 400, "Host"},
+    {OF("GET /echo HTTP/1.1\r\nHost: a/b\r\n\r\n"), 400, "Host"},
+    {OF("GET /echo HTTP/1.1\r\nHost: a@b\r\n\r\n"), 400, "Host"},
+    {OF("GET /echo HTTP/1.1\r\nHost: a, b\r\n\r\n"), 400, "Host"},
+    /* the method and the target: 3.1, 3.2 */
+    {OF("GET\0 /echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "method"},
+    {OF("GET\0T /echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "method"},
+    {OF("G\xffT /echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "method"},
+    {OF("GET\t /echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "method"},
+    {OF("GET /echo\0x HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "NUL"},
+    {OF("GET /echo\0 HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "NUL"},
+    {OF("GET /echo\0HTTP/1.1 HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "NUL"},
+    {OF("GET /echo%00/../x HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "NUL"},
+    {OF("GET /echo\rx HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "control"},
+    {OF("GET /echo HTTP/1.1 HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "space"},
+    {OF("GET /echo?a b HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "space"},
+    {OF("GET http:///echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "host"},
+    {OF("GET http://a%2fb/echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "host"},
+    {OF("GET http://u@a/echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "host"},
+};
+enum { N_WRONG = sizeof wrongs / sizeof *wrongs };
+
+static int count(const char *text, const char *part)
+{
+    int n = 0;
+    for (; (text = strstr(text, part)); text++)
+        n++;
+    return n;
+}
+
+/* One answer, whole, of whoever shapes errors; then the end. */
+static void is_refused(struct server *v, struct client *c, const struct wrong *w)
+{
+    struct answer a;
+    struct tag *t = last(v);
+    client_until_closed(v, c);
+    if (c->reset || !c->n || count(c->p, "HTTP/1.1 ") != 1)
+        fail_msg("%.70s: %s%s", w->text, c->reset ? "reset after " : "", c->n ? c->p : "nothing");
+    answer_read(v, c, &a);
+    if (a.status != w->status || !strstr(a.body, w->why))
+        fail_msg("%.70s: %d %s", w->text, a.status, a.body);
+    assert_string_equal(answer_header(&a, "Content-Type"), "text/plain");
+    assert_string_equal(answer_header(&a, "Connection"), "close");
+    assert_string_equal(answer_header(&a, "X-Test"), "yes"); /* what the one who shapes it adds */
+    assert_true(strstr(answer_header(&a, "Date"), " GMT") != NULL);
+    assert_int_equal(c->n, 0);
+    assert_int_equal(t->n_fail, 1);
+    answer_free(&a);
+}
+
+static void nothing_behind_a_wrong_request_is_one(void **state)
+{
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    (void)state;
+    for (size_t i = 0; i < N_WRONG; i++) {
+        struct client *c = client_new(v);
+        char text[1000];
+        memcpy(text, wrongs[i].text, wrongs[i].n);
+        memcpy(text + wrongs[i].n, NEXT, sizeof NEXT);
+        assert_true(client_send(v, c, text, wrongs[i].n + sizeof NEXT - 1));
+        client_until_closed(v, c);
+        if (v->n_tag != i + 1)
+            fail_msg("%.70s: %zu requests", wrongs[i].text, v->n_tag - i);
+        is_refused(v, c, &wrongs[i]);
+        client_free(c);
+    }
+    server_free(v);
+}
+
+/* The same where each byte comes alone, behind a request that is right. */
+static void byte_by_byte_behind_a_right_one(void **state)
+{
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    (void)state;
+    for (size_t i = 0; i < N_WRONG; i++) {
+        struct client *c = client_new(v);
+        ask_plain(v, c);
+        for (size_t j = 0; j < wrongs[i].n && client_send(v, c, wrongs[i].text + j, 1); j++)
+            pump(v, -1, 0);
+        (void)client_send(v, c, NEXT, sizeof NEXT - 1);
+        client_until_closed(v, c);
+        if (v->n_tag != 2 * i + 2)
+            fail_msg("%.70s: %zu requests", wrongs[i].text, v->n_tag - 2 * i);
+        is_refused(v, c, &wrongs[i]);
+        client_free(c);
+    }
+    server_free(v);
+}
+
+/* That libmicrohttpd refuses by itself is known by what it logs, which does not name the connection. */
+static void the_right_one_of_many_is_refused(void **state)
+{
+    static const struct wrong length = {OF(POST("Content-Length: no\r\n")), 400, "Content-Length"};
+    static const char *const rest[] = {"\r\n", "\r\n", "1: a\r\n\r\n", ": a\r\nContent-Length: 2\r\n\r\nok"};
+    static const char *const begin[] = {
+        "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: no\r\n", "GET /echo HTTP/1.1\r\nHost: a\r\n",
+        "GET /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nX-", "GET /echo HTTP/1.1\r\nHost"};
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    struct err e = {0};
+    struct client *c[4], *wait = client_new(v), *head = client_new(v), *no = client_new(v);
+    struct answer a;
+    (void)state;
+    OK(http_listen(&e, v->h, "127.0.0.1:0", 8));
+    ask_plain(v, wait);
+    struct tag *t = send_waiting(v, wait, "POST /wait HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok");
+    client_say(v, head, POST("Content-Length: 2\r\n") "o");
+    for (int i = 0; i < 4; i++) {
+        c[i] = client_new(v);
+        client_say(v, c[i], begin[i]);
+    }
+    run_ms(v, 30);
+    client_say(v, no, length.text);
+    client_until_closed(v, no);
+    is_refused(v, no, &length);
+    run_ms(v, 30);
+    assert_int_equal(v->n_tag, 3);
+    for (int i = 3; i > 0; i--) {
+        ask(v, c[i], &a, rest[i], 200);
+        answer_free(&a);
+    }
+    client_say(v, c[0], rest[0]);
+    client_until_closed(v, c[0]);
+    is_refused(v, c[0], &length);
+    ask(v, head, &a, "k", 200);
+    assert_string_equal(a.body, "ok");
+    answer_free(&a);
+    tag_reply(t, 200, "text/plain", "late", 4);
+    answer_read(v, wait, &a);
+    assert_string_equal(a.body, "late");
+    answer_free(&a);
+    for (int i = 0; i < 4; i++)
+        client_free(c[i]);
+    client_free(wait);
+    client_free(head);
+    client_free(no);
+    server_free(v);
+}
+
+/* libmicrohttpd has 32 KiB for a head, and copies cookies. */
+static void cookies_without_end_are_refused(void **state)
+{
+    static char text[20100] = "GET /echo HTTP/1.1\r\nHost: a\r\nCookie: a=";
+    const struct wrong w = {.text = text, .status = 431, .why = "headers"};
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    size_t n = strlen(text);
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct client *c = client_new(v);
+        size_t end = i ? 9000 : 20000;
+        for (size_t j = n; j < end; j += 2)
+            memcpy(text + j, i ? ";y" : "xx", 2);
+        strcpy(text + end, "\r\n\r\n" NEXT);
+        client_say(v, c, text);
+        client_until_closed(v, c);
+        assert_int_equal(v->n_tag, i + 1);
+        is_refused(v, c, &w);
+        client_free(c);
+    }
+    server_free(v);
+}
+
+/* Whoever sends much before it looks gets the answer, not a reset. */
+static void what_still_comes_is_thrown_away(void **state)
+{
+    static const struct wrong much[] = {
+        {OF(POST("Content-Length: 9 \t9\r\n")), 400, "Content-Length"},
+        {OF(POST("Transfer-Encoding: chunked\r\nContent-Length: 4\r\n")), 400, "more than one"},
+    };
+    static char waste[1 << 20];
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    (void)state;
+    for (size_t i = 0; i < sizeof much / sizeof *much; i++) {
+        struct client *c = client_new(v);
+        client_say(v, c, much[i].text);
+        for (int j = 0; j < 8; j++)
+            assert_true(client_send(v, c, waste, sizeof waste));
+        client_until_closed(v, c);
+        is_refused(v, c, &much[i]);
+        client_free(c);
+    }
+    server_free(v);
+}
+
+/* ---- what stays right ---- */
+
+static void what_may_be_is_given_out(void **state)
+{
+    static const struct {
+        const char *text, *what, *body;
+    } right[] = {
+        {"GET /echo HTTP/1.1\r\nHost:\r\n\r\n", "GET /echo", ""},
+        {"GET /echo HTTP/1.1\r\nHost: a.test:8000 \r\n\r\n", "GET /echo", ""},
+        {"GET /echo HTTP/1.1\r\nhOST:\t[::1]:80\r\n\r\n", "GET /echo", ""},
+        {"GET /echo HTTP/1.1\r\nHost: a_b-c%20\r\n\r\n", "GET /echo", ""},
+        {"GET /echo HTTP/1.1\nHost: a\nX: y\n\n", "GET /echo", ""}, /* 2.2: a bare LF ends a line */
+        {"\r\n\r\nGET /echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET /echo", ""},
+        {POST("X: a: \"b\" \xc3\xa9 \t\r\n!#$%&'*+-.^_`|~9: ?\r\nY:\r\nContent-Length: 4\r\n") "body", "POST /echo",
+         "body"},
+        {POST("Content-Length:4\r\n") "body", "POST /echo", "body"},
+        {POST("Content-Length: 0004\r\n") "body", "POST /echo", "body"},
+        {POST("Content-Length: 0\r\n"), "POST /echo", ""},
+        {POST("transfer-encoding:\tCHUNKED\r\n") CHUNKS, "POST /echo", "body"},
+        {POST("Transfer-Encoding: chunked\r\n") "4\r\nbody\r\n0\r\nContent-Length: 3\r\n\r\n", "POST /echo", "body"},
+        {POST("Cookie: a=b; c=\"d\"\r\nContent-Length: 4\r\n") "body", "POST /echo", "body"},
+        {"GET /echo?a=b&c=%20d+e HTTP/1.1\r\nHost: a\r\nCookie: x\r\n\r\n", "GET /echo", ""},
+        {"GET  /echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET /echo", ""},
+        {"M-SEARCH /echo HTTP/1.1\r\nHost: a\r\n\r\n", "M-SEARCH /echo", ""},
+        {"GET /echo? HTTP/1.1\r\nHost: a\r\n\r\n", "GET /echo", ""},
+        {"GET /%FF\xff HTTP/1.1\r\nHost: a\r\n\r\n", "GET /\xff\xff", ""},
+        {"GET http://host/echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET /echo", ""},
+        {"GET HTTPS://host:1/a%2fb?x=http://y/z HTTP/1.1\r\nHost: a\r\n\r\n", "GET /a/b", ""},
+        {"GET http://host HTTP/1.1\r\nHost: a\r\n\r\n", "GET /", ""},
+        {"GET http://host?x=/y HTTP/1.1\r\nHost: a\r\n\r\n", "GET /", ""},
+        {"GET /http://host/echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET /http://host/echo", ""},
+        {"GET http%3a//host/echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET http://host/echo", ""},
+        {"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS *", ""},
+        {"GET /echo HTTP/1.2\r\nHost: a\r\n\r\n", "GET /echo", ""},
+        {"GET /echo HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "GET /echo", ""},
+    };
+    struct server *v = server_new(&plain, "127.0.0.1:0");
+    struct client *c = client_new(v);
+    struct answer a;
+    (void)state;
+    for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
+        client_say(v, c, right[i].text);
+        answer_read(v, c, &a);
+        if (a.status != 200 || strcmp(a.body, right[i].body) != 0)
+            fail_msg("%.70s: %d %s", right[i].text, a.status, a.body);
+        assert_string_equal(last(v)->what, right[i].what);
+        answer_free(&a);
+    }
+    client_say(v, c, "GET /echo HTTP/1.0\r\n\r\n");
+    answer_read(v, c, &a);
+    assert_int_equal(a.status, 200);
+    answer_free(&a);
+    client_until_closed(v, c);
+    client_free(c);
+    server_free(v);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_behind_a_wrong_request_is_one), cmocka_unit_test(byte_by_byte_behind_a_right_one),
+        cmocka_unit_test(the_right_one_of_many_is_refused),      cmocka_unit_test(cookies_without_end_are_refused),
+        cmocka_unit_test(what_still_comes_is_thrown_away),       cmocka_unit_test(what_may_be_is_given_out),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
