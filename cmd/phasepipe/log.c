@@ -1,6 +1,7 @@
 /* What services write to stderr: to ours, with their name before it, or to a file each that does not grow for ever. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -8,6 +9,8 @@
 #include <unistd.h>
 
 #include "cmd/phasepipe/service.h"
+
+#define LINE_BYTES_MAX 1200
 
 int log_open(struct err *e, struct log *l, const char *run, const char *name, bool file)
 {
@@ -46,23 +49,49 @@ static void rotate(struct log *l)
     l->bytes = 0;
 }
 
-/* Where neither a file nor a terminal takes it there is nobody to tell. */
-static void put(int fd, const char *p, size_t n)
+static bool put(int fd, const char *p, size_t n)
 {
     while (n) {
         ssize_t w = write(fd, p, n);
         if (w < 0 && errno == EINTR)
             continue;
         if (w <= 0)
-            return;
+            return false;
         p += w;
         n -= (size_t)w;
     }
+    return true;
 }
 
+/* A line that finds no room is left out whole. */
+static bool append(struct log *l, const char *p, size_t n)
+{
+    if (put(l->fd, p, n)) {
+        l->bytes += n;
+        return true;
+    }
+    struct stat st;
+    if (!fstat(l->fd, &st) && (uint64_t)st.st_size > l->bytes && ftruncate(l->fd, (off_t)l->bytes))
+        l->bytes = (uint64_t)st.st_size; /* a part of it stays */
+    return false;
+}
+
+/* What was lost is said before the next line, together with which it has room or has not. */
+static void to_file(struct log *l, const char *when, const char *p, size_t n)
+{
+    char text[LINE_BYTES_MAX + 120];
+    int k = l->lost ? snprintf(text, sizeof text, "%slines that found no room: %" PRIu64 "\n", when, l->lost) : 0;
+    memcpy(text + k, p, n);
+    n += (size_t)k;
+    if (l->bytes + n > LOG_BYTES_MAX)
+        rotate(l);
+    l->lost = append(l, text, n) ? 0 : l->lost + 1;
+}
+
+/* Where neither a file nor a terminal takes it there is nobody to tell. */
 void log_line(struct log *l, const char *name, const char *p, size_t n)
 {
-    char text[1200], when[32] = "";
+    char text[LINE_BYTES_MAX], when[32] = "";
     time_t now = time(NULL);
     struct tm tm;
     if (*l->path && gmtime_r(&now, &tm))
@@ -73,8 +102,8 @@ void log_line(struct log *l, const char *name, const char *p, size_t n)
     for (size_t i = 0; i < n; i++)
         text[k++] = (unsigned char)p[i] < 32 || p[i] == 127 ? '?' : p[i];
     text[k++] = '\n';
-    if (*l->path && l->bytes + k > LOG_BYTES_MAX)
-        rotate(l);
-    put(*l->path ? l->fd : STDERR_FILENO, text, k);
-    l->bytes += k;
+    if (*l->path)
+        to_file(l, when, text, k);
+    else
+        (void)put(STDERR_FILENO, text, k);
 }

@@ -55,6 +55,7 @@ struct log {
     char path[PATH_MAX]; /* "": stderr, with the name before each line */
     int fd;
     uint64_t bytes;
+    uint64_t lost; /* lines that found no room since the last that did */
 };
 int log_open(struct err *e, struct log *l, const char *run, const char *name, bool file);
 void log_close(struct log *l);
@@ -166,7 +167,10 @@ struct super {
     size_t n_killed;
     struct err failed; /* why it ends by itself */
     struct log log;
-    bool changed; /* state.json is to be written */
+    bool changed;      /* state.json is to be written */
+    bool published;    /* it was written once */
+    bool unwritten;    /* it was said that it cannot be */
+    uint64_t again_ns; /* not before, where it could not be */
 };
 int super_run(struct err *e, struct super *s);
 void super_say(struct super *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

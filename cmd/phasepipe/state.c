@@ -28,6 +28,37 @@ static json_t *describe(const struct service *v)
                      "restarts", (json_int_t)v->restarts);
 }
 
+static int write_all(struct err *e, const char *path, int fd, const char *p, size_t n)
+{
+    while (n) {
+        ssize_t w = write(fd, p, n);
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w < 0)
+            return err_sys(e, "%s", path);
+        p += w;
+        n -= (size_t)w;
+    }
+    return 0;
+}
+
+/* A file that has come out short is not left to fill the disk. */
+static int replace(struct err *e, const char *path, const char *fresh, const char *text)
+{
+    int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return err_sys(e, "%s", fresh);
+    int rc = write_all(e, fresh, fd, text, strlen(text));
+    rc = rc ? rc : write_all(e, fresh, fd, "\n", 1);
+    if (close(fd) && !rc)
+        rc = err_sys(e, "%s", fresh);
+    if (!rc && rename(fresh, path))
+        rc = err_sys(e, "%s", path);
+    if (rc)
+        unlink(fresh);
+    return rc;
+}
+
 int state_write(struct err *e, const struct super *s)
 {
     char path[RUN_BYTES_MAX + 32], fresh[RUN_BYTES_MAX + 32];
@@ -36,17 +67,14 @@ int state_write(struct err *e, const struct super *s)
         json_array_append_new(list, describe(&s->service[i]));
     json_t *o = json_pack("{s:i,s:I,s:b,s:o}", "pid", (int)getpid(), "born", (json_int_t)process_born(getpid()),
                           "ready", s->all_ready, "services", list);
-    if (!o)
+    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    json_decref(o);
+    if (!text)
         return err_nomem(e, "state", 0);
     snprintf(path, sizeof path, "%s/state.json", s->run);
     snprintf(fresh, sizeof fresh, "%s/state.json.new", s->run);
-    int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    int rc = fd < 0 || json_dumpfd(o, fd, JSON_COMPACT) || write(fd, "\n", 1) != 1 ? err_sys(e, "%s", fresh) : 0;
-    if (fd >= 0 && close(fd) && !rc)
-        rc = err_sys(e, "%s", fresh);
-    if (!rc && rename(fresh, path))
-        rc = err_sys(e, "%s", path);
-    json_decref(o);
+    int rc = replace(e, path, fresh, text);
+    free(text);
     return rc;
 }
 

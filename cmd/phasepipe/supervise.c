@@ -65,13 +65,31 @@ static void fail(struct super *s, const struct err *e)
     super_end(s, DRAIN_MS);
 }
 
-/* Who cannot say what runs is no use as a supervisor. */
+/*
+ * Who cannot say from the start what runs is no use as a supervisor, nor is one whose directory is no more. A disk that
+ * is full later is no reason to end what runs: it is said once, and tried again until there is room.
+ */
 static void publish(struct super *s)
 {
     struct err e = {0};
-    s->changed = false;
-    if (state_write(&e, s))
+    if (!state_write(&e, s)) {
+        s->changed = false;
+        s->published = true;
+        if (s->unwritten)
+            super_say(s, "state.json is written again");
+        s->unwritten = false;
+        return;
+    }
+    if (!s->published || access(s->run, F_OK)) {
+        s->changed = false;
         fail(s, &e);
+        return;
+    }
+    s->changed = true;
+    s->again_ns = proc_now_ns() + WAIT_MS_MAX * MS;
+    if (!s->unwritten)
+        super_say(s, "%s; the services go on, and it is tried again each second", e.text);
+    s->unwritten = true;
 }
 
 /* ---- a service's life ---- */
@@ -429,7 +447,7 @@ static int loop(struct err *e, struct super *s)
         due(s);
         if (s->ending && !leave_in_turn(s))
             break;
-        if (s->changed)
+        if (s->changed && proc_now_ns() >= s->again_ns)
             publish(s);
         size_t n = watch(s, p, who);
         if (!rc && poll(p, (nfds_t)n, wait_ms(s)) < 0 && errno != EINTR)

@@ -26,6 +26,7 @@ teardown() {
         done
     done
     ! [ -e "$BATS_TEST_TMPDIR/up.pid" ] || kill -9 "$(cat "$BATS_TEST_TMPDIR/up.pid")" 2> /dev/null || true
+    ! [ -e "$BATS_TEST_TMPDIR/mounted" ] || umount -l "$BATS_TEST_TMPDIR/run" || true
 }
 
 # start [OPTION ...]: up in the background, when all are ready
@@ -193,6 +194,52 @@ P
     [ "$(stat -c %s "$run/log/tokenize.log.1")" -le 4194304 ]
     [ "$(find "$run/log" -name 'tokenize*' | wc -l)" -eq 2 ]
     phasepipe down --run "$run" --timeout 5
+}
+
+@test "a full disk ends nothing: it is said once, what dies is started again, and the state is written when there is room" {
+    mkdir -m 700 "$run"
+    if mount -t tmpfs -o size=256k,mode=700 none "$run"; then
+        touch mounted
+        fill() { ! dd if=/dev/zero of="$run/filler" bs=4096 2> /dev/null; }
+        make_room() { rm "$run/filler"; }
+        why="No space left on device"
+    else # nobody may mount: what cannot be written for another reason is the same
+        fill() { mkdir "$run/state.json.new"; }
+        make_room() { rmdir "$run/state.json.new"; }
+        why="Is a directory"
+    fi
+    phasepipe up --run "$run" --detach 2> up.err 3>&-
+    started() { [ "$(grep -c '"name": "decode-0"' stand/starts)" -eq "$1" ]; }
+    last() { jq 'select(.name == "decode-0").pid' stand/starts | tail -n 1; }
+    restarts() { phasepipe ps --run "$run" --json | jq '.[] | select(.name == "decode-0").restarts'; }
+    first=$(pid_of decode-0)
+    fill
+    kill -9 "$first"
+    until_true 5 started 2
+    echo 100 > stand/lines-decode-0 # more than the last page of a log has room for
+    kill -9 "$(last)"
+    until_true 5 started 3
+    rm stand/lines-decode-0
+    sleep 1.5 # it is tried again, and not said again
+    [ "$(grep -c "state.json.new: $why; the services go on" "$run/log/up.log")" -eq 1 ]
+    [ "$(restarts)" = 0 ]
+    make_room
+    until_true 5 changed decode-0 "$first"
+    [ "$(restarts)" = 2 ]
+    [ "$(grep -c 'state.json is written again' "$run/log/up.log")" -eq 1 ]
+    if [ -e mounted ]; then
+        kill -9 "$(last)"
+        until_true 5 eval 'tail -n 1 "$run/log/decode-0.log" | grep -q "decode-0 says hello$"'
+        n=$(sed -n 's/.*Z lines that found no room: //p' "$run/log/decode-0.log" | jq -s add)
+        [ "$n" -gt 50 ]
+        [ $((n + $(grep -c "decode-0 line [0-9]* x*$" "$run/log/decode-0.log"))) -eq 100 ]
+    fi
+    phasepipe down --run "$run"
+    # At the start there is nothing to go on with.
+    fill
+    run -111 timeout 30 phasepipe up --run "$run"
+    [[ $output == *"$why"* ]]
+    make_room
 }
 
 @test "a second one is refused while the first lives; one that was killed is taken over, and nothing of it is left" {
