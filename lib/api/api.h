@@ -40,7 +40,7 @@ struct api_opts {
     const char *key_file;   /* a key a line, # comments; NULL: open */
     const char *tls_cert, *tls_key, *origins;
     uint64_t body_bytes_max;
-    uint32_t connections_max, waiting_max; /* waiting_max: requests without a first token; beyond: 429. 0: 4096 */
+    uint32_t connections_max, waiting_max; /* waiting_max: answers without a first token; beyond: 429. 0: 4096 */
     double deadline_s;                     /* of each request; 0: none */
     uint32_t default_max_tokens;           /* completions without max_tokens; 0: 16 */
     bool access_log;                       /* a line of `say` for each answer */

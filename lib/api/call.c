@@ -1,4 +1,5 @@
 /* Calls: an HTTP request is some requests to the gateway, and what comes of them is told to its surface. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -194,23 +195,30 @@ void call_fail_all(struct api *a, bool waiting_only, const struct call_error *wh
     }
 }
 
-static int refuse(struct call_error *why, int status, double retry_s, const char *text)
+static int refuse(struct err *e, struct call_error *why, int status, double retry_s, const char *text)
 {
-    *why = (struct call_error){status, retry_s, text};
+    err_set(e, ERR_NO, "%s", text);
+    *why = (struct call_error){status, retry_s, e->text};
     return ERR_NO;
 }
 
-static int admit(struct api *a, uint64_t n, struct call_error *why)
+static int admit(struct err *e, const struct api *a, uint64_t n, struct call_error *why)
 {
     uint64_t since = 0, now = proc_now_ns();
+    char text[120];
+    if (n > a->o.waiting_max) { /* there is never room for it: by 429 it would come again for ever */
+        snprintf(text, sizeof text, "%llu answers in one request: at most %u may wait here", (unsigned long long)n,
+                 a->o.waiting_max);
+        return refuse(e, why, 400, 0, text);
+    }
     if (a->draining)
-        return refuse(why, 503, 1, "the server ends");
+        return refuse(e, why, 503, 1, "the server ends");
     if (a->wrong_vocab)
-        return refuse(why, 500, 0, "tokenize serves another vocabulary than the model of the edge");
+        return refuse(e, why, 500, 0, "tokenize serves another vocabulary than the model of the edge");
     if (gateway_absent(a->gateway, &since) && now - since > API_ABSENT_NEW_NS)
-        return refuse(why, 503, 5, "the scheduler or the tokenizer cannot be reached");
-    if (a->n_waiting && a->n_waiting + n > a->o.waiting_max)
-        return refuse(why, 429, 1, "too many requests wait");
+        return refuse(e, why, 503, 5, "the scheduler or the tokenizer cannot be reached");
+    if (a->n_waiting + n > a->o.waiting_max)
+        return refuse(e, why, 429, 1, "too many requests wait");
     return 0;
 }
 
@@ -279,8 +287,8 @@ int call_start(struct err *e, struct call **out, struct api *a, struct http_requ
     struct call *c = NULL;
     *out = NULL;
     *why = (struct call_error){500, 0, "out of memory"};
-    if (admit(a, (uint64_t)n_line * n, why))
-        return err_set(e, ERR_NO, "%s", why->text);
+    if (admit(e, a, (uint64_t)n_line * n, why))
+        return e->code;
     int rc = new_call(e, &c, n_line, n);
     if (rc) {
         drop(c);

@@ -47,6 +47,11 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
 @test "what may wait is bounded" {
     serve full --max-waiting 4
     SOCKET=$PWD/full.s check full
+    SOCKET=$PWD/full.s check too_many 4
+    # By default a batch of 1,024 prompts is taken.
+    python3 -c 'import json; print(json.dumps({"prompt": ["a"] * 1024, "max_tokens": 1}))' > batch
+    curl -sS --unix-socket "$SOCKET" http://localhost/v1/completions -H 'Content-Type: application/json' -d @batch > out
+    jq -e '.choices | length == 1024' out
 }
 
 @test "SIGTERM drains, twice ends at once" {

@@ -204,6 +204,19 @@ def full():
     assert int(refused[1]["Retry-After"]) >= 1 and json.loads(refused[2])["error"]["type"] == "RateLimitError", refused[2]
 
 
+def too_many():
+    """One request whose answers alone are more than may wait: 400 with both numbers, though nothing waits; as many as may: 200."""
+    limit = int(ARGS[0])
+    for prompts, n, want in ((limit, 1, 200), (limit // 2, 2, 200), (1, limit, 200), (limit + 1, 1, 400), (limit // 2, 3, 400), (1024, 128, 400)):
+        status, headers, data = ask({"prompt": ["a"] * prompts, "n": n, "max_tokens": 1, "temperature": 1})
+        assert status == want, (prompts, n, status, data[:300])
+        if want == 200:
+            assert len(json.loads(data)["choices"]) == prompts * n
+        else:
+            message = json.loads(data)["error"]["message"]
+            assert str(prompts * n) in message and str(limit) in message and "Retry-After" not in headers, (message, headers)
+
+
 def drains():
     """SIGTERM: what runs ends whole, what is new is refused, then the process ends by itself."""
     pid, status = int(ARGS[0]), []
@@ -291,4 +304,4 @@ def window():
             assert status == 400 and str(limit) in message and str(limit + 1) in message, (path, status, data, limit)
 
 
-{f.__name__: f for f in (gone, half, slow, many, dying, full, drains, window, large)}[CHECK]()
+{f.__name__: f for f in (gone, half, slow, many, dying, full, drains, window, large, too_many)}[CHECK]()
