@@ -14,7 +14,9 @@
 #include "proc/proc.h"
 
 #define ABSENT_SAY_NS ((uint64_t)1000 * 1000 * 1000)
-#define TICK_MS 500 /* absences and the end of draining are looked at */
+#define TICK_MS 500                                  /* absences and the end of draining are looked at */
+#define STALL_NS ((uint64_t)10 * 1000 * 1000 * 1000) /* draining: who has taken nothing for so long is not waited for  \
+                                                      */
 
 void api_say(struct api *a, const char *fmt, ...)
 {
@@ -241,19 +243,25 @@ static int wait_ms(const struct loop *l)
     return (int)ms;
 }
 
+/* What is computed and not read yet runs as well, where somebody reads it. */
 static bool goes_on(struct loop *l, uint64_t now)
 {
     if (!l->a->draining)
         return true;
     if (l->terms > 1)
         return false;
+    uint32_t n_leaving = l->a->calls ? 0 : http_leaving(l->a->http, STALL_NS);
+    if (now >= l->end_ns && n_leaving) {
+        api_say(l->a, "answers that are not read to their end: %u, and the time to drain has passed", n_leaving);
+        return false;
+    }
     if (now >= l->end_ns && l->a->calls) {
         api_say(l->a, "%llu answers are cut off: the time to drain has passed", (unsigned long long)l->a->n_call);
         const struct call_error why = {503, 1, "the server ends"};
         call_fail_all(l->a, false, &why);
         return true; /* once more, so that the last words leave */
     }
-    return l->a->calls != NULL || aside_n(l->a->aside);
+    return l->a->calls || aside_n(l->a->aside) || n_leaving;
 }
 
 /* An answer has no more tokens than the largest pool has room for. */

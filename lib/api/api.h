@@ -51,8 +51,9 @@ struct api_opts {
 int api_open(struct err *e, struct api **out, const struct api_opts *o);
 /*
  * Serves until a SIGTERM or SIGINT comes out of signal_fd (a signalfd of those and SIGHUP), then drains: what runs goes
- * on to its end for drain_s at most, what is new is refused by 503; a second one ends at once. SIGHUP: keys and TLS
- * files are read again. `ready` is called once, when the scheduler and tokenize are connected.
+ * on to its end for drain_s at most, as does what clients still read, what is new is refused by 503; a second one ends
+ * at once. SIGHUP: keys and TLS files are read again. `ready` is called once, when the scheduler and tokenize are
+ * connected.
  */
 int api_run(struct err *e, struct api *a, int signal_fd, double drain_s, void (*ready)(void *arg), void *arg);
 void api_close(struct api *a);

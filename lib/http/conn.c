@@ -1,5 +1,6 @@
 /* Connections: watched for their end apart from libmicrohttpd, which does not look at one that waits for its answer. */
 #include <arpa/inet.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -187,6 +188,31 @@ void conn_scan(struct http *h, uint64_t now)
     }
     if (slow)
         h->scan_ns = now;
+}
+
+/* What is here and what is with the kernel; only compared. */
+static uint64_t not_taken(const struct conn *k)
+{
+    int n = 0;
+    if (ioctl(k->fd, SIOCOUTQ, &n))
+        n = 0;
+    return (uint64_t)http_queued(k->r) << 32 | (uint32_t)n;
+}
+
+uint32_t http_leaving(struct http *h, uint64_t stall_ns)
+{
+    uint64_t now = proc_now_ns();
+    uint32_t n = 0;
+    for (struct conn *k = h->conns; k; k = k->next) {
+        if (!k->r || k->r->phase != PHASE_OVER || k->r->broken || k->dead)
+            continue;
+        uint64_t left = not_taken(k);
+        if (!k->moved_ns || left != k->left)
+            k->moved_ns = now;
+        k->left = left;
+        n += now - k->moved_ns < stall_ns;
+    }
+    return n;
 }
 
 uint64_t conn_next_ns(const struct http *h)

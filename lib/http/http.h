@@ -63,6 +63,9 @@ const char *http_address(const struct http *h, size_t i); /* of the i-th listene
 void http_stop(struct http *h);
 int http_reload(struct err *e, struct http *h); /* the TLS files again; on failure the old ones stay */
 uint32_t http_connections(const struct http *h);
+/* Answers that were given whole and have not left yet, of clients that took something of them within stall_ns of the
+ * last calls. For draining; called now and then. */
+uint32_t http_leaving(struct http *h, uint64_t stall_ns);
 
 int http_fd(const struct http *h);            /* readable: http_step has something to do */
 uint64_t http_next_ms(const struct http *h);  /* … or when this has passed; UINT64_MAX: never */

@@ -36,9 +36,11 @@ struct conn {
     struct listener *l;
     struct MHD_Connection *c;
     int fd;
-    struct http_request *r; /* the one that is on; NULL: none */
-    uint64_t since_ns;      /* of the accept, or of the end of the last request */
-    uint64_t probe_ns;      /* when a half-closed one is asked next; 0: it is whole */
+    struct http_request *r;  /* the one that is on; NULL: none */
+    uint64_t since_ns;       /* of the accept, or of the end of the last request */
+    uint64_t probe_ns;       /* when a half-closed one is asked next; 0: it is whole */
+    uint64_t left, moved_ns; /* what its client had not taken yet when last looked at, and when that changed last; 0: it
+                                was not looked at */
     bool tls, dead;
     bool probed;  /* once at least */
     bool over;    /* its end has been seen */

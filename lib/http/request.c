@@ -41,6 +41,7 @@ void *request_uri(void *listener, const char *uri, struct MHD_Connection *c)
     check_target(r, uri ? uri : "");
     r->arrived_ns = proc_now_ns();
     k->r = r;
+    k->moved_ns = 0;
     if (k->patient)
         let_stall(k, false);
     return r;

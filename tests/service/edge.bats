@@ -69,6 +69,16 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     grep -q '^data: {' out
 }
 
+@test "SIGTERM: what a client still reads runs too" {
+    serve reads
+    SOCKET=$PWD/reads.s check reads_on "$(cat reads.pid)"
+    wait "$(cat reads.pid)"
+    serve deaf --drain-seconds 2
+    SOCKET=$PWD/deaf.s check reads_on "$(cat deaf.pid)" deaf
+    wait "$(cat deaf.pid)"
+    grep -q 'answers that are not read to their end: 1, and the time to drain has passed' deaf.log
+}
+
 @test "keys come from a file, which is read again" {
     printf '# keys\nfirst\n\n  second \n' > keys
     serve keys --api-key-file keys

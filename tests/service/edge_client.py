@@ -229,8 +229,34 @@ def drains():
 
     n = len(text_of(on_token, prompt="a", max_tokens=100).split())
     assert n > 0 and status == [503, 503, 200], status
-    until(lambda: not os.path.exists(f"/proc/{pid}") or open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] == "Z", 5,
-          "it goes on")
+    until(lambda: not lives(pid), 5, "it goes on")
+
+
+def lives(pid):
+    return os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def reads_on():
+    """SIGTERM: who reads slowly has all of an answer that is long computed, and the process ends then; who reads nothing is not
+    waited for beyond --drain-seconds, nor is who has sent half a request."""
+    pid, deaf, half = int(ARGS[0]), ARGS[1:] == ["deaf"], connect()
+    half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+    s = connect()
+    s.sendall(raw(completion(prompt="a", max_tokens=300, n=10, temperature=1, stream=True, logprobs=5), Connection="close"))
+    until(lambda: load() == 1, 5, "it never ran")
+    until(lambda: load() == 0 or time.sleep(0.05), 20, "it waits for its reader")
+    time.sleep(0.5)
+    os.kill(pid, 15)
+    begin, data = time.monotonic(), b""
+    while not deaf and (x := s.recv(30000)):
+        data += x
+        time.sleep(0.1)
+        if time.monotonic() - begin < 2.5:
+            assert lives(pid) and ask(completion(max_tokens=1))[0] == 503 and ask(path="/live")[0] == 200
+    took = time.monotonic() - begin
+    if not deaf:
+        assert took > 2.5 and data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), (took, data[-60:])
+    until(lambda: not lives(pid), 4 if deaf else 1.5, "it goes on")
 
 
 def large():
@@ -304,4 +330,4 @@ def window():
             assert status == 400 and str(limit) in message and str(limit + 1) in message, (path, status, data, limit)
 
 
-{f.__name__: f for f in (gone, half, slow, many, dying, full, drains, window, large, too_many)}[CHECK]()
+{f.__name__: f for f in (gone, half, slow, many, dying, full, drains, window, large, too_many, reads_on)}[CHECK]()

@@ -262,6 +262,51 @@ static void who_reads_slowly_is_not_idle(void **state)
     server_free(v);
 }
 
+/* For draining: an answer leaves from when it is given whole until it is sent, and only as long as its client takes
+ * something of it, however slowly. */
+static void who_reads_is_waited_for(void **state)
+{
+    enum { N = 24 << 20 };
+    char path[80], *all = calloc(N, 1), some[100000];
+    (void)state;
+    snprintf(path, sizeof path, "unix:/tmp/http_leave_test.%d", (int)getpid());
+    for (int i = 0; i < 4; i++) {
+        bool streams = i % 2;
+        struct server *v = server_new(&plain, i / 2 ? path : "127.0.0.1:0");
+        struct client *slow = client_new(v), *deaf = client_new(v);
+        struct tag *s = send_waiting(v, slow, streams ? GET("/stream") : GET("/wait"));
+        struct tag *d = send_waiting(v, deaf, streams ? GET("/stream") : GET("/wait"));
+        assert_int_equal(http_leaving(v->h, 300 * MS), 0);
+        for (int k = 0; k < 2; k++) {
+            struct tag *t = k ? d : s;
+            if (streams) {
+                http_write(t->r, all, N);
+                tag_end(t);
+            } else {
+                tag_reply(t, 200, "text/plain", all, N);
+            }
+        }
+        run_ms(v, 20);
+        assert_int_equal(http_leaving(v->h, 300 * MS), 2);
+        for (int k = 0; k < 60; k++) {
+            run_ms(v, 10);
+            assert_true(recv(slow->fd, some, sizeof some, MSG_DONTWAIT) > 0);
+            assert_true(http_leaving(v->h, 300 * MS) >= 1);
+        }
+        assert_int_equal(http_leaving(v->h, 300 * MS), 1);
+        for (uint64_t end = proc_now_ns() + WAIT_MS * MS; http_leaving(v->h, 300 * MS); run_ms(v, 1)) {
+            assert_true(proc_now_ns() < end);
+            while (recv(slow->fd, some, sizeof some, MSG_DONTWAIT) > 0) {
+            }
+        }
+        assert_int_equal(http_connections(v->h), 2);
+        client_free(slow);
+        client_free(deaf);
+        server_free(v);
+    }
+    free(all);
+}
+
 /* Each is closed in its time, and no request that waits for its answer is. */
 static void who_sends_slowly_is_closed(void **state)
 {
@@ -403,6 +448,7 @@ int main(void)
         cmocka_unit_test(who_does_not_read_is_cut_off),
         cmocka_unit_test(who_reads_slowly_gets_everything),
         cmocka_unit_test(who_reads_slowly_is_not_idle),
+        cmocka_unit_test(who_reads_is_waited_for),
         cmocka_unit_test(who_sends_slowly_is_closed),
         cmocka_unit_test(many_streams_at_once),
         cmocka_unit_test(the_end_of_the_server_cuts_off_what_waits),
