@@ -1,4 +1,6 @@
 /* The services behind HTTP: flags become an edge (lib/api), which has a loop of its own. */
+#include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -14,24 +16,49 @@
 struct ready {
     const struct http_flags *f;
     struct api *a;
+    uint64_t lost; /* lines that stderr has not taken */
 };
 
+/* A pipe that has room at all takes a line of less than PIPE_BUF at once. What is wrong with stderr is no reason to
+ * wait either. */
+static bool takes_a_line(void)
+{
+    struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
+    return poll(&p, 1, 0) > 0;
+}
+
+static void say_lost(uint64_t *lost)
+{
+    if (!*lost || !takes_a_line())
+        return;
+    cli_warn(PROG, "lines that were not written, since nobody read them: %" PRIu64, *lost);
+    *lost = 0;
+}
+
+/* Whoever reads stderr may have been stopped, and no client is to wait for that: what it does not take is left out. */
 static void on_say(void *arg, const char *text)
 {
-    (void)arg;
-    cli_warn(PROG, "%s", text);
+    uint64_t *lost = arg;
+    say_lost(lost);
+    if (!*lost && takes_a_line())
+        cli_warn(PROG, "%s", text);
+    else
+        ++*lost;
 }
 
 static void on_ready(void *arg)
 {
-    const struct ready *r = arg;
+    struct ready *r = arg;
+    char text[256];
     struct err e, manager = {0};
-    for (size_t i = 0; api_address(r->a, i); i++)
-        cli_warn(PROG, "listens at %s", api_address(r->a, i));
+    for (size_t i = 0; api_address(r->a, i); i++) {
+        snprintf(text, sizeof text, "listens at %s", api_address(r->a, i));
+        on_say(&r->lost, text);
+    }
     if (link_ready(&e, &manager, r->f->ready_given ? (int)r->f->ready_fd : -1))
-        cli_warn(PROG, "%s", e.text);
+        on_say(&r->lost, e.text);
     if (manager.code)
-        cli_warn(PROG, "%s", manager.text);
+        on_say(&r->lost, manager.text);
 }
 
 /* Blocked for all threads, so that they come out of the descriptor alone. */
@@ -60,6 +87,7 @@ static void many_descriptors(void)
 int http_serve(struct err *e, const struct http_flags *f, const struct service_opts *o, const char *model)
 {
     char path[4096];
+    struct ready r = {.f = f};
     struct api_opts a = {
         .sched = o->sched,
         .tokenize = o->tokenize,
@@ -84,8 +112,8 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         .deadline_s = o->deadline_s,
         .access_log = f->access_log,
         .say = on_say,
+        .arg = &r.lost,
     };
-    struct ready r = {.f = f};
     if (!model && model_default_path(e, path, sizeof path))
         return e->code;
     if (!model)
@@ -99,6 +127,7 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
     int rc = api_open(e, &r.a, &a);
     rc = rc ? rc : api_run(e, r.a, fd, f->drain_s, on_ready, &r);
     api_close(r.a);
+    say_lost(&r.lost);
     close(fd);
     return rc;
 }

@@ -138,6 +138,30 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     run -100 stream --run "$RUN" --http 0 -p hi
 }
 
+@test "a stderr that nobody reads holds up nobody; what was not written is counted" {
+    mkfifo err
+    exec 9<> err
+    mkfifo pipe.ready
+    stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/pipe.s" --access-log --ready-fd 4 4> pipe.ready \
+        > /dev/null 2>&9 3>&- &
+    echo $! | tee -a pids > pipe.pid
+    [ "$(timeout 20 cat pipe.ready)" = ready ]
+    one() { [ "$(curl -sS -o body -w '%{http_code}' --max-time 5 -H "X-Request-Id: $1" --unix-socket pipe.s http://localhost/ping)" = 200 ]; }
+    one before
+    timeout 5 dd if=/dev/zero bs=4096 of=err oflag=nonblock conv=notrunc 2> /dev/null || true # as much as it takes
+    for i in 1 2 3 4 5; do one "full-$i"; done
+    timeout 1 cat <&9 > got || true # all that is there
+    grep -q 'ping" 200 .* before' got
+    run ! grep -q full- got
+    one again
+    kill "$(cat pipe.pid)"
+    wait "$(cat pipe.pid)"
+    timeout 1 cat <&9 > got || true
+    exec 9>&-
+    [ "$(grep -n 'lines that were not written, since nobody read them: 5$' got | cut -d: -f1)" = 1 ]
+    [ "$(sed -n 2p got | grep -c 'ping" 200 .* again')" = 1 ]
+}
+
 @test "no worker: alive, not ready" {
     mkdir -m 700 alone
     sched --listen "ipc://$PWD/alone/sched.sock" > /dev/null 2>&1 3>&- &
