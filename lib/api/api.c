@@ -104,7 +104,7 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     rc = rc ? rc : aside_open(e, &a->aside);
     rc = rc ? rc : open_http(e, a); /* an address in use is said before anything is dialed */
     rc = rc ? rc : open_gateway(e, a);
-    rc = rc ? rc : watch_open(e, &a->watch, a->o.sched, a->o.kv);
+    rc = rc ? rc : watch_open(e, &a->watch, a->o.sched, a->o.tokenize, a->o.kv);
     if (rc)
         api_close(a);
     else
@@ -164,12 +164,21 @@ const char *api_address(const struct api *a, size_t i)
     return http_address(a->http, i);
 }
 
+const char *api_absent(const struct api *a, uint64_t *since_ns)
+{
+    const char *url = gateway_absent(a->gateway, since_ns);
+    if (url)
+        return url;
+    *since_ns = watch_silent_ns(a->watch);
+    return *since_ns ? a->o.tokenize : NULL;
+}
+
 bool api_ready(const struct api *a)
 {
     uint64_t since;
     size_t n = 0;
     bool alive = false;
-    if (a->draining || a->wrong_vocab || gateway_absent(a->gateway, &since))
+    if (a->draining || a->wrong_vocab || api_absent(a, &since))
         return false;
     const struct wire_worker *w = watch_workers(a->watch, &n);
     for (size_t i = 0; i < n; i++)
@@ -190,7 +199,7 @@ static void absences(struct loop *l, uint64_t now)
 {
     struct api *a = l->a;
     uint64_t since = 0;
-    const char *url = gateway_absent(a->gateway, &since);
+    const char *url = api_absent(a, &since);
     if (!url) {
         if (l->said)
             api_say(a, "all services are there again");
@@ -202,8 +211,8 @@ static void absences(struct loop *l, uint64_t now)
         api_say(a, "waits for %s", url);
     }
     if (now - since > API_ABSENT_WAITING_NS && a->calls) {
-        const struct call_error why = {503, 5, "the scheduler or the tokenizer cannot be reached"};
-        call_fail_all(a, true, &why);
+        const struct call_error why = {503, 5, API_ABSENT_TEXT};
+        call_fail_all(a, strcmp(url, a->o.sched) ? CALLS_UNREAD : CALLS_WAITING, &why);
     }
 }
 
@@ -259,7 +268,7 @@ static bool goes_on(struct loop *l, uint64_t now)
     if (now >= l->end_ns && l->a->calls) {
         api_say(l->a, "%llu answers are cut off: the time to drain has passed", (unsigned long long)l->a->n_call);
         const struct call_error why = {503, 1, "the server ends"};
-        call_fail_all(l->a, false, &why);
+        call_fail_all(l->a, CALLS_ALL, &why);
         return true; /* once more, so that the last words leave */
     }
     return l->a->calls || aside_n(l->a->aside) || n_leaving;

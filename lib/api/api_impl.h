@@ -13,7 +13,8 @@
 #define API_KEYS_MAX 1024
 #define API_KEY_BYTES 32                                          /* of a hash */
 #define API_ABSENT_NEW_NS ((uint64_t)10 * 1000 * 1000 * 1000)     /* a service is missing: new calls are refused */
-#define API_ABSENT_WAITING_NS ((uint64_t)30 * 1000 * 1000 * 1000) /* … and those that wait fail */
+#define API_ABSENT_WAITING_NS ((uint64_t)30 * 1000 * 1000 * 1000) /* … and those that wait for it fail */
+#define API_ABSENT_TEXT "the scheduler or the tokenizer cannot be reached"
 
 /* What a request has beside what lib/http knows. */
 struct api_request {
@@ -83,6 +84,11 @@ struct api {
     bool wrong_vocab; /* tokenize has another vocabulary than the model here */
 };
 
+/* ---- api.c ---- */
+/* The url of a service that is not connected, or of a tokenize that does not answer, and since when; NULL: all are
+ * there. */
+const char *api_absent(const struct api *a, uint64_t *since_ns);
+
 /* ---- served.c: the model, its names, the keys ---- */
 int api_served_open(struct err *e, struct api *a);
 void api_served_close(struct api *a);
@@ -103,6 +109,11 @@ void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns);
 void call_gone(struct call *c); /* its client has gone; call_free follows */
 void call_free(struct call *c);
 void call_flush_all(struct api *a);
-void call_fail_all(struct api *a, bool waiting_only, const struct call_error *why);
+enum calls {
+    CALLS_ALL,
+    CALLS_WAITING, /* without a token yet */
+    CALLS_UNREAD,  /* of which tokenize has still to read a prompt */
+};
+void call_fail_all(struct api *a, enum calls which, const struct call_error *why);
 
 #endif

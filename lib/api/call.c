@@ -185,12 +185,21 @@ static void fail(struct call *c, uint32_t line, uint32_t choice, const struct ca
     finish(c);
 }
 
-void call_fail_all(struct api *a, bool waiting_only, const struct call_error *why)
+/* tokenize has not answered for one of its lines. */
+static bool is_unread(const struct call *c)
+{
+    for (uint32_t i = 0; i < c->n_line; i++)
+        if (!c->line[i].n_prompt)
+            return true;
+    return false;
+}
+
+void call_fail_all(struct api *a, enum calls which, const struct call_error *why)
 {
     struct call *next;
     for (struct call *c = a->calls; c; c = next) {
         next = c->next;
-        if (!waiting_only || !c->first_ns)
+        if (which == CALLS_ALL || (which == CALLS_WAITING && !c->first_ns) || (which == CALLS_UNREAD && is_unread(c)))
             fail(c, 0, 0, why);
     }
 }
@@ -215,8 +224,8 @@ static int admit(struct err *e, const struct api *a, uint64_t n, struct call_err
         return refuse(e, why, 503, 1, "the server ends");
     if (a->wrong_vocab)
         return refuse(e, why, 500, 0, "tokenize serves another vocabulary than the model of the edge");
-    if (gateway_absent(a->gateway, &since) && now - since > API_ABSENT_NEW_NS)
-        return refuse(e, why, 503, 5, "the scheduler or the tokenizer cannot be reached");
+    if (api_absent(a, &since) && now - since > API_ABSENT_NEW_NS)
+        return refuse(e, why, 503, 5, API_ABSENT_TEXT);
     if (a->n_waiting + n > a->o.waiting_max)
         return refuse(e, why, 429, 1, "too many requests wait");
     return 0;
@@ -417,7 +426,7 @@ static void on_hello(struct api *a, const struct wire_hello *h)
     a->wrong_vocab = wrong;
     if (wrong) {
         const struct call_error why = {500, 0, "tokenize serves another vocabulary than the model of the edge"};
-        call_fail_all(a, true, &why);
+        call_fail_all(a, CALLS_WAITING, &why);
     }
 }
 

@@ -1,4 +1,5 @@
-/* The scheduler is asked every second over a connection that nobody waits for; the store is in watch_store.c. */
+/* The scheduler and tokenize are asked every second over connections that nobody waits for; the store is in
+ * watch_store.c. */
 #include "api/watch.h"
 
 #include <stdlib.h>
@@ -34,6 +35,9 @@ struct api_watch {
     struct link_dialer *dialer;
     struct link_msg msg;
     bool asked;
+    struct link_dialer *tokenize; /* NULL: none */
+    bool tokenize_asked;
+    uint64_t tokenize_ns;  /* when the open question was asked; where none is, when the next one is */
     struct heard heard[2]; /* the newest, and where the next is read into */
     unsigned newest;
     uint64_t next_ns, heard_ns, store_ns; /* 0: never */
@@ -46,7 +50,7 @@ struct api_watch {
     uint64_t look; /* answers so far */
 };
 
-int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *kv)
+int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *tokenize, const char *kv)
 {
     struct api_watch *w = calloc(1, sizeof *w);
     *out = NULL;
@@ -59,6 +63,8 @@ int watch_open(struct err *e, struct api_watch **out, const char *sched, const c
     rc = rc ? rc : histogram_new(e, &w->lag, bounds_lag);
     rc = rc ? rc : link_box_new(e, &w->box);
     rc = rc ? rc : link_dial(e, &w->dialer, w->box, sched, NULL);
+    if (!rc && tokenize)
+        rc = link_dial(e, &w->tokenize, w->box, tokenize, w);
     if (!rc && kv)
         rc = store_watch_open(e, &w->store, kv, w->box);
     w->next_ns = proc_now_ns();
@@ -75,6 +81,7 @@ void watch_close(struct api_watch *w)
         return;
     store_watch_close(w->store);
     link_dialer_free(w->dialer);
+    link_dialer_free(w->tokenize);
     link_box_free(w->box);
     link_msg_free(&w->msg);
     for (int i = 0; i < 2; i++) {
@@ -227,11 +234,36 @@ static void ask(struct api_watch *w)
     w->asked = !link_msg_add(&e, &w->msg, &f) && !link_ask(&e, w->dialer, &w->msg, NULL);
 }
 
+static void ask_tokenize(struct api_watch *w, uint64_t now)
+{
+    static const char line[] = "{\"prompt\":\"a\",\"max_tokens\":1}";
+    const struct wire_frame f = {.kind = WIRE_ASK, .ask = {.what = {"line", 4}, .text = {line, sizeof line - 1}}};
+    struct err e;
+    link_msg_clear(&w->msg);
+    w->tokenize_asked = !link_msg_add(&e, &w->msg, &f) && !link_ask(&e, w->tokenize, &w->msg, w);
+    w->tokenize_ns = now;
+}
+
+/* Whatever it says, it lives. A question that waited for the connection has not been asked before. */
+static void on_tokenize(struct api_watch *w, const struct link_event *v, uint64_t now)
+{
+    if (v->what == LINK_UP && w->tokenize_asked)
+        w->tokenize_ns = now;
+    if (v->what != LINK_ANSWER && v->what != LINK_FAILED)
+        return;
+    w->tokenize_asked = false;
+    w->tokenize_ns = now + WATCH_PERIOD_NS;
+}
+
 void watch_step(struct api_watch *w)
 {
     struct link_event v;
     uint64_t now = proc_now_ns();
     while (link_box_take(w->box, &v)) {
+        if (v.arg == w) {
+            on_tokenize(w, &v, now);
+            continue;
+        }
         if (v.what == LINK_ANSWER)
             on_answer(w, v.p, v.n);
         if (v.what == LINK_ANSWER || v.what == LINK_FAILED)
@@ -244,11 +276,16 @@ void watch_step(struct api_watch *w)
     if (now < w->next_ns)
         return;
     histogram_observe(&w->lag, (double)(now - w->next_ns) / 1e9);
+    if (w->tokenize_asked &&
+        now - w->next_ns > WATCH_PERIOD_NS) /* this process was stopped: that is nobody's silence */
+        w->tokenize_ns += now - w->next_ns;
     size_t n_worker; /* until there is one, everybody waits for the news of it */
     (void)watch_workers(w, &n_worker);
     w->next_ns = now + (n_worker ? WATCH_PERIOD_NS : WATCH_SOON_NS);
     if (!w->asked)
         ask(w);
+    if (w->tokenize && !w->tokenize_asked && now >= w->tokenize_ns)
+        ask_tokenize(w, now);
 }
 
 /* ---- what was heard ---- */
@@ -292,6 +329,13 @@ const struct histogram *watch_steps(const struct api_watch *w)
 const struct histogram *watch_lag(const struct api_watch *w)
 {
     return &w->lag;
+}
+
+uint64_t watch_silent_ns(const struct api_watch *w)
+{
+    uint64_t now = proc_now_ns();
+    bool silent = w->tokenize_asked && now >= w->tokenize_ns + WATCH_OLD_NS;
+    return silent ? w->tokenize_ns : 0;
 }
 
 bool watch_has_store(const struct api_watch *w)

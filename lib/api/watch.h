@@ -1,6 +1,7 @@
 /*
  * What the scheduler and the store say of themselves, asked every second and kept: for /metrics, /api/ps, readiness.
- * Never waited for: what cannot be had is old, and its age is known.
+ * Never waited for: what cannot be had is old, and its age is known. Tokenize is asked a question of a letter, for
+ * nothing but that it answers: one that is stopped keeps its connections.
  */
 #ifndef API_WATCH_H
 #define API_WATCH_H
@@ -12,8 +13,8 @@
 #include "wire/wire.h"
 
 struct api_watch;
-/* sched: url; kv: url of a store, or NULL. */
-int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *kv);
+/* Urls; tokenize and kv, a store, may be NULL. */
+int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *tokenize, const char *kv);
 void watch_close(struct api_watch *w);
 int watch_fd(const struct api_watch *w);
 uint64_t watch_next_ms(const struct api_watch *w);
@@ -23,6 +24,10 @@ void watch_step(struct api_watch *w); /* does not wait */
 const struct wire_stat *watch_stat(const struct api_watch *w);
 const struct wire_worker *watch_workers(const struct api_watch *w, size_t *n);
 const struct wire_kv_stat *watch_store(const struct api_watch *w);
+
+/* Since when tokenize has not answered (CLOCK_MONOTONIC), where that is 5 s ago or more, without the time in which
+ * nobody called watch_step; 0: it answers. */
+uint64_t watch_silent_ns(const struct api_watch *w);
 
 /* What they have counted, over all the lives that were seen: it never falls, however old it is. All 0: never heard. */
 const struct wire_stat *watch_stat_sum(const struct api_watch *w);

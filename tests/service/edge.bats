@@ -31,6 +31,7 @@ serve() {
     echo $! | tee -a pids > "$1.pid"
     [ "$(timeout 20 cat "$1.ready")" = ready ]
 }
+load_of() { curl -sS --max-time 20 --unix-socket "$1.s" http://localhost/load | jq .server_load; }
 # code NAME PATH [OPTION ...]
 code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -H 'Content-Type: application/json' "${@:3}" "http://localhost$2"; }
 
@@ -160,6 +161,49 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     exec 9>&-
     [ "$(grep -n 'lines that were not written, since nobody read them: 5$' got | cut -d: -f1)" = 1 ]
     [ "$(sed -n 2p got | grep -c 'ping" 200 .* again')" = 1 ]
+}
+
+@test "a tokenize that is stopped is no readiness, and what waits for it ends in words" {
+    mkdir -m 700 stops
+    tokenize --listen "ipc://$PWD/stops/tokenize.sock" -m "$PHASEPIPE_TEST_MODEL" > /dev/null 2>&1 3>&- &
+    echo $! | tee -a pids > tokenize.pid
+    serve stops --tokenize "ipc://$PWD/stops/tokenize.sock"
+    ask=(-d '{"prompt":"a","max_tokens":2}')
+    [ "$(code stops /v1/completions "${ask[@]}")" = 200 ] && [ "$(code stops /health)" = 200 ]
+    # Before a scheduler without workers: what it has read already waits on.
+    sched --listen "ipc://$PWD/stops/sched.sock" > /dev/null 2>&1 3>&- &
+    echo $! >> pids
+    RUN=$PWD/stops serve idle
+    curl -sS -o /dev/null --max-time 60 --unix-socket idle.s http://localhost/v1/completions \
+        -H 'Content-Type: application/json' "${ask[@]}" > /dev/null 3>&- &
+    for _ in $(seq 100); do [ "$(phasepipe ctl --run stops --json sched | jq .waiting)" = 1 ] && break; sleep 0.05; done
+    [ "$(phasepipe ctl --run stops --json sched | jq .waiting)" = 1 ]
+    kill -STOP "$(cat tokenize.pid)"
+    begin=$(date +%s%N)
+    curl -sS -o /dev/null --max-time 60 --unix-socket idle.s http://localhost/v1/completions \
+        -H 'Content-Type: application/json' "${ask[@]}" 3>&- &
+    for _ in $(seq 100); do [ "$(load_of idle)" = 2 ] && break; sleep 0.05; done
+    past() { echo $((($(date +%s%N) - begin) / 1000000)); } # milliseconds
+    curl -sS -o waits -w '%{http_code} %{time_total}' --max-time 60 --unix-socket stops.s http://localhost/v1/completions \
+        -H 'Content-Type: application/json' "${ask[@]}" > waited 3>&- &
+    waits=$!
+    while [ "$(code stops /health)" = 200 ]; do [ "$(past)" -lt 9000 ]; sleep 0.1; done
+    [ "$(past)" -gt 4900 ]
+    [ "$(code stops /live)" = 200 ]
+    while [ "$(past)" -lt 12000 ]; do sleep 0.1; done
+    [[ $(code stops /v1/completions "${ask[@]}" -w '%{http_code} %{time_total}') == "503 0."* ]]
+    jq -e '.error.message == "the scheduler or the tokenizer cannot be reached"' body
+    wait $waits
+    read -r status seconds < waited || true
+    [ "$status" = 503 ] && [ "${seconds%.*}" -ge 29 ] && [ "${seconds%.*}" -lt 35 ]
+    jq -e '.error.message == "the scheduler or the tokenizer cannot be reached"' waits
+    grep -q 'waits for ipc://.*/stops/tokenize.sock' stops.log
+    for _ in $(seq 60); do [ "$(load_of idle)" = 1 ] && break; sleep 0.05; done
+    sleep 1
+    [ "$(load_of idle)" = 1 ]
+    kill -CONT "$(cat tokenize.pid)"
+    for _ in $(seq 60); do [ "$(code stops /health)" = 200 ] && break; sleep 0.05; done
+    [ "$(code stops /health)" = 200 ] && [ "$(code stops /v1/completions "${ask[@]}")" = 200 ]
 }
 
 @test "no worker: alive, not ready" {

@@ -43,7 +43,7 @@ static void bench_new(struct bench *b, const char *model, uint64_t context)
     *b = (struct bench){.m = NULL};
     snprintf(url, sizeof url, "ipc:///tmp/metrics-%d-nobody", (int)getpid());
     OK(metrics_new(&e, &b->m, model, context));
-    OK(watch_open(&e, &b->w, url, NULL));
+    OK(watch_open(&e, &b->w, url, NULL, NULL));
 }
 
 static void bench_free(struct bench *b)

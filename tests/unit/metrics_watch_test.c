@@ -18,6 +18,7 @@
 
 #include "api/metrics.h"
 #include "api/watch.h"
+#include "edge/ask.h"
 #include "exposition.h"
 #include "link/ask.h"
 #include "link/server.h"
@@ -50,6 +51,11 @@ struct world {
     const uint8_t *garbage; /* … instead of that */
     size_t n_garbage;
     bool silent;
+    char tokenize_url[64];
+    struct link_listener *tokenize; /* NULL: none */
+    unsigned n_line;                /* questions to it that were answered */
+    bool deaf;                      /* it answers no more */
+    struct link_question *held;
     struct wire_kv_stat kv; /* what the store answers */
     unsigned n_asked, n_kv_asked;
     struct api_watch *w;
@@ -85,19 +91,27 @@ static void on_kv_closed(void *arg, struct link_conn *c)
     (void)c;
 }
 
-static void world_new(struct world *x, const char *name, bool store)
+static void world_of(struct world *x, const char *name, bool store, bool tokenize)
 {
     static const struct link_ops ops = {on_kv_frame, on_kv_bad, on_kv_closed};
     bool stale;
     *x = (struct world){.n_worker = 0};
     snprintf(x->sched_url, sizeof x->sched_url, "ipc:///tmp/mw-%d-%s", (int)getpid(), name);
     snprintf(x->store_url, sizeof x->store_url, "unix:/tmp/mw-%d-%s.kv", (int)getpid(), name);
+    snprintf(x->tokenize_url, sizeof x->tokenize_url, "ipc:///tmp/mw-%d-%s.tok", (int)getpid(), name);
     OK(link_box_new(&e, &x->box));
     OK(link_listen(&e, &x->l, x->box, x->sched_url, NULL));
     if (store)
         OK(link_server_new(&e, &x->store, &stale, x->store_url, &ops, x));
     OK(metrics_new(&e, &x->m, "m", 8192));
-    OK(watch_open(&e, &x->w, x->sched_url, store ? x->store_url : NULL));
+    if (tokenize)
+        OK(link_listen(&e, &x->tokenize, x->box, x->tokenize_url, &x->tokenize));
+    OK(watch_open(&e, &x->w, x->sched_url, tokenize ? x->tokenize_url : NULL, store ? x->store_url : NULL));
+}
+
+static void world_new(struct world *x, const char *name, bool store)
+{
+    world_of(x, name, store, false);
 }
 
 static void world_free(struct world *x)
@@ -105,9 +119,11 @@ static void world_free(struct world *x)
     watch_close(x->w);
     metrics_free(x->m);
     link_server_free(x->store);
+    link_listener_free(x->tokenize);
     link_listener_free(x->l);
     link_box_free(x->box);
     unlink(x->sched_url + 6);
+    unlink(x->tokenize_url + 6);
     expo_free(&page);
 }
 
@@ -131,13 +147,40 @@ static void answer(struct world *x, struct link_question *q)
     x->n_asked++;
 }
 
+/* What is asked is a request that tokenize can read; that it answers is all that counts. */
+static void answer_line(struct world *x, const struct link_event *v)
+{
+    struct wire_frame f;
+    struct wire_arena *a = wire_arena_new();
+    const uint8_t *p = v->p;
+    size_t n = v->n;
+    assert_true(link_msg_next(&e, &f, a, &p, &n));
+    assert_int_equal(f.kind, WIRE_ASK);
+    assert_int_equal(f.ask.what.n, 4);
+    assert_memory_equal(f.ask.what.p, "line", 4);
+    struct ask base, q;
+    ask_default(&base);
+    OK(ask_read(&e, &q, &base, f.ask.text.p, f.ask.text.n));
+    ask_free(&q);
+    wire_arena_free(a);
+    assert_null(x->held); /* one is open at most */
+    x->held = v->q;
+    if (x->deaf)
+        return;
+    link_answer(x->held, NULL);
+    x->held = NULL;
+    x->n_line++;
+}
+
 static void serve(struct world *x)
 {
     struct link_event v;
     bool did;
     link_box_wait(x->box, 5);
     while (link_box_take(x->box, &v))
-        if (v.what == LINK_QUESTION && !x->silent)
+        if (v.what == LINK_QUESTION && v.arg)
+            answer_line(x, &v);
+        else if (v.what == LINK_QUESTION && !x->silent)
             answer(x, v.q);
     if (x->store)
         OK(link_server_step(&e, x->store, &did, 0));
@@ -444,12 +487,46 @@ static void test_silence(void **state)
     world_free(&x);
 }
 
+/* A tokenize that is stopped is known by its silence; the time in which the watch itself stood still is none. */
+static void test_tokenize_stops(void **state)
+{
+    (void)state;
+    struct world x;
+    world_of(&x, "stops", false, true);
+    for (uint64_t end = now_ms() + WAIT_MS; x.n_line < 2 && now_ms() < end;)
+        serve(&x);
+    assert_int_equal(x.n_line, 2);
+    assert_true(watch_silent_ns(x.w) == 0);
+    x.deaf = true;
+    for (uint64_t end = now_ms() + WAIT_MS; !x.held && now_ms() < end;)
+        serve(&x);
+    assert_non_null(x.held);
+    uint64_t asked = now_ms();
+    nanosleep(&(struct timespec){.tv_sec = 6}, NULL);
+    serve(&x);
+    assert_true(watch_silent_ns(x.w) == 0);
+    for (uint64_t end = asked + 20000; !watch_silent_ns(x.w) && now_ms() < end;)
+        serve(&x);
+    uint64_t since = watch_silent_ns(x.w) / 1000000;
+    assert_true(since > 0 && now_ms() - since >= 5000);
+    assert_in_range(since, asked + 4900, asked + 6000);
+    link_answer(x.held, NULL); /* it goes on */
+    x.held = NULL;
+    x.deaf = false;
+    unsigned n = x.n_line;
+    for (uint64_t end = now_ms() + WAIT_MS; x.n_line == n && now_ms() < end;)
+        serve(&x);
+    assert_true(watch_silent_ns(x.w) == 0);
+    world_free(&x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_they_say), cmocka_unit_test(test_counters_never_fall),
-        cmocka_unit_test(test_steps),         cmocka_unit_test(test_many_workers),
-        cmocka_unit_test(test_garbage),       cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_what_they_say),  cmocka_unit_test(test_counters_never_fall),
+        cmocka_unit_test(test_steps),          cmocka_unit_test(test_many_workers),
+        cmocka_unit_test(test_garbage),        cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_tokenize_stops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
