@@ -152,6 +152,7 @@ struct result {
     const struct run *run;
     const struct opts *opts;
     const struct server *server;
+    const void *was; /* JSON of the run that --compare names, or NULL */
     double duration_s;
     uint64_t completed, failed, total_in, total_out;
     double request_rate, goodput, out_rate, total_rate;
@@ -165,12 +166,18 @@ struct result {
 };
 int result_make(struct err *e, struct result *r, const struct opts *o, const struct server *s, const struct run *run);
 void result_free(struct result *r);
-void percentile_word(char out[32], double p); /* "p99" or "p99.9" */
+void result_date(struct result *r);            /* now */
+void percentile_word(char out[32], double p);  /* "p99" or "p99.9" */
+bool metric_made(const struct opts *o, int m); /* shown, and one that such a run has */
 
 int report_print(struct err *e, const struct result *r);
+/* Before the run: whether what is to be saved has a place. Nothing is written. */
+int save_check(struct err *e, const struct opts *o, const struct server *s);
 int save_write(struct err *e, const struct result *r);
 /* *out: owned JSON, json_t. */
 int save_json(struct err *e, void **out, const struct result *r);
+/* Before the run: the saved one, owned JSON, json_t. ERR_NO: no figure of it is one that the run will have. */
+int compare_open(struct err *e, void **was, const struct opts *o);
 /* ERR_NO: worse than --fail-above takes. */
 int compare_print(struct err *e, const struct result *r);
 

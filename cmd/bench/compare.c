@@ -1,5 +1,6 @@
 /* A run beside a saved one. */
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,43 +26,70 @@ static bool shown(const char *key)
            !strcmp(key, "failed");
 }
 
-/* By how many percent it is worse than it was. */
+/* By how many percent it is worse than it was: without end where a rate fell to nothing, or a latency came from it. */
 static double worse(int way, double was, double is)
 {
-    if (!way || was <= 0 || is <= 0)
+    double less = way > 0 ? is : was, more = way > 0 ? was : is;
+    if (!way || more <= 0)
         return 0;
-    return ((way > 0 ? was / is : is / was) - 1) * 100;
+    return less > 0 ? (more / less - 1) * 100 : INFINITY;
+}
+
+/* A run of no requests has the keys that any run with these flags has. */
+static int own_keys(struct err *e, void **out, const struct opts *o)
+{
+    static const struct server nobody;
+    static const struct run nothing;
+    struct result r;
+    *out = NULL;
+    int rc = result_make(e, &r, o, &nobody, &nothing);
+    rc = rc ? rc : save_json(e, out, &r);
+    result_free(&r);
+    return rc;
+}
+
+int compare_open(struct err *e, void **was, const struct opts *o)
+{
+    json_error_t at;
+    json_t *old = json_load_file(o->compare, 0, &at);
+    const char *key;
+    json_t *value;
+    void *own = NULL;
+    size_t n = 0;
+    *was = old;
+    if (!json_is_object(old))
+        return err_set(e, ERR_NO, "%.300s: %s", o->compare, old ? "no result of a run" : at.text);
+    int rc = own_keys(e, &own, o);
+    json_object_foreach(old, key, value) n +=
+        better(key) && json_is_number(value) && json_is_number(json_object_get(own, key));
+    json_decref(own);
+    return rc || n ? rc : err_set(e, ERR_NO, "%.300s: no figure to compare with", o->compare);
 }
 
 int compare_print(struct err *e, const struct result *r)
 {
-    json_error_t at;
-    json_t *old = json_load_file(r->opts->compare, 0, &at);
     const char *key, *first_bad = NULL;
     json_t *value;
     void *now = NULL;
     double limit = r->opts->fail_above;
     int n_bad = 0;
-    if (!json_is_object(old)) {
-        json_decref(old);
-        return err_set(e, ERR_NO, "%.300s: %s", r->opts->compare, old ? "no result of a run" : at.text);
-    }
     int rc = save_json(e, &now, r);
     FILE *out = r->opts->save && !strcmp(r->opts->save, "-") ? stderr : stdout;
     if (!rc)
         fprintf(out, "\n%-36s %12s %12s %8s\n", "against the saved run", "was", "is", "ratio");
     json_object_foreach((json_t *)now, key, value)
     {
-        const json_t *was = json_object_get(old, key);
+        const json_t *was = json_object_get(r->was, key);
         if (rc || !shown(key) || !json_is_number(value) || !json_is_number(was))
             continue;
         double a = json_number_value(was), b = json_number_value(value);
         bool bad = limit >= 0 && worse(better(key), a, b) > limit;
         fprintf(out, "%-36s %12.3f %12.3f ", key, a, b);
         if (a > 0)
-            fprintf(out, "%8.3f%s\n", b / a, bad ? "  worse" : "");
+            fprintf(out, "%8.3f", b / a);
         else
-            fprintf(out, "%8s\n", "-");
+            fprintf(out, "%8s", "-");
+        fprintf(out, "%s\n", bad ? "  worse" : "");
         first_bad = bad && !first_bad ? key : first_bad;
         n_bad += bad;
     }
@@ -69,6 +97,5 @@ int compare_print(struct err *e, const struct result *r)
         rc = err_set(e, ERR_NO, "%d figures are more than %g %% worse than in %.200s, %s first", n_bad, limit,
                      r->opts->compare, first_bad);
     json_decref(now);
-    json_decref(old);
     return rc;
 }

@@ -1,5 +1,6 @@
 /* bench: loads a server of the OpenAI API, and measures it. */
 #include <curl/curl.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,7 +30,8 @@ static int show(struct err *e, const struct result *r)
     return rc;
 }
 
-static int measure(struct err *e, const struct opts *o, const struct server *s, struct asks *a, struct workload *w)
+static int measure(struct err *e, const struct opts *o, const struct server *s, struct asks *a, struct workload *w,
+                   const void *was)
 {
     struct run run = {0};
     struct result result = {0};
@@ -40,6 +42,7 @@ static int measure(struct err *e, const struct opts *o, const struct server *s, 
         return rc;
     rc = client_run(e, &run, o, s, a, w, n, false);
     rc = rc ? rc : result_make(e, &result, o, s, &run);
+    result.was = was;
     rc = rc ? rc : show(e, &result);
     result_free(&result);
     run_free(&run);
@@ -54,23 +57,27 @@ int main(int argc, char **argv)
     struct asks *asks = NULL;
     struct pool pool = {0};
     struct workload *work = NULL;
+    void *was = NULL;
     int rc = opts_read(&e, &o, argc, argv);
     if (rc == CLI_DONE)
         return 0;
     if (!rc && curl_global_init(CURL_GLOBAL_DEFAULT))
         rc = err_set(&e, ERR_SYS, "libcurl does not start");
     rc = rc ? rc : proc_signals(&e);
+    rc = rc ? rc : o.compare ? compare_open(&e, &was, &o) : 0;
     rc = rc ? rc : asks_open(&e, &asks, &o);
     rc = rc ? rc : asks_server(&e, &server, asks);
     rc = rc ? rc : pool_open(&e, &pool, &o, &server, asks);
     rc = rc ? rc : workload_open(&e, &work, &o, &server, &pool);
+    rc = rc ? rc : save_check(&e, &o, &server);
     if (!rc) {
         proc_wake_soon(true);
-        rc = measure(&e, &o, &server, asks, work);
+        rc = measure(&e, &o, &server, asks, work, was);
     }
     workload_close(work);
     pool_close(&pool);
     asks_close(asks);
+    json_decref(was);
     opts_free(&o);
     struct err late = {0};
     if (cli_close_stdout(&late) && !rc) {

@@ -31,7 +31,7 @@ static void latencies(const struct result *r)
     }
     printf("\n");
     for (int m = 0; m < N_METRIC; m++) {
-        if (!r->opts->shown[m] || (m >= M_QUEUE && !r->n_v[m]))
+        if (!metric_made(r->opts, m))
             continue;
         printf("%-12s %10.2f %10.2f %10.2f", metric_names[m].title, r->stat[m].mean * 1e3, r->stat[m].median * 1e3,
                r->stat[m].std * 1e3);

@@ -51,6 +51,13 @@ static bool good(const struct opts *o, double ttft, double tpot, double e2el)
            (o->slo_ms[M_E2EL] < 0 || e2el <= o->slo_ms[M_E2EL] / 1e3);
 }
 
+/* When requests come by a plan, those that found no place have a time that both waits add to. */
+bool metric_made(const struct opts *o, int m)
+{
+    bool timed = o->plan.ramp != LOAD_STEADY || !isinf(o->plan.rate) || o->dataset == DATA_TRACE;
+    return o->shown[m] && (m < M_QUEUE || (o->max_concurrency && (m == M_QUEUE || timed)));
+}
+
 static void count(struct result *r, const struct request *x, uint64_t *n_good)
 {
     uint64_t n_out = out_tokens(x);
@@ -126,13 +133,18 @@ static int lag(struct err *e, struct result *r)
     return 0;
 }
 
-int result_make(struct err *e, struct result *r, const struct opts *o, const struct server *s, const struct run *run)
+void result_date(struct result *r)
 {
     time_t now = time(NULL);
     struct tm tm;
+    strftime(r->date, sizeof r->date, "%Y%m%d-%H%M%S", localtime_r(&now, &tm));
+}
+
+int result_make(struct err *e, struct result *r, const struct opts *o, const struct server *s, const struct run *run)
+{
     uint64_t n_good = 0;
     *r = (struct result){.run = run, .opts = o, .server = s, .duration_s = between(run->begin_ns, run->end_ns)};
-    strftime(r->date, sizeof r->date, "%Y%m%d-%H%M%S", localtime_r(&now, &tm));
+    result_date(r);
     if (room(e, r))
         return e->code;
     for (uint64_t i = 0; i < run->n; i++) {

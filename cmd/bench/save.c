@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cmd/bench/bench.h"
 
@@ -96,7 +97,7 @@ static void metrics(json_t *j, const struct result *r)
     char key[100], word[32];
     for (int m = 0; m < N_METRIC; m++) {
         const char *name = metric_names[m].key;
-        if (!r->opts->shown[m] || (m >= M_QUEUE && !r->n_v[m]))
+        if (!metric_made(r->opts, m))
             continue;
         snprintf(key, sizeof key, "mean_%s_ms", name);
         json_object_set_new(j, key, json_real(r->stat[m].mean * 1e3));
@@ -230,6 +231,36 @@ static int write_file(struct err *e, const char *path, const json_t *j)
     if (fclose(out) && !rc)
         rc = err_sys(e, "%.300s", path);
     return rc;
+}
+
+/* Opening it would empty what is there, or leave an empty file behind a run that fails. */
+static int writable(struct err *e, const char *path)
+{
+    struct stat st;
+    const char *slash = strrchr(path, '/');
+    if (stat(path, &st)) {
+        if (errno != ENOENT)
+            return err_sys(e, "%.300s", path);
+        char *dir = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+        int rc = !dir || access(dir, W_OK | X_OK) ? err_sys(e, "%.300s", path) : 0;
+        free(dir);
+        return rc;
+    }
+    if (S_ISDIR(st.st_mode))
+        errno = EISDIR;
+    return S_ISDIR(st.st_mode) || access(path, W_OK) ? err_sys(e, "%.300s", path) : 0;
+}
+
+int save_check(struct err *e, const struct opts *o, const struct server *s)
+{
+    struct result r = {.opts = o, .server = s};
+    char path[1200];
+    result_date(&r);
+    int rc = o->save && strcmp(o->save, "-") ? writable(e, o->save) : 0;
+    if (rc || !o->save_result)
+        return rc;
+    rc = file_name(e, path, sizeof path, &r);
+    return rc ? rc : writable(e, path);
 }
 
 int save_write(struct err *e, const struct result *r)

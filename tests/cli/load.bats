@@ -322,6 +322,62 @@ holds() {
     [ "$status" -eq 1 ]
 }
 
+@test "a rate that fell to nothing is worse, and so is a latency that came from it" {
+    serve --ttft 0.05
+    load -n 3 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --save was --goodput ttft:5000 > table
+    run load -n 3 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --compare was --fail-above 1e6 --goodput ttft:1
+    [ "$status" -eq 1 ]
+    grep -Eq '^request_goodput .* 0\.000 +0\.000  worse$' <<< "$output"
+    [ "$(grep -c 'worse$' <<< "$output")" -eq 1 ]
+    jq '.median_ttft_ms = 0 | .mean_ttft_ms = 1e-9' was > from-nothing
+    run load -n 3 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --compare from-nothing --fail-above 1e6
+    [ "$status" -eq 1 ]
+    grep -Eq '^median_ttft_ms +0\.000 +[0-9.]+ +-  worse$' <<< "$output"
+    # nothing got worse, also where it was nothing before
+    jq '.request_goodput = 0' was > none-good
+    load -n 3 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --compare none-good --fail-above 1e6 --goodput ttft:1
+}
+
+@test "a run is compared with what the file had before it, and then saved there" {
+    serve --ttft 0.05
+    load -n 2 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --save r > table
+    jq '.median_ttft_ms = 12345' r > x
+    load -n 2 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --save x --compare x > table
+    grep -Eq '^median_ttft_ms +12345\.000 +[0-9]{2,3}\.[0-9]+ ' table
+    [ "$(jq '.median_ttft_ms < 1000' x)" = true ]
+}
+
+@test "what a run is compared with and where it is saved are looked at before it" {
+    serve
+    load -n 1 --random-input-len 5 --random-output-len 1 --save good > table
+    echo '{}' > none
+    echo 'no json' > bad
+    echo '{"request_goodput": 5, "p50_ttft_ms": 3, "failed": 0}' > others # figures that this run will not have
+    mkdir d
+    while read -r want words flags; do
+        # shellcheck disable=SC2086 # words
+        run load -n 1 --random-input-len 5 --random-output-len 1 $flags
+        echo "$flags: $output"
+        [ "$status" -eq "$want" ]
+        grep -q "${words//_/ }" <<< "$output"
+    done << 'END'
+1 no_figure_to_compare --compare none
+1 no_figure_to_compare --compare none --fail-above 5
+1 no_figure_to_compare --compare others --fail-above 5
+1 bad: --compare bad
+1 No_such_file --compare nowhere
+111 No_such_file --save /nonexistent/x
+111 Is_a_directory --save d
+111 Not_a_directory --save bad/x
+111 No_such_file --save-result --result-dir nowhere/there
+111 No_such_file --save-result --result-filename nowhere/x
+END
+    load -n 1 --random-input-len 5 --random-output-len 1 --save new --compare good > table
+    [ "$(jq .completed new)" -eq 1 ]
+    seen
+    [ "$(jq '.requests | length' seen)" -eq 2 ]
+}
+
 @test "an interrupt shows what is there" {
     serve --ttft 0.01 --itl 0.3
     bench --port "$port" -n 100 --request-rate 20 --random-input-len 5 --random-output-len 4 --save r > table 3>&- &
