@@ -320,8 +320,6 @@ static void finish(struct client *c, struct stream *s, CURLcode code)
 {
     struct request *r = s->request;
     const char *why = *s->why ? s->why : curl_easy_strerror(code);
-    if (!s->status && !code)
-        curl_easy_getinfo(s->easy, CURLINFO_RESPONSE_CODE, &s->status);
     if (code == CURLE_COULDNT_CONNECT || code == CURLE_COULDNT_RESOLVE_HOST)
         request_fail(r, FAIL_CONNECT, why, CURL_ERROR_SIZE);
     else if (code == CURLE_OPERATION_TIMEDOUT)
@@ -358,6 +356,8 @@ static void finished(struct client *c)
             continue;
         CURLcode code = m->data.result;
         curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&s);
+        if (!s->status) /* a head without a body */
+            curl_easy_getinfo(s->easy, CURLINFO_RESPONSE_CODE, &s->status);
         if (!sent_afresh(c, s, code))
             finish(c, s, code);
     }

@@ -55,6 +55,8 @@ static int lengths(struct err *e, struct load_item *x, double prompt, double out
 static int hashes(struct err *e, struct load_item *x, const json_t *ids)
 {
     size_t n = json_array_size(ids), blocks = (x->n_prompt + LOAD_BLOCK - 1) / LOAD_BLOCK;
+    if (ids && !json_is_null(ids) && !json_is_array(ids))
+        return err_set(e, ERR_NO, "hash_ids is no list");
     n = n < blocks ? n : blocks;
     if (!n)
         return 0;
@@ -70,6 +72,13 @@ static int hashes(struct err *e, struct load_item *x, const json_t *ids)
     return 0;
 }
 
+static int field(struct err *e, double *out, const json_t *j, const char *name)
+{
+    const json_t *v = json_object_get(j, name);
+    *out = json_number_value(v);
+    return json_is_number(v) ? 0 : err_set(e, ERR_NO, "%s %s", name, v ? "is no number" : "is missing");
+}
+
 static int mooncake(struct err *e, struct load_items *t, const char *line, size_t n)
 {
     json_error_t at;
@@ -77,13 +86,16 @@ static int mooncake(struct err *e, struct load_items *t, const char *line, size_
     struct load_item *x = NULL;
     if (!j)
         return err_set(e, ERR_NO, "column %d: %.200s", at.column, at.text);
-    double ms = json_number_value(json_object_get(j, "timestamp"));
-    int rc = json_is_object(j) && ms >= 0 && ms < 1e15 ? 0 : err_set(e, ERR_NO, "timestamp in ms should be here");
+    double ms, prompt, out;
+    int rc = field(e, &ms, j, "timestamp");
+    if (!rc && !(ms >= 0 && ms < 1e15))
+        rc = err_set(e, ERR_NO, "timestamp: %g is no time in ms", ms);
+    rc = rc ? rc : field(e, &prompt, j, "input_length");
+    rc = rc ? rc : field(e, &out, j, "output_length");
     rc = rc ? rc : place(e, &x, t);
     if (!rc) {
         x->at_s = ms / 1e3;
-        rc = lengths(e, x, json_number_value(json_object_get(j, "input_length")),
-                     json_number_value(json_object_get(j, "output_length")));
+        rc = lengths(e, x, prompt, out);
         rc = rc ? rc : hashes(e, x, json_object_get(j, "hash_ids"));
         if (rc)
             free(x->hash);
@@ -99,16 +111,20 @@ static int mooncake(struct err *e, struct load_items *t, const char *line, size_
 static int azure(struct err *e, struct load_items *t, double *zero_s, const char *line, size_t n)
 {
     char text[160];
-    int day, hour, minute, used = 0;
+    int month, day, hour, minute, used = 0;
     double second, prompt, out;
     struct load_item *x = NULL;
     size_t take = n < sizeof text - 1 ? n : sizeof text - 1;
     memcpy(text, line, take);
     text[take] = 0;
-    if (sscanf(text, "%*4d-%*2d-%2d %2d:%2d:%15lf,%15lf,%15lf%n", &day, &hour, &minute, &second, &prompt, &out,
-               &used) != 6 ||
-        !used || !isfinite(second))
+    if (sscanf(text, "%*4d-%2d-%2d %2d:%2d:%15lf,%15lf,%15lf%n", &month, &day, &hour, &minute, &second, &prompt, &out,
+               &used) != 7 ||
+        !used)
         return err_set(e, ERR_NO, "TIMESTAMP,ContextTokens,GeneratedTokens should be here");
+    bool is_day = month >= 1 && month <= 12 && day >= 1 && day <= 31;
+    if (!is_day || hour < 0 || hour > 23 || minute < 0 || minute > 59 || !(second >= 0 && second < 61))
+        return err_set(e, ERR_NO, "TIMESTAMP: %.*s is no %s", (int)strcspn(text, ","), text,
+                       is_day ? "time of a day" : "day");
     double at = day * 86400.0 + hour * 3600.0 + minute * 60.0 + second;
     double zero = *zero_s < 0 ? at : *zero_s;
     if (at < zero)

@@ -202,6 +202,14 @@ holds() {
     run load --dataset-name trace --dataset-path bad
     [ "$status" -eq 1 ]
     [[ $output == *"bad: line 2: "* ]]
+    printf '%s\n' '{"timestamp": 0, "input_length": 10, "output_length": 1}' '{"input_length": 10, "output_length": 1}' > bad
+    run load --dataset-name trace --dataset-path bad
+    [ "$status" -eq 1 ]
+    [[ $output == *"bad: line 2: timestamp is missing"* ]]
+    printf '%s\n' '2023-11-16 18:17:03,48,10' '2023-11-16 99:99:99,31,8' > bad
+    run load --dataset-name trace --dataset-path bad
+    [ "$status" -eq 1 ]
+    [[ $output == *"bad: line 2: TIMESTAMP: 2023-11-16 99:99:99 is no time of a day"* ]]
 }
 
 @test "lists of requests, for completions and for chat" {
@@ -266,6 +274,7 @@ holds() {
     check cut incomplete
     check no-done incomplete
     check empty 'no token'
+    check cut-early incomplete
     check hang timeout --request-timeout-sec 0.4
     serve --fault reset
     run load -n 2 --random-input-len 5

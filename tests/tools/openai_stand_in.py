@@ -3,7 +3,7 @@
 be compared with them. Prints its port, and at the end (SIGTERM) a line of JSON with what it saw.
 
   --ttft S --itl S      seconds to the first token and between tokens; --slow-every N: of each Nth token ten times --itl
-  --fault KIND[:N]      of each Nth request (every one): status, event, cut, no-done, garbage, empty, hang, reset
+  --fault KIND[:N]      of each Nth request (every one): status, event, cut-early, cut, no-done, garbage, empty, hang, reset
   --burst N             N tokens in one write
   --split               every event in two writes
   --no-usage, --no-tokenize, --dialect llama (its /tokenize, no root and a final chunk of its own)
@@ -74,6 +74,9 @@ async def answer(writer, ask, chat, number):
         return False
     start = time.monotonic()
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+    if broken == "cut-early":
+        await asyncio.sleep(0.05)  # it has left
+        return False
     at, waiting = start + arg.ttft, b""
     for i in range(n):
         if i:

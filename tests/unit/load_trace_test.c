@@ -19,6 +19,17 @@ static int line_of(struct load_items *t, double *zero, const char *line)
     return rc;
 }
 
+/* Of a line that is refused. */
+static const char *why(struct load_items *t, double *zero, const char *line)
+{
+    static struct err e;
+    size_t n = t->n;
+    e = (struct err){0};
+    assert_int_equal(load_trace_line(&e, t, zero, line, strlen(line)), ERR_NO);
+    assert_int_equal(t->n, n);
+    return e.text;
+}
+
 static void test_azure(void **state)
 {
     (void)state;
@@ -44,7 +55,14 @@ static void test_azure(void **state)
     assert_int_equal(line_of(&t, &zero, "2023-11-17 18:17:04.9799600,nan,3"), ERR_NO);
     assert_int_equal(line_of(&t, &zero, "2023-11-17 18:17,7,3"), ERR_NO);
     assert_int_equal(line_of(&t, &zero, "hello"), ERR_NO);
-    assert_int_equal(t.n, 3);
+    static const char *const no_time[] = {
+        "2023-13-17 18:17:04,7,3", "2023-00-17 18:17:04,7,3", "2023-11-32 18:17:04,7,3", "2023-11-00 18:17:04,7,3",
+        "2023-11-18 24:00:00,7,3", "2023-11-18 18:60:00,7,3", "2023-11-18 18:17:61,7,3", "2023-11-18 99:99:99,7,3",
+        "2023-11-18 18:-1:00,7,3", "2023-11-18 18:17:-1,7,3", "2023-11-18 18:17:nan,7,3"};
+    for (size_t i = 0; i < sizeof no_time / sizeof *no_time; i++)
+        assert_memory_equal(why(&t, &zero, no_time[i]), "TIMESTAMP: ", 11);
+    assert_int_equal(line_of(&t, &zero, "2023-12-31 23:59:60.5,7,3"), 0); /* a leap second */
+    assert_int_equal(t.n, 4);
     load_items_free(&t);
 }
 
@@ -80,7 +98,22 @@ static void test_mooncake(void **state)
         "{\"timestamp\": 1, \"input_length\": 99999999, \"output_length\": 3}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(line_of(&t, &zero, bad[i]), ERR_NO);
-    assert_int_equal(t.n, 3);
+    static const char *const named[][2] = {
+        {"{\"input_length\": 6, \"output_length\": 3}", "timestamp is missing"},
+        {"{\"timestamp\": \"x\", \"input_length\": 6, \"output_length\": 3}", "timestamp is no number"},
+        {"{\"timestamp\": null, \"input_length\": 6, \"output_length\": 3}", "timestamp is no number"},
+        {"{\"timestamp\": -1, \"input_length\": 6, \"output_length\": 3}", "timestamp: -1 is no time in ms"},
+        {"{\"timestamp\": 1, \"output_length\": 3}", "input_length is missing"},
+        {"{\"timestamp\": 1, \"input_length\": 6}", "output_length is missing"},
+        {"{\"timestamp\": 1, \"input_length\": 6, \"output_length\": \"3\"}", "output_length is no number"},
+        {"{\"timestamp\": 1, \"input_length\": 6, \"output_length\": 3, \"hash_ids\": 7}", "hash_ids is no list"}};
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++)
+        assert_string_equal(why(&t, &zero, named[i][0]), named[i][1]);
+    assert_int_equal(line_of(&t, &zero,
+                             "{\"timestamp\": 1, \"input_length\": 6, \"output_length\": 3, "
+                             "\"hash_ids\": null}"),
+                     0);
+    assert_int_equal(t.n, 4);
     load_items_free(&t);
 }
 
