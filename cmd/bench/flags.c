@@ -23,6 +23,9 @@ struct words {
     double temperature;
     struct cli_list goodput;
     bool has_n, has_in, has_out, has_temperature, has_from, has_to;
+    bool has_burstiness, has_random_in, has_random_out, has_random_prefix, has_range, has_n_prefixes, has_prefix_len,
+        has_suffix_len, has_prefix_out, has_time_scale, has_length_scale, has_model_len, has_kind, has_vocab,
+        has_result_dir, has_result_name;
 };
 
 static int number_or_inf(struct err *e, const char *what, const char *text, double *out)
@@ -122,8 +125,17 @@ static int range(struct err *e, struct opts *o, const char *text)
     static const char *const names[2] = {"input", "output"};
     json_t *j = *text == '{' ? json_loads(text, 0, NULL) : NULL;
     int rc = 0;
+    const char *key;
+    json_t *value;
     if (*text == '{' && !json_is_object(j))
         rc = err_set(e, ERR_USAGE, "--random-range-ratio: '%.100s' is no number and no JSON object", text);
+    json_object_foreach(j, key, value)
+    {
+        if (strcmp(key, names[0]) && strcmp(key, names[1]))
+            rc = err_set(e, ERR_USAGE, "--random-range-ratio: '%.100s' is neither input nor output", key);
+        else if (!json_is_number(value))
+            rc = err_set(e, ERR_USAGE, "--random-range-ratio: %s is no number", key);
+    }
     for (int i = 0; i < 2 && !rc; i++) {
         if (j)
             *both[i] = json_number_value(json_object_get(j, names[i]));
@@ -233,6 +245,43 @@ static int figures(struct err *e, struct opts *o, const struct words *w, char **
     return 0;
 }
 
+/* A flag that would do nothing is a slip: what it was meant for was given differently, or not at all. */
+static int idle_flags(struct err *e, const struct opts *o, const struct words *w)
+{
+    bool list = o->dataset == DATA_LIST, trace = o->dataset == DATA_TRACE, random = o->dataset == DATA_RANDOM;
+    bool prefix = o->dataset == DATA_PREFIX, timed = o->plan.ramp != LOAD_STEADY || !isinf(o->plan.rate);
+    static const char of_random[] = "--dataset-name random", of_prefix[] = "--dataset-name prefix";
+    static const char of_trace[] = "--dataset-name trace", of_saved[] = "--save-result";
+    const struct {
+        bool given, used;
+        const char *name, *needs;
+    } all[] = {
+        {w->has_burstiness, timed, "burstiness", "--request-rate or a ramp"},
+        {w->has_in, random, "input-len", of_random},
+        {w->has_random_in, random, "random-input-len", of_random},
+        {w->has_random_prefix, random, "random-prefix-len", of_random},
+        {w->has_range, random, "random-range-ratio", of_random},
+        {w->has_random_out, random || list, "random-output-len", "--dataset-name random or jsonl"},
+        {w->has_out, !trace, "output-len", "another workload than a trace"},
+        {w->has_n_prefixes, prefix, "prefix-repetition-num-prefixes", of_prefix},
+        {w->has_prefix_len, prefix, "prefix-repetition-prefix-len", of_prefix},
+        {w->has_suffix_len, prefix, "prefix-repetition-suffix-len", of_prefix},
+        {w->has_prefix_out, prefix, "prefix-repetition-output-len", of_prefix},
+        {w->has_time_scale, trace, "time-scale", of_trace},
+        {w->has_length_scale, trace, "length-scale", of_trace},
+        {w->has_model_len, list || trace, "max-model-len", "--dataset-name jsonl or trace"},
+        {w->has_kind, !list, "prompt-kind", "prompts that are made, and those of jsonl are not"},
+        {w->has_vocab, o->ids && !list, "vocab", "prompts of ids that are made"},
+        {w->has_result_dir, o->save_result, "result-dir", of_saved},
+        {w->has_result_name, o->save_result, "result-filename", of_saved},
+        {o->detailed, o->save_result || o->save, "save-detailed", "--save or --save-result"},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].given && !all[i].used)
+            return err_set(e, ERR_USAGE, "--%s needs %s", all[i].name, all[i].needs);
+    return 0;
+}
+
 static int check(struct err *e, struct opts *o, const struct words *w, char **argv, size_t n_arg)
 {
     static const struct {
@@ -249,6 +298,7 @@ static int check(struct err *e, struct opts *o, const struct words *w, char **ar
     int rc = where(e, o, w);
     rc = rc ? rc : traffic(e, o, w);
     rc = rc ? rc : workload(e, o, w);
+    rc = rc ? rc : idle_flags(e, o, w);
     return rc ? rc : figures(e, o, w, argv, n_arg);
 }
 
@@ -293,7 +343,7 @@ int opts_read(struct err *e, struct opts *o, int argc, char **argv)
         {0, "duration", CLI_F64, &o->duration_s, "S", "send none after so long", .flo = 0.001, .fhi = 1e6},
         {0, "request-rate", CLI_STR, &w.rate, "R", "requests a second, or inf: all at once (inf)", .lo = 0},
         {0, "burstiness", CLI_STR, &w.burstiness, "B", "shape of the gaps: 1 Poisson, below in bursts, inf even (1)",
-         .lo = 0},
+         .lo = 0, .given = &w.has_burstiness},
         {0, "max-concurrency", CLI_U64, &o->max_concurrency, "N", "requests at a time at most", .lo = 1, .hi = 1 << 20},
         {0, "ramp-up-strategy", CLI_CHOICE, &w.ramp, "HOW", "linear or exponential, in place of --request-rate",
          .choices = "linear|exponential"},
@@ -310,25 +360,32 @@ int opts_read(struct err *e, struct opts *o, int argc, char **argv)
         {0, "dataset-path", CLI_STR, &o->path, "FILE", "of jsonl and trace; -: standard input", .lo = 0},
         {0, "input-len", CLI_U64, &w.input_len, "N", "the same as --random-input-len", TOKENS, .given = &w.has_in},
         {0, "output-len", CLI_U64, &w.output_len, "N", "of any workload but traces", TOKENS, .given = &w.has_out},
-        {0, "random-input-len", CLI_U64, &o->in_len, "N", "tokens of a prompt (1024)", TOKENS},
-        {0, "random-output-len", CLI_U64, &o->out_len, "N", "tokens of an answer (128)", TOKENS},
-        {0, "random-range-ratio", CLI_STR, &w.range, "R", "lengths are within ±R of these, 0 to below 1 (0)", .lo = 0},
+        {0, "random-input-len", CLI_U64, &o->in_len, "N", "tokens of a prompt (1024)", TOKENS,
+         .given = &w.has_random_in},
+        {0, "random-output-len", CLI_U64, &o->out_len, "N", "tokens of an answer (128)", TOKENS,
+         .given = &w.has_random_out},
+        {0, "random-range-ratio", CLI_STR, &w.range, "R", "lengths are within ±R of these, 0 to below 1 (0)", .lo = 0,
+         .given = &w.has_range},
         {0, "random-prefix-len", CLI_U64, &o->prefix_len, "N", "tokens that all prompts begin with (0)", .lo = 0,
-         .hi = LOAD_TOKENS_MAX},
-        {0, "prefix-repetition-num-prefixes", CLI_U64, &o->n_prefixes, "N", "prefixes (10)", .lo = 1, .hi = 1u << 30},
-        {0, "prefix-repetition-prefix-len", CLI_U64, &o->repeat_prefix_len, "N", "tokens of each (256)", TOKENS},
-        {0, "prefix-repetition-suffix-len", CLI_U64, &o->repeat_suffix_len, "N", "tokens after it (256)", TOKENS},
-        {0, "prefix-repetition-output-len", CLI_U64, &o->repeat_out_len, "N", "tokens of an answer (128)", TOKENS},
+         .hi = LOAD_TOKENS_MAX, .given = &w.has_random_prefix},
+        {0, "prefix-repetition-num-prefixes", CLI_U64, &o->n_prefixes, "N", "prefixes (10)", .lo = 1, .hi = 1u << 30,
+         .given = &w.has_n_prefixes},
+        {0, "prefix-repetition-prefix-len", CLI_U64, &o->repeat_prefix_len, "N", "tokens of each (256)", TOKENS,
+         .given = &w.has_prefix_len},
+        {0, "prefix-repetition-suffix-len", CLI_U64, &o->repeat_suffix_len, "N", "tokens after it (256)", TOKENS,
+         .given = &w.has_suffix_len},
+        {0, "prefix-repetition-output-len", CLI_U64, &o->repeat_out_len, "N", "tokens of an answer (128)", TOKENS,
+         .given = &w.has_prefix_out},
         {0, "time-scale", CLI_F64, &o->time_scale, "X", "times of a trace are multiplied by this (1)", .flo = 0,
-         .fhi = 1e6},
+         .fhi = 1e6, .given = &w.has_time_scale},
         {0, "length-scale", CLI_F64, &o->length_scale, "X", "lengths of a trace are multiplied by this (1)",
-         .flo = 1e-6, .fhi = 1e6},
+         .flo = 1e-6, .fhi = 1e6, .given = &w.has_length_scale},
         {0, "max-model-len", CLI_U64, &o->model_len, "N",
-         "requests of a file that take more are left out (the server's)", TOKENS},
+         "requests of a file that take more are left out (the server's)", TOKENS, .given = &w.has_model_len},
         {0, "prompt-kind", CLI_CHOICE, &w.kind, "KIND", "ids, text, or auto: ids where there is no chat (auto)",
-         .choices = "auto|ids|text"},
+         .choices = "auto|ids|text", .given = &w.has_kind},
         {0, "vocab", CLI_U64, &o->vocab, "N", "ids of prompts are any below this (those of common words)", .lo = 1,
-         .hi = 1u << 31},
+         .hi = 1u << 31, .given = &w.has_vocab},
         {0, "ignore-eos", CLI_FLAG, &o->ignore_eos, NULL, "of jsonl: answers go on to their length", .lo = 0},
         {0, "temperature", CLI_F64, &w.temperature, "T", "of the requests (the server's)", .flo = 0, .fhi = 1e4,
          .given = &w.has_temperature},
@@ -342,8 +399,10 @@ int opts_read(struct err *e, struct opts *o, int argc, char **argv)
         {'o', "save", CLI_STR, &o->save, "FILE", "write the result as JSON; -: in place of the table", .lo = 0},
         {0, "save-result", CLI_FLAG, &o->save_result, NULL, "the same, to a file named by rate, model and time",
          .lo = 0},
-        {0, "result-dir", CLI_STR, &o->result_dir, "DIR", "folder of that file (.)", .lo = 0},
-        {0, "result-filename", CLI_STR, &o->result_name, "NAME", "name of that file", .lo = 0},
+        {0, "result-dir", CLI_STR, &o->result_dir, "DIR", "folder of that file (.)", .lo = 0,
+         .given = &w.has_result_dir},
+        {0, "result-filename", CLI_STR, &o->result_name, "NAME", "name of that file", .lo = 0,
+         .given = &w.has_result_name},
         {0, "save-detailed", CLI_FLAG, &o->detailed, NULL, "with times and text of each request", .lo = 0},
         {0, "compare", CLI_STR, &o->compare, "FILE", "show each figure beside that of a saved run", .lo = 0},
         {0, "fail-above", CLI_F64, &o->fail_above, "PERCENT", "exit 1 where a figure is so much worse", .flo = 0,

@@ -461,3 +461,36 @@ stray
 --goodput ttft:5 stray
 END
 }
+
+@test "a flag that would do nothing is refused by its name" {
+    while read -r flags; do
+        # shellcheck disable=SC2086 # words
+        run bench $flags
+        echo "$flags: $output"
+        [ "$status" -eq 100 ]
+        [[ ${lines[0]} == "bench: ${flags%% *}"* ]]
+    done << 'END'
+--random-range-ratio {"inptu":0.5}
+--random-range-ratio {"input":"half"}
+--burstiness 2
+--time-scale 0.1
+--length-scale 0.1
+--max-model-len 5
+--result-filename x
+--result-dir x --save y
+--save-detailed
+--vocab 10 --prompt-kind text
+--vocab 10 --dataset-name jsonl --dataset-path x
+--prompt-kind text --dataset-name jsonl --dataset-path x
+--prefix-repetition-num-prefixes 4
+--prefix-repetition-prefix-len 4
+--prefix-repetition-suffix-len 4
+--prefix-repetition-output-len 4
+--input-len 5 --dataset-name prefix
+--random-input-len 5 --dataset-name prefix
+--random-prefix-len 5 --dataset-name prefix
+--random-range-ratio 0.5 --dataset-name prefix
+--random-output-len 5 --dataset-name prefix
+--output-len 5 --dataset-name trace --dataset-path x
+END
+}
