@@ -134,6 +134,7 @@ struct request {
 struct run {
     struct request **v; /* [n] owned, as sent */
     uint64_t n, size;
+    uint64_t n_plan; /* requests of the plan; UINT64_MAX: no end */
     uint64_t begin_ns, end_ns;
     uint64_t n_event, n_in_flight_max, n_cut; /* n_cut: of n, not over when it was interrupted */
     double cpu_s;

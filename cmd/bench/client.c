@@ -21,6 +21,7 @@
 #define WAIT_MS_MAX 100 /* a signal that came just before a wait is seen after so long */
 #define SLEPT_NS 20000  /* a wait that took so long found nothing there when it began */
 #define FAR_NS UINT64_MAX
+#define ROUNDING_NS 1000 /* times of a plan are sums of doubles */
 
 static double cpu_s(void)
 {
@@ -270,12 +271,24 @@ static bool room(const struct client *c)
     return !c->o->max_concurrency || c->n_in_flight < c->o->max_concurrency;
 }
 
+/* After --duration: what the plan has later, and what found no place in time. What the plan has until then is sent,
+ * also where the loop comes to it a little late. */
+static bool closed(const struct client *c)
+{
+    if (!c->at_s && c->o->dataset != DATA_TRACE)
+        return c->now_ns >= c->stop_ns;
+    uint64_t due = due_ns(c, c->n_sent);
+    if (due > c->stop_ns && due - c->stop_ns > ROUNDING_NS)
+        return true;
+    return c->now_ns >= c->stop_ns && (!room(c) || c->freed_ns > due);
+}
+
 /* Those whose time has come; c->next_ns: when the next one's does, or never. */
 static int send_due(struct err *e, struct client *c)
 {
     int rc = 0;
     c->next_ns = FAR_NS;
-    while (!rc && c->n_sent < c->n && c->now_ns < c->stop_ns) {
+    while (!rc && c->n_sent < c->n && !closed(c)) {
         if (!c->ready && (rc = prepare(e, c)))
             break;
         if (!room(c))
@@ -434,14 +447,14 @@ static int loop(struct err *e, struct client *c)
     int terms = proc_term_count(), rc = 0;
     while (!rc) {
         rc = send_due(e, c);
-        bool sent = c->n_sent == c->n || c->now_ns >= c->stop_ns;
+        bool sent = c->n_sent == c->n || (c->now_ns >= c->stop_ns && closed(c));
         if (rc || (sent && !c->n_in_flight))
             break;
         if (proc_term_count() > terms) {
             c->run->interrupted = true;
             break;
         }
-        if (c->stop_ns < c->next_ns)
+        if (c->now_ns < c->stop_ns && c->stop_ns < c->next_ns)
             c->next_ns = c->stop_ns;
         arm(c);
         rc = one_turn(e, c);
@@ -521,7 +534,7 @@ int client_run(struct err *e, struct run *out, const struct opts *o, const struc
                        .timer_ns = FAR_NS,
                        .armed_ns = FAR_NS};
     (void)s;
-    *out = (struct run){0};
+    *out = (struct run){.n_plan = n};
     int rc = open_client(e, &c);
     bool timed = o->plan.ramp != LOAD_STEADY || !isinf(o->plan.rate);
     if (!rc && timed && !warm) {

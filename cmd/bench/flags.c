@@ -115,6 +115,7 @@ static int traffic(struct err *e, struct opts *o, const struct words *w)
         if (!timed && !o->max_concurrency)
             return err_set(e, ERR_USAGE, "--duration needs --request-rate, a ramp, --max-concurrency or --num-prompts");
         o->n_prompts = timed ? load_plan_count(p, o->duration_s) : UINT64_MAX;
+        p->within_s = timed ? o->duration_s : 0;
     }
     return 0;
 }
@@ -172,7 +173,7 @@ static int workload(struct err *e, struct opts *o, const struct words *w)
         if (!good)
             return err_set(e, ERR_USAGE, "--extra-body: '%.200s' is no JSON object", o->extra_body);
     }
-    if (!w->has_n && o->dataset == DATA_PREFIX && o->n_prompts < o->n_prefixes)
+    if (!w->has_n && !o->duration_s && o->dataset == DATA_PREFIX && o->n_prompts < o->n_prefixes)
         o->n_prompts = o->n_prefixes;
     return range(e, o, w->range);
 }

@@ -29,7 +29,7 @@ static json_t *ramp_events(const struct result *r)
     struct timespec wall;
     clock_gettime(CLOCK_REALTIME, &wall);
     double began = (double)wall.tv_sec + (double)wall.tv_nsec / 1e9 - r->duration_s;
-    uint64_t n = r->opts->n_prompts;
+    uint64_t n = r->run->n_plan;
     for (uint64_t i = 0; i < r->run->n; i++) {
         int64_t now = (int64_t)load_plan_rate(p, i, n);
         for (; last < now; last++) {
@@ -49,14 +49,15 @@ static json_t *ramp_events(const struct result *r)
 static void traffic(json_t *j, const struct result *r)
 {
     const struct opts *o = r->opts;
-    bool all = o->n_prompts == UINT64_MAX;
+    const struct run *run = r->run;
+    bool cut = run->interrupted && run->n_plan != UINT64_MAX;
     json_object_set_new(j, "date", json_string(r->date));
     json_object_set_new(j, "endpoint_type", json_string(o->backend));
     json_object_set_new(j, "backend", json_string(o->backend));
     json_object_set_new(j, "label", text_or_null(o->label));
     json_object_set_new(j, "model_id", json_string(r->server->model));
     json_object_set_new(j, "tokenizer_id", json_null());
-    json_object_set_new(j, "num_prompts", json_integer((json_int_t)(all ? r->run->n : o->n_prompts)));
+    json_object_set_new(j, "num_prompts", json_integer((json_int_t)(cut ? run->n_plan : run->n)));
     for (size_t i = 0; i < o->metadata.n; i++) {
         const char *eq = strchr(o->metadata.v[i], '=');
         char *key = strndup(o->metadata.v[i], (size_t)(eq - o->metadata.v[i]));

@@ -34,6 +34,7 @@ struct load_plan {
     double burstiness; /* shape of the gamma distribution of the gaps; 1: Poisson; INFINITY: even */
     enum load_ramp ramp;
     double ramp_from, ramp_to; /* requests/s, > 0; over the requests, not over time */
+    double within_s;           /* > 0: the last comes then; 0: as below */
     uint64_t seed;
 };
 /* Requests/s that the plan has at request i of n. */
@@ -42,7 +43,8 @@ double load_plan_rate(const struct load_plan *p, uint64_t i, uint64_t n);
 uint64_t load_plan_count(const struct load_plan *p, double seconds);
 /*
  * Fills at_s [n], rising, seconds from the start: each is a gap after the one before. A steady plan is stretched so
- * that the last comes at n / rate exactly, as `vllm bench serve` does, so that the seed does not change the rate.
+ * that the last comes at n / rate exactly, as `vllm bench serve` does, so that the seed does not change the rate; one
+ * of a time, ramps too, so that the last comes at its end.
  */
 void load_plan_arrivals(double *at_s, const struct load_plan *p, uint64_t n);
 

@@ -27,7 +27,7 @@ uint64_t load_plan_count(const struct load_plan *p, double seconds)
         if (fabs(k - 1) > 1e-6)
             n *= p->ramp == LOAD_LINEAR ? (k - 1) / log(k) : log(k) / (1 - 1 / k);
     }
-    return n < 1 ? 1 : n > 1e9 ? (uint64_t)1e9 : (uint64_t)ceil(n);
+    return n < 1 ? 1 : n > 1e9 ? (uint64_t)1e9 : (uint64_t)ceil(n * (1 - 1e-12)); /* 0.1 · 30 is 3 */
 }
 
 void load_plan_arrivals(double *at_s, const struct load_plan *p, uint64_t n)
@@ -41,7 +41,8 @@ void load_plan_arrivals(double *at_s, const struct load_plan *p, uint64_t n)
             at += isinf(p->burstiness) ? 1 / rate : load_rng_gamma(&r, p->burstiness, 1 / (rate * p->burstiness));
         at_s[i] = at;
     }
-    double stretch = p->ramp == LOAD_STEADY && !isinf(p->rate) && at > 0 ? (double)n / p->rate / at : 1;
+    double last = p->within_s > 0 ? p->within_s : p->ramp == LOAD_STEADY && !isinf(p->rate) ? (double)n / p->rate : 0;
+    double stretch = last > 0 && at > 0 ? last / at : 1;
     for (uint64_t i = 0; i < n; i++)
         at_s[i] *= stretch;
 }

@@ -141,7 +141,43 @@ holds() {
     load --duration 0.5 --max-concurrency 2 --random-input-len 5 --random-output-len 1 --save r
     holds '.duration > 0.45 and .duration < 0.7 and .completed > 20 and .completed <= 52 and .num_prompts == .completed'
     load --duration 0.5 --request-rate 40 --random-input-len 5 --random-output-len 1 --save r
-    holds '.num_prompts == 20'
+    holds '.num_prompts == 20 and .completed == 20 and .duration > 0.49'
+}
+
+@test "a rate or a ramp of a time sends all that it gets out in it" {
+    serve
+    for seed in 1 2 3; do # the gaps of some seeds add up to more than the time, of others to less
+        load --duration 0.5 --request-rate 50 --seed $seed --random-input-len 5 --random-output-len 1 --save r
+        holds '.num_prompts == 25 and .completed == 25 and .duration > 0.49 and .duration < 1.5'
+        load --duration 0.8 --ramp-up-strategy linear --ramp-up-start-rps 5 --ramp-up-end-rps 50 --seed $seed \
+            --random-input-len 5 --random-output-len 1 --save r
+        # 0.8 · 45 / ln 10 = 15.6
+        holds '.num_prompts == 16 and .completed == 16 and .duration > 0.79 and .duration < 1.8'
+        holds '[.rps_change_events[].rps] == [range(5; 51)]'
+    done
+    # as many as have a prefix each are no more than the rate has
+    load --duration 0.5 --request-rate 8 --dataset-name prefix --prefix-repetition-prefix-len 5 --prefix-repetition-suffix-len 5 \
+        --prefix-repetition-output-len 1 --save r
+    holds '.num_prompts == 4 and .completed == 4'
+    # of a number those that come in the time, the one at its end too
+    load -n 40 --duration 0.5 --request-rate 40 --burstiness inf --random-input-len 5 --random-output-len 1 --save r
+    holds '.num_prompts == 20 and .completed == 20'
+}
+
+@test "none is sent after the time, and waiting for the last costs nothing" {
+    serve --ttft 0.2 --itl 0.2
+    load --duration 0.5 --request-rate 40 --max-concurrency 1 --random-input-len 5 --random-output-len 6 --save r
+    seen
+    holds '.num_prompts == 1 and .completed == 1 and .duration > 1.1'
+    holds '.client.cpu_s < 0.1' # some tenths if it looks again and again
+    [ "$(jq '.requests | length' seen)" -eq 1 ]
+}
+
+@test "the rates of a ramp are those of all requests of a list" {
+    serve
+    printf '{"prompt": "a b c", "output_tokens": 1}\n%.0s' {1..11} > l
+    load --dataset-name jsonl --dataset-path l --ramp-up-strategy linear --ramp-up-start-rps 10 --ramp-up-end-rps 60 --save r
+    holds '.num_prompts == 11 and [.rps_change_events[].rps] == [range(10; 61)]'
 }
 
 @test "prompts: exact lengths, the same for a seed, shared where they should be" {

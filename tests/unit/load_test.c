@@ -186,13 +186,40 @@ static void test_ramps(void **state)
     near_to(load_plan_rate(&p, 0, 1), 10, 1e-12);
     p = (struct load_plan){.rate = 0.01, .burstiness = 1};
     assert_int_equal(load_plan_count(&p, 20), 1);
+    p.rate = 0.1;
+    assert_int_equal(load_plan_count(&p, 30), 3); /* 3.0000000000000004 */
+}
+
+/* In a time: all that is planned comes in it, and the gaps keep their proportions. */
+static void test_within(void **state)
+{
+    (void)state;
+    static const struct load_plan plans[] = {
+        {.rate = 50, .burstiness = 1},
+        {.rate = 3, .burstiness = INFINITY},
+        {.rate = INFINITY, .burstiness = 1, .ramp = LOAD_LINEAR, .ramp_from = 2, .ramp_to = 20},
+        {.rate = INFINITY, .burstiness = 0.2, .ramp = LOAD_EXPONENTIAL, .ramp_from = 1, .ramp_to = 5}};
+    double at[512], free_at[512];
+    for (size_t k = 0; k < sizeof plans / sizeof *plans; k++)
+        for (uint64_t seed = 0; seed < 20; seed++) {
+            struct load_plan p = plans[k];
+            uint64_t n = load_plan_count(&p, 4.25);
+            p.seed = seed;
+            assert_in_range(n, 1, 512);
+            load_plan_arrivals(free_at, &p, n);
+            p.within_s = 4.25;
+            load_plan_arrivals(at, &p, n);
+            near_to(at[n - 1], 4.25, 1e-12);
+            for (uint64_t i = 0; i < n; i++)
+                near_to(at[i] / at[n - 1], free_at[i] / free_at[n - 1], 1e-12);
+        }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_statistics), cmocka_unit_test(test_gamma), cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_arrivals),   cmocka_unit_test(test_ramps),
+        cmocka_unit_test(test_arrivals),   cmocka_unit_test(test_ramps), cmocka_unit_test(test_within),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
