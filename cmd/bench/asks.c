@@ -237,3 +237,29 @@ int asks_tokenize(struct err *e, uint32_t **ids, size_t *n, struct asks *a, cons
     free(body);
     return rc;
 }
+
+int asks_count(struct err *e, uint32_t *n, bool *again, struct asks *a, const struct server *s, const char *body,
+               bool chat)
+{
+    long status = 0;
+    json_t *answer = NULL, *q = json_object(), *prompt = json_loads(body, JSON_DECODE_ANY, NULL);
+    *n = 0;
+    *again = false;
+    json_object_set_new(q, "model", json_string(s->model));
+    json_object_set(q, chat ? "messages" : "prompt", prompt); /* vLLM's names, and llama.cpp's */
+    if (!chat)
+        json_object_set(q, "content", prompt);
+    json_object_set_new(q, "add_special", json_true());
+    char *text = q && prompt ? json_dumps(q, JSON_COMPACT) : NULL;
+    json_decref(q);
+    json_decref(prompt);
+    if (!text)
+        return err_set(e, ERR_SYS, "out of memory for a question");
+    struct err why; /* the run itself will tell what is wrong */
+    if (!ask(&why, &status, &answer, a, "/tokenize", text) && status == 200)
+        *n = (uint32_t)json_array_size(json_object_get(answer, "tokens"));
+    *again = *n || status == 400 || status == 413 || status == 422; /* only this one is refused */
+    json_decref(answer);
+    free(text);
+    return 0;
+}

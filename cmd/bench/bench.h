@@ -43,7 +43,7 @@ struct opts {
     uint64_t n_prefixes, repeat_prefix_len, repeat_suffix_len, repeat_out_len;
     double time_scale, length_scale;
     uint64_t vocab, model_len; /* 0: not given */
-    bool ids;                  /* prompts as token ids, else as text */
+    bool ids;                  /* prompts that are made are token ids, else text */
     bool ignore_eos, has_temperature;
     double temperature;
     const char *extra_body;
@@ -84,6 +84,10 @@ void asks_reach(void *curl, const struct asks *a);
 int asks_server(struct err *e, struct server *s, struct asks *a);
 /* Ids of a text, owned; *n 0: the server has no /tokenize. */
 int asks_tokenize(struct err *e, uint32_t **ids, size_t *n, struct asks *a, const char *text);
+/* Tokens of a prompt or of messages, JSON, as a request has them; 0: the server does not say, and *again: it may of
+ * others. */
+int asks_count(struct err *e, uint32_t *n, bool *again, struct asks *a, const struct server *s, const char *body,
+               bool chat);
 
 /* ---- workload.c, pool.c: what is asked ---- */
 
@@ -102,7 +106,7 @@ int pool_open(struct err *e, struct pool *p, const struct opts *o, const struct 
 void pool_close(struct pool *p);
 
 struct workload;
-int workload_open(struct err *e, struct workload **out, const struct opts *o, const struct server *s,
+int workload_open(struct err *e, struct workload **out, const struct opts *o, const struct server *s, struct asks *a,
                   const struct pool *p);
 void workload_close(struct workload *w);
 uint64_t workload_count(const struct workload *w); /* UINT64_MAX: no end */

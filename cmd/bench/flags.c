@@ -160,7 +160,8 @@ static int workload(struct err *e, struct opts *o, const struct words *w)
         o->in_len = w->input_len;
     if (w->has_out)
         o->out_len = o->repeat_out_len = w->output_len;
-    o->ids = !strcmp(w->kind, "ids") || (!strcmp(w->kind, "auto") && !o->chat);
+    bool list = o->dataset == DATA_LIST; /* only its warm-ups are made, and any server takes a text */
+    o->ids = !strcmp(w->kind, "ids") || (!strcmp(w->kind, "auto") && !o->chat && !list);
     if (o->ids && o->chat)
         return err_set(e, ERR_USAGE, "--prompt-kind ids is not for chats: their content is text");
     o->ignore_eos |= o->dataset != DATA_LIST;
@@ -168,10 +169,12 @@ static int workload(struct err *e, struct opts *o, const struct words *w)
     o->temperature = w->temperature;
     if (o->extra_body) {
         json_t *j = json_loads(o->extra_body, 0, NULL);
-        bool good = json_is_object(j);
+        bool good = json_is_object(j), whole = !json_object_get(j, "prompt") && !json_object_get(j, "messages");
         json_decref(j);
         if (!good)
             return err_set(e, ERR_USAGE, "--extra-body: '%.200s' is no JSON object", o->extra_body);
+        if (!whole)
+            return err_set(e, ERR_USAGE, "--extra-body: prompt and messages are what the workload makes");
     }
     if (!w->has_n && !o->duration_s && o->dataset == DATA_PREFIX && o->n_prompts < o->n_prefixes)
         o->n_prompts = o->n_prefixes;

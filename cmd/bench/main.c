@@ -68,7 +68,7 @@ int main(int argc, char **argv)
     rc = rc ? rc : asks_open(&e, &asks, &o);
     rc = rc ? rc : asks_server(&e, &server, asks);
     rc = rc ? rc : pool_open(&e, &pool, &o, &server, asks);
-    rc = rc ? rc : workload_open(&e, &work, &o, &server, &pool);
+    rc = rc ? rc : workload_open(&e, &work, &o, &server, asks, &pool);
     rc = rc ? rc : save_check(&e, &o, &server);
     if (!rc) {
         proc_wake_soon(true);

@@ -106,7 +106,7 @@ static int words_pool(struct err *e, struct pool *p, struct asks *a)
 int pool_open(struct err *e, struct pool *p, const struct opts *o, const struct server *s, struct asks *a)
 {
     *p = (struct pool){0};
-    if (o->dataset == DATA_LIST)
+    if (o->dataset == DATA_LIST && !o->n_warmup)
         return 0;
     return o->ids ? ids_pool(e, p, o, s, a) : words_pool(e, p, a);
 }

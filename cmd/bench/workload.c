@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cmd/bench/bench.h"
+#include "proc/proc.h"
 
 /* What a stream of numbers is for: two of them never meet. */
 enum { OF_LENGTHS = 1, OF_OWN, OF_PREFIX, OF_BLOCK, OF_TURN, OF_WARM };
@@ -13,12 +14,18 @@ enum { OF_LENGTHS = 1, OF_OWN, OF_PREFIX, OF_BLOCK, OF_TURN, OF_WARM };
 struct workload {
     const struct opts *o;
     const struct pool *pool;
+    const struct server *server;
+    struct asks *asks;
     struct load_items items;
-    char *tail;     /* owned: ,"model":…} */
-    uint64_t *turn; /* [n_prefixes] the order of a round */
+    char *tail;         /* owned: ,"model":…} */
+    bool has_length;    /* it has the answer's length, or none is to be sent */
+    uint32_t n_out_all; /* that length; 0: the workload's */
+    uint64_t *turn;     /* [n_prefixes] the order of a round */
     uint64_t round;
-    size_t n_left_out;
-    uint64_t window; /* tokens that a request may take; 0: any */
+    size_t n_left_out, n_unknown;
+    uint64_t window;     /* tokens that a request may take; 0: any */
+    bool no_count;       /* the server does not say how many tokens a text or messages have */
+    uint32_t n_template; /* tokens around the text of a chat */
 };
 
 static uint64_t stream(uint64_t tag, uint64_t i)
@@ -26,7 +33,12 @@ static uint64_t stream(uint64_t tag, uint64_t i)
     return tag << 56 ^ i;
 }
 
-/* All fields but the prompt and the length, as the end of an object. */
+static const char *length_field(const struct opts *o)
+{
+    return o->chat ? "max_completion_tokens" : "max_tokens";
+}
+
+/* All fields but the prompt and what the workload says of the length, as the end of an object. */
 static int make_tail(struct err *e, struct workload *w, const struct server *s)
 {
     const struct opts *o = w->o;
@@ -39,6 +51,10 @@ static int make_tail(struct err *e, struct workload *w, const struct server *s)
         json_object_set_new(j, "ignore_eos", json_true());
     if (o->has_temperature)
         json_object_set_new(j, "temperature", json_real(o->temperature));
+    json_t *length = json_object_get(extra, length_field(o));
+    json_int_t n = json_integer_value(length);
+    w->has_length = length != NULL;
+    w->n_out_all = n >= 1 && n <= LOAD_TOKENS_MAX ? (uint32_t)n : 0;
     json_object_foreach_safe(extra, next, key, value)
     {
         if (json_is_null(value))
@@ -55,28 +71,77 @@ static int make_tail(struct err *e, struct workload *w, const struct server *s)
     return 0;
 }
 
-/* Lengths and times by their scales; what does not fit the window goes. */
-static void scale(struct workload *w)
+static uint32_t planned_out(const struct workload *w, const struct load_item *x)
+{
+    return w->n_out_all ? w->n_out_all : x->n_out ? x->n_out : (uint32_t)w->o->out_len;
+}
+
+static int count_template(struct err *e, struct workload *w)
+{
+    char one[80];
+    bool again;
+    snprintf(one, sizeof one, "[{\"role\":\"user\",\"content\":\"%s\"}]", bench_words[0]);
+    int rc = asks_count(e, &w->n_template, &again, w->asks, w->server, one, true);
+    w->n_template -= w->n_template > 0;
+    return rc;
+}
+
+/* How many tokens a text or messages are, where that matters: it may not fit, or a warm-up is to be as long. A text has
+ * no more tokens than bytes, and a few. */
+static int count_tokens(struct err *e, struct workload *w, struct load_item *x)
+{
+    bool may_fail = w->window && (x->chat || strlen(x->body) + 8 + planned_out(w, x) > w->window);
+    bool again = true;
+    int rc = 0;
+    if (x->n_prompt || (!may_fail && w->items.n > w->o->n_warmup))
+        return 0;
+    if (!w->no_count)
+        rc = asks_count(e, &x->n_prompt, &again, w->asks, w->server, x->body, x->chat);
+    if (!rc && x->n_prompt && x->chat && w->o->n_warmup && !w->n_template)
+        rc = count_template(e, w);
+    w->no_count |= !again;
+    w->n_unknown += may_fail && !x->n_prompt;
+    return rc;
+}
+
+static uint32_t scaled(uint32_t n, double by)
+{
+    double x = n * by;
+    return x < 1 ? 1 : x > LOAD_TOKENS_MAX ? LOAD_TOKENS_MAX : (uint32_t)x;
+}
+
+/* The newest: lengths and times by their scales; what does not fit the window goes. */
+static int admit(struct err *e, struct workload *w)
 {
     const struct opts *o = w->o;
-    size_t kept = 0;
-    for (size_t i = 0; i < w->items.n; i++) {
-        struct load_item x = w->items.v[i];
-        double prompt = x.n_prompt * o->length_scale, out = x.n_out * o->length_scale;
-        if (o->dataset == DATA_TRACE) {
-            x.at_s *= o->time_scale;
-            x.n_prompt = prompt < 1 ? 1 : prompt > LOAD_TOKENS_MAX ? LOAD_TOKENS_MAX : (uint32_t)prompt;
-            x.n_out = out < 1 ? 1 : out > LOAD_TOKENS_MAX ? LOAD_TOKENS_MAX : (uint32_t)out;
-        }
-        if (w->window && (uint64_t)x.n_prompt + x.n_out > w->window) {
-            free(x.hash);
-            free(x.body);
-        } else {
-            w->items.v[kept++] = x;
-        }
+    struct load_item *x = &w->items.v[w->items.n - 1];
+    if (o->dataset == DATA_TRACE) {
+        x->at_s *= o->time_scale;
+        x->n_prompt = scaled(x->n_prompt, o->length_scale);
+        x->n_out = scaled(x->n_out, o->length_scale);
+    } else if (x->chat != o->chat) {
+        return err_set(e, ERR_NO, "%s: this endpoint wants %s", o->chat ? "a prompt" : "messages",
+                       o->chat ? "messages" : "a prompt");
+    } else if (count_tokens(e, w, x)) {
+        return e->code;
     }
-    w->n_left_out = w->items.n - kept;
-    w->items.n = kept;
+    if (w->window && (uint64_t)x->n_prompt + planned_out(w, x) > w->window) {
+        free(x->hash);
+        free(x->body);
+        w->items.n--;
+        w->n_left_out++;
+    }
+    return 0;
+}
+
+static void say_lengths(const struct workload *w)
+{
+    if (w->n_left_out)
+        cli_warn(PROG, "%s: %zu requests take more than %llu tokens, and are left out", w->o->path, w->n_left_out,
+                 (unsigned long long)w->window);
+    if (w->n_unknown)
+        cli_warn(PROG, "%s: the server does not say how many tokens %zu requests have: they are sent", w->o->path,
+                 w->n_unknown);
 }
 
 static int read_file(struct err *e, struct workload *w)
@@ -89,13 +154,13 @@ static int read_file(struct err *e, struct workload *w)
     ssize_t n;
     double zero_s = -1;
     int rc = in ? 0 : err_sys(e, "%s", o->path);
-    while (!rc && w->items.n < o->n_prompts && (n = getline(&line, &size, in)) >= 0) {
+    while (!rc && w->items.n < o->n_prompts && !proc_term_count() && (n = getline(&line, &size, in)) >= 0) {
+        size_t n_before = w->items.n;
         n_line++;
         rc = o->dataset == DATA_TRACE ? load_trace_line(e, &w->items, &zero_s, line, (size_t)n)
                                       : load_list_line(e, &w->items, line, (size_t)n);
-        if (!rc && w->items.n && o->dataset == DATA_LIST && w->items.v[w->items.n - 1].chat != o->chat)
-            rc = err_set(e, ERR_NO, "%s: this endpoint wants %s", o->chat ? "a prompt" : "messages",
-                         o->chat ? "messages" : "a prompt");
+        if (!rc && w->items.n > n_before)
+            rc = admit(e, w);
         if (rc)
             err_prefix(e, "%s: line %zu", o->path, n_line);
     }
@@ -106,14 +171,11 @@ static int read_file(struct err *e, struct workload *w)
         fclose(in);
     if (rc)
         return rc;
-    scale(w);
-    if (w->n_left_out)
-        cli_warn(PROG, "%s: %zu requests take more than %llu tokens, and are left out", o->path, w->n_left_out,
-                 (unsigned long long)w->window);
-    return w->items.n ? 0 : err_set(e, ERR_NO, "%s: no requests", o->path);
+    say_lengths(w);
+    return w->items.n || proc_term_count() ? 0 : err_set(e, ERR_NO, "%s: no requests", o->path);
 }
 
-int workload_open(struct err *e, struct workload **out, const struct opts *o, const struct server *s,
+int workload_open(struct err *e, struct workload **out, const struct opts *o, const struct server *s, struct asks *a,
                   const struct pool *p)
 {
     struct workload *w = calloc(1, sizeof *w);
@@ -122,12 +184,14 @@ int workload_open(struct err *e, struct workload **out, const struct opts *o, co
         return err_nomem(e, "the workload", sizeof *w);
     w->o = o;
     w->pool = p;
+    w->server = s;
+    w->asks = a;
     w->window = o->model_len ? o->model_len : s->model_len;
     w->round = UINT64_MAX;
     if (o->dataset == DATA_PREFIX && !(w->turn = malloc(o->n_prefixes * sizeof *w->turn)))
         return err_nomem(e, "prefixes", o->n_prefixes * sizeof *w->turn);
-    int rc = o->path ? read_file(e, w) : 0;
-    return rc ? rc : make_tail(e, w, s);
+    int rc = make_tail(e, w, s);
+    return rc || !o->path ? rc : read_file(e, w);
 }
 
 void workload_close(struct workload *w)
@@ -253,11 +317,15 @@ static int trace_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, 
     return tokens(t, stream(warm ? OF_WARM : OF_OWN, i), left);
 }
 
-static int list_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64_t i)
+/* A warm-up is as long, of words: where nobody has counted, one for four bytes. */
+static int list_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64_t i, bool warm)
 {
     const struct load_item *x = &t->w->items.v[i % t->w->items.n];
-    *n_prompt = 0;
-    *n_out = x->n_out ? x->n_out : (uint32_t)t->w->o->out_len;
+    uint64_t n = x->n_prompt ? x->n_prompt : strlen(x->body) / 4;
+    *n_prompt = x->n_prompt;
+    *n_out = planned_out(t->w, x);
+    if (warm)
+        return tokens(t, stream(OF_WARM, i), n > t->w->n_template ? n - t->w->n_template : 1);
     return buf_add(t->e, t->out, x->body, strlen(x->body));
 }
 
@@ -269,7 +337,7 @@ static int prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64
     case DATA_TRACE:
         return trace_prompt(t, n_prompt, n_out, i, warm);
     case DATA_LIST:
-        return list_prompt(t, n_prompt, n_out, i);
+        return list_prompt(t, n_prompt, n_out, i, warm);
     case DATA_RANDOM:
         break;
     }
@@ -286,10 +354,10 @@ int workload_body(struct err *e, struct buf *out, uint32_t *n_prompt, uint32_t *
 {
     const struct opts *o = w->o;
     struct writing t = {e, out, w, true};
-    bool list = o->dataset == DATA_LIST;
+    bool made = o->dataset != DATA_LIST || warm;
     const char *open = o->ids ? "[" : "\"", *close = o->ids ? "]" : "\"";
     out->n = 0;
-    if (list)
+    if (!made)
         open = close = "";
     else if (o->chat)
         open = "[{\"role\":\"user\",\"content\":\"", close = "\"}]";
@@ -297,7 +365,12 @@ int workload_body(struct err *e, struct buf *out, uint32_t *n_prompt, uint32_t *
     rc = rc ? rc : put(e, out, open);
     rc = rc ? rc : prompt(&t, n_prompt, n_out, i, warm);
     rc = rc ? rc : put(e, out, close);
-    rc = rc ? rc : put(e, out, o->chat ? ",\"max_completion_tokens\":" : ",\"max_tokens\":");
-    rc = rc ? rc : buf_add_u64(e, out, *n_out);
+    *n_out = w->n_out_all ? w->n_out_all : *n_out;
+    if (!rc && !w->has_length) {
+        rc = put(e, out, ",\"");
+        rc = rc ? rc : put(e, out, length_field(o));
+        rc = rc ? rc : put(e, out, "\":");
+        rc = rc ? rc : buf_add_u64(e, out, *n_out);
+    }
     return rc ? rc : put(e, out, w->tail);
 }

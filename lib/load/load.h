@@ -97,7 +97,7 @@ int load_event_read(struct err *e, struct load_event *out, const char *data, siz
 
 struct load_item {
     double at_s;              /* 0 in a list of requests */
-    uint32_t n_prompt, n_out; /* n_prompt: 0 in a list of requests; n_out: 0 where a list does not say */
+    uint32_t n_prompt, n_out; /* n_prompt: 0 of a list's texts and messages; n_out: 0 where a list does not say */
     uint64_t *hash;           /* [n_hash] owned, one a block of LOAD_BLOCK tokens, equal where prompts are; or NULL */
     uint32_t n_hash;
     char *body; /* owned, JSON of the prompt or of the messages, or NULL */

@@ -175,6 +175,7 @@ static int list_item(struct err *e, struct load_item *x, const json_t *j)
         x->n_out = (uint32_t)json_integer_value(v);
         break;
     }
+    x->n_prompt = x->chat ? 0 : (uint32_t)json_array_size(body);
     x->body = json_dumps(body, JSON_COMPACT | JSON_ENCODE_ANY);
     return x->body ? 0 : err_set(e, ERR_SYS, "out of memory for a prompt");
 }

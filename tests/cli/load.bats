@@ -228,6 +228,15 @@ holds() {
     jq -se '.[0].requests | map(.prompt) | .[0][0:256] == .[1] and .[2][0:128] != .[0][0:128] and .[2][128:150] == .[0][128:150]' seen
     jq -se '.[0].requests | map(.at) | (.[1] - .[0] - 0.2 | fabs) < 0.02 and (.[2] - .[0] - 0.4 | fabs) < 0.02' seen
     holds '.num_prompts == 3 and .completed == 3'
+    # -n takes the first that fit, not those of the first lines
+    serve
+    { cat m; sed '/60000/d' m; } > twice
+    load --dataset-name trace --dataset-path twice --time-scale 0.01 --length-scale 0.25 -n 5 --save r 2> err
+    holds '.num_prompts == 5 and .completed == 5'
+    grep -q '1 requests take more' err
+    load --dataset-name trace --dataset-path m --time-scale 0.01 --length-scale 0.25 -n 5 --save r 2> err
+    holds '.num_prompts == 3 and .completed == 3'
+    seen
     printf '%s\n' TIMESTAMP,ContextTokens,GeneratedTokens '2023-11-16 18:17:03.9799600,48,10' '2023-11-16 18:17:04.0319600,31,8' > a
     serve
     load --dataset-name trace --dataset-path - < a > table
@@ -264,6 +273,68 @@ holds() {
     [[ $output == *"line 1: a prompt: this endpoint wants messages"* ]]
 }
 
+@test "requests of a list that do not fit are left out" {
+    fifteen='a b c d e f g h i j k l m n o' # 29 bytes
+    printf '%s\n' '{"prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], "max_tokens": 1}' \
+        '{"prompt": [1, 2, 3, 4, 5, 6, 7, 8], "max_tokens": 2}' '{"prompt": [1, 2, 3, 4, 5, 6, 7, 8]}' \
+        "{\"prompt\": \"$fifteen\", \"max_tokens\": 2}" '{"prompt": "a b", "max_tokens": 8}' '{"prompt": "a b", "max_tokens": 9}' > l
+    serve --window 10
+    load --dataset-name jsonl --dataset-path l --output-len 3 --save r 2> err
+    grep -q '4 requests take more than 10 tokens' err
+    seen
+    holds '.num_prompts == 2'
+    jq -se '.[0].requests | map(.prompt) == [[1, 2, 3, 4, 5, 6, 7, 8], "a b"]' seen
+    serve
+    # what --extra-body says of the length is what counts
+    load --dataset-name jsonl --dataset-path l --max-model-len 10 --extra-body '{"max_tokens": 1}' --save r 2> err
+    holds '.num_prompts == 4'
+    run load --dataset-name jsonl --dataset-path l --max-model-len 1
+    [ "$status" -eq 1 ]
+    [[ $output == *"l: no requests"* ]]
+    seen
+    # of messages the server counts the template too; a text that is short by its bytes is not asked about
+    printf '{"messages": [{"role": "user", "content": "%s"}], "max_tokens": 2}\n' 'a b c d e' 'a b c d e f' > c
+    serve --window 10
+    load --dataset-name jsonl --dataset-path c --endpoint /v1/chat/completions --save r 2> err
+    grep -q '1 requests take more than 10 tokens' err
+    seen
+    jq -se '.[0].requests | map(.messages[0].content) == ["a b c d e"]' seen
+    [ "$(jq .tokenized seen)" -eq 2 ]
+    serve --window 41
+    load --dataset-name jsonl --dataset-path l --output-len 3 --save r
+    seen
+    holds '.num_prompts == 6'
+    [ "$(jq .tokenized seen)" -eq 0 ] # 31 bytes with quotes, 8 for marks, 2
+    serve --window 10 --no-tokenize
+    load --dataset-name jsonl --dataset-path l --output-len 3 --save r 2> err
+    holds '.num_prompts == 4'
+    grep -q 'does not say how many tokens 3 requests have' err
+    seen
+}
+
+@test "warm-ups of a list are as long, of other words" {
+    printf '%s\n' '{"prompt": "one two three four five six seven eight nine ten", "output_tokens": 2}' \
+        '{"prompt": [1, 2, 3, 4, 5, 6, 7], "output_tokens": 3}' > l
+    serve
+    load --dataset-name jsonl --dataset-path l --warmup 3 --max-concurrency 1 --save r
+    holds '.completed == 2'
+    seen
+    jq -se '.[0].requests | map([.n_prompt, .max_tokens]) == [[10, 2], [7, 3], [10, 2], [10, 2], [7, 3]]' seen
+    jq -se '.[0].requests[0:3] | all(.prompt | type == "string" and (split(" ")[0] != "one"))' seen
+    jq -se '.[0].requests | map(.prompt) | .[0] != .[2] and .[4] == [1, 2, 3, 4, 5, 6, 7]' seen
+    printf '%s\n' '{"messages": [{"role": "user", "content": "one two three four five six seven eight nine ten"}]}' > c
+    serve
+    load --dataset-name jsonl --dataset-path c --endpoint /v1/chat/completions --warmup 1 --save r
+    seen
+    jq -se '.[0].requests | map(.n_prompt) == [10, 10] and (map(.messages[0].content | split(" ")[0]) | unique | length) == 2' seen
+    # where nobody counts, one for four bytes
+    serve --no-tokenize
+    load --dataset-name jsonl --dataset-path l --warmup 2 --max-concurrency 1 --save r 2> err
+    grep -q guesses err
+    seen
+    jq -se '.[0].requests[0:2] | map(.n_prompt) == [12, 7]' seen
+}
+
 @test "chat, and fields, headers and a key of every request" {
     serve
     OPENAI_API_KEY=secret load -n 2 --backend openai-chat --random-input-len 12 --random-output-len 3 --temperature 0 \
@@ -274,6 +345,22 @@ holds() {
     jq -se '.[0].requests | all(.temperature == 0 and .top_k == 3 and (has("ignore_eos") | not))' seen
     jq -se '.[0].requests | all(.messages[0].role == "user")' seen
     ! grep -q secret r
+}
+
+@test "fields of every request go in over each that bench sets, or take it away" {
+    serve
+    load -n 1 --random-input-len 5 --random-output-len 9 --temperature 1 --save r \
+        --extra-body '{"max_tokens": 3, "temperature": 0.5, "model": "other", "ignore_eos": false, "stream_options": {"include_usage": true, "x": 1}}'
+    holds '.failed == 0 and .total_output_tokens == 3'
+    load -n 1 --random-input-len 5 --random-output-len 9 --temperature 1 --save r \
+        --extra-body '{"max_tokens": null, "temperature": null, "model": null, "ignore_eos": null, "stream_options": null}'
+    holds '.failed == 0 and .total_output_tokens == 16' # what the server takes
+    load -n 1 --backend openai-chat --random-input-len 5 --random-output-len 9 --extra-body '{"max_completion_tokens": 2, "max_tokens": 4}' --save r
+    holds '.failed == 0 and .total_output_tokens == 2'
+    seen
+    jq -se '.[0].requests[0] | .max_tokens == 3 and .temperature == 0.5 and .model == "other" and .ignore_eos == false and .stream_options.x == 1' seen
+    jq -se '.[0].requests[1] | keys - ["at", "headers", "n_prompt"] == ["prompt", "stream"]' seen
+    jq -se '.[0].requests[2] | .max_completion_tokens == 2 and .max_tokens == 4' seen
 }
 
 @test "a server without counts, events in bursts, events in pieces" {
@@ -485,6 +572,8 @@ END
 --random-range-ratio 1
 --random-range-ratio {"input":2}
 --extra-body [1]
+--extra-body {"prompt":"x"}
+--extra-body {"messages":null} --endpoint /v1/chat/completions
 --header X
 --metadata X
 --goodput itl:5

@@ -8,6 +8,7 @@ be compared with them. Prints its port, and at the end (SIGTERM) a line of JSON 
   --split               every event in two writes
   --no-usage, --no-tokenize, --dialect llama (its /tokenize, no root and a final chunk of its own)
   --loading S           /health is 503 so long
+  --window N            max_model_len of its model (4096)
   --once                a connection takes one request: it is closed when the next has come"""
 import argparse
 import asyncio
@@ -26,14 +27,21 @@ arg.add_argument("--split", action="store_true")
 arg.add_argument("--no-usage", action="store_true")
 arg.add_argument("--no-tokenize", action="store_true")
 arg.add_argument("--dialect", default="vllm")
+arg.add_argument("--window", type=int, default=4096)
 arg.add_argument("--once", action="store_true")
 arg.add_argument("--loading", type=float, default=0.0)
 arg = arg.parse_args()
 fault, _, every = arg.fault.partition(":")
 every = int(every or 1)
 began = time.monotonic()
-seen = {"requests": [], "at_once": 0, "connections": 0}
+seen = {"requests": [], "at_once": 0, "connections": 0, "tokenized": 0}
 now = 0
+
+
+def once(pairs):
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a field is there twice")
+    return dict(pairs)
 
 
 def count(prompt):
@@ -118,7 +126,10 @@ async def answer(writer, ask, chat, number):
 
 
 def tokenize(ask):
+    seen["tokenized"] += 1
     text = ask.get("content" if arg.dialect == "llama" else "prompt")
+    if "messages" in ask:  # its template has three tokens
+        text = "<a> <b> <c> " + " ".join(m["content"] for m in ask["messages"])
     ids = [1000 + sum(word.encode()) % 5000 for word in text.split()]
     return reply(200, {"tokens": ids, "count": len(ids)})
 
@@ -135,12 +146,17 @@ async def serve(reader, writer):
                 name, _, value = line.decode().partition(":")
                 headers[name.lower()] = value.strip()
             body = await reader.readexactly(int(headers.get("content-length", 0)))
-            ask = json.loads(body) if body else {}
+            try:
+                ask = json.loads(body, object_pairs_hook=once) if body else {}
+            except ValueError as why:
+                writer.write(reply(400, {"error": {"message": str(why), "code": 400}}))
+                await writer.drain()
+                continue
             good = True
             if path == "/health":
                 writer.write(reply(503 if time.monotonic() < began + arg.loading else 200, {}))
             elif path == "/v1/models":
-                model = {"id": "org/stand-in", "object": "model", "max_model_len": 4096}
+                model = {"id": "org/stand-in", "object": "model", "max_model_len": arg.window}
                 writer.write(reply(200, {"object": "list", "data": [model]}))
             elif path == "/tokenize" and not arg.no_tokenize:
                 writer.write(tokenize(ask))

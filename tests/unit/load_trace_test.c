@@ -134,11 +134,14 @@ static void test_list(void **state)
     assert_int_equal(t.n, 3);
     assert_string_equal(t.v[0].body, "\"a \\\"b\\\" é\"");
     assert_int_equal(t.v[0].n_out, 7);
+    assert_int_equal(t.v[0].n_prompt, 0);
     assert_string_equal(t.v[1].body, "[1,2,3]");
+    assert_int_equal(t.v[1].n_prompt, 3);
     assert_int_equal(t.v[1].n_out, 9);
     assert_false(t.v[1].chat);
     assert_true(t.v[2].chat);
     assert_int_equal(t.v[2].n_out, 0);
+    assert_int_equal(t.v[2].n_prompt, 0);
     assert_string_equal(t.v[2].body, "[{\"role\":\"user\",\"content\":\"hi\"}]");
     static const char *const bad[] = {"{",
                                       "[]",
