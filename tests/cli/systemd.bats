@@ -19,6 +19,36 @@ setup() {
     done
 }
 
+# wanted: the target wants all of them, as it does once they are enabled, and what it starts is put into an order
+wanted() {
+    mkdir -p units/phasepipe.target.wants units/sockets.target.wants
+    for unit in units/*.service; do
+        name=$(basename "$unit")
+        ln -s "../$name" "units/phasepipe.target.wants/${name/@/@0}"
+    done
+    for unit in units/*.socket; do ln -s "../$(basename "$unit")" units/sockets.target.wants/; done
+}
+
+ordered() { SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no units/phasepipe.target units/*.socket 2>&1; }
+
+@test "they are stopped in the order of down: stream first, which still needs the others, then the workers" {
+    wanted
+    ordered > out || { cat out; false; }
+    [ ! -s out ] || { cat out; false; }
+    # The stop order is the start order reversed. That a begins after b is seen by claiming the contrary: systemd finds a cycle.
+    for pair in {kvstore,sched,tokenize,prefill@0,decode@0}:stream {kvstore,sched,tokenize}:{prefill@0,decode@0}; do
+        claim=units/phasepipe-${pair%:*}.service.d
+        mkdir "$claim"
+        printf '[Unit]\nAfter=phasepipe-%s.service\n' "${pair#*:}" > "$claim/claim.conf"
+        ordered > out || true # it breaks the cycle, and goes on or not
+        grep -q 'Found ordering cycle' out || { echo "${pair#*:} does not begin after ${pair%:*}"; false; }
+        rm -r "$claim"
+    done
+    # Time to drain is shorter than the time to stop.
+    drain=$(sed -n 's/^ExecStart=.*--drain-seconds \([0-9]*\).*/\1/p' units/phasepipe-stream.service)
+    [ "$drain" -lt "$(sed -n 's/^TimeoutStopSec=//p' units/phasepipe-stream.service)" ]
+}
+
 @test "each is exposed to little, by systemd-analyze security" {
     for unit in units/*.service; do
         systemd-analyze security --offline=yes --no-pager --threshold=15 "$unit" > out 2>&1 || { tail -n 40 out; false; }
