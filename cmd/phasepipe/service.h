@@ -61,6 +61,18 @@ int log_open(struct err *e, struct log *l, const char *run, const char *name, bo
 void log_close(struct log *l);
 void log_line(struct log *l, const char *name, const char *p, size_t n);
 
+/* ---- where HTTP is served (up_http.c) ---- */
+
+#define SERVED_MAX 2
+struct super;
+struct served {
+    char at[SERVED_MAX][256]; /* OpenAI's address, Ollama's */
+    size_t n;
+    char without[300]; /* why Ollama's is not there; "": it is, or was not asked for */
+};
+void served_hear(struct served *d, const char *line); /* of the server's stderr, until it is ready */
+void served_say(struct super *s, const struct served *d);
+
 /* ---- a service ---- */
 
 enum service_state {
@@ -116,7 +128,8 @@ struct service {
     struct log log;
     char line[1024]; /* of its stderr, so far */
     size_t n_line;
-    char last[400]; /* whole line */
+    char last[400];       /* whole line */
+    struct served served; /* of the edge */
 };
 
 /* Starts it (spawn.c): ready_fd, err_fd, pid, born. */

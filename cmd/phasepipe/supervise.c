@@ -23,7 +23,8 @@
 #define WAIT_MS_MAX 1000
 #define POLLS_MAX (3 + CLIENTS_MAX + 2 * SERVICES_MAX)
 #define SWAP_FAILS_MAX 2
-#define LATE_MS 3000 /* of each turn behind one that was late */
+#define PIPE_READS 17 /* of 4,096 bytes: all that a pipe holds */
+#define LATE_MS 3000  /* of each turn behind one that was late */
 
 void super_say(struct super *s, const char *fmt, ...)
 {
@@ -105,6 +106,7 @@ static bool store_is_ready(const struct super *s)
 static void start(struct super *s, struct service *v)
 {
     struct err e = {0};
+    v->served = (struct served){0};
     if (service_spawn(&e, v, s->run)) {
         super_say(s, "%s", e.text);
         v->due_ns = proc_now_ns() + BACKOFF_MS_MAX * MS;
@@ -123,36 +125,10 @@ static void announce(struct super *s)
         return;
     s->all_ready = true;
     publish(s);
+    for (size_t i = 0; i < s->n; i++)
+        served_say(s, &s->service[i].served);
     super_say(s, "ready in %.1f s: stream --run %s -p 'Hello'", (double)(proc_now_ns() - s->begun_ns) / 1e9, s->run);
     s->ready(s->ready_arg);
-}
-
-static void is_ready(struct super *s, struct service *v)
-{
-    super_say(s, "%s is ready (%.2f s)", v->name, (double)(proc_now_ns() - v->begun_ns) / 1e9);
-    v->ever_ready = true;
-    v->slow = false;
-    v->fails = 0;
-    turn_to(s, v, SERVICE_READY);
-    if (v->swapped) {
-        command_free(&v->former);
-        v->swapped = false;
-    }
-    publish(s); /* before anybody is told: he may look */
-    control_answer(s, v, NULL);
-    announce(s);
-}
-
-static void read_ready(struct super *s, struct service *v)
-{
-    char text[16];
-    ssize_t n = read(v->ready_fd, text, sizeof text);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
-    close(v->ready_fd);
-    v->ready_fd = -1;
-    if (n > 0 && v->state == SERVICE_STARTING)
-        is_ready(s, v);
 }
 
 static void end_line(struct service *v)
@@ -161,6 +137,8 @@ static void end_line(struct service *v)
         return;
     log_line(&v->log, v->name, v->line, v->n_line);
     snprintf(v->last, sizeof v->last, "%.*s", (int)v->n_line, v->line);
+    if (v->state == SERVICE_STARTING && !strcmp(v->role, "edge"))
+        served_hear(&v->served, v->last);
     v->n_line = 0;
 }
 
@@ -184,6 +162,38 @@ static bool read_lines(struct service *v)
             v->line[v->n_line++] = text[i];
     }
     return true;
+}
+
+static void is_ready(struct super *s, struct service *v)
+{
+    for (int i = 0; i < PIPE_READS && v->err_fd >= 0 && read_lines(v); i++) /* what it said before it was */
+        ;
+    super_say(s, "%s is ready (%.2f s)", v->name, (double)(proc_now_ns() - v->begun_ns) / 1e9);
+    v->ever_ready = true;
+    v->slow = false;
+    v->fails = 0;
+    turn_to(s, v, SERVICE_READY);
+    if (s->all_ready) /* anew: Ollama's port may have become free */
+        served_say(s, &v->served);
+    if (v->swapped) {
+        command_free(&v->former);
+        v->swapped = false;
+    }
+    publish(s); /* before anybody is told: he may look */
+    control_answer(s, v, NULL);
+    announce(s);
+}
+
+static void read_ready(struct super *s, struct service *v)
+{
+    char text[16];
+    ssize_t n = read(v->ready_fd, text, sizeof text);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    close(v->ready_fd);
+    v->ready_fd = -1;
+    if (n > 0 && v->state == SERVICE_STARTING)
+        is_ready(s, v);
 }
 
 static void close_pipes(struct service *v)
