@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 import check as c
@@ -40,18 +41,69 @@ def commands(text):
     return found
 
 
+COUNTERS = ("prompt_eval_count", "prompt_eval_cached_count", "prompt_eval_duration", "eval_count", "eval_duration",
+            "total_duration")
+
+
+def a_chat(out, **_):
+    a = json.loads(out)
+    true(a["choices"][0]["message"]["content"].strip(), out)
+    true(0 < a["usage"]["completion_tokens"] <= 16 and a["usage"]["prompt_tokens"] > 3, a["usage"])
+
+
+def a_time(out, wall, body):
+    """seconds to the first byte; the body is an event stream to its end"""
+    true(re.fullmatch(r"\d+\.\d+\n", out) and 0 < float(out) < wall, f"{out!r} of {wall} s")
+    lines = [x for x in body.split("\n") if x]
+    true(len(lines) > 2 and all(x.startswith("data: ") for x in lines) and lines[-1] == "data: [DONE]", body)
+    true("".join(json.loads(x[6:])["choices"][0]["text"] for x in lines[:-1]).strip(), body)
+
+
+def counters(out, wall, **_):
+    a = json.loads(out)
+    equal(tuple(a), COUNTERS)
+    true(all(type(x) is int for x in a.values()), a)
+    true(a["eval_count"] > 0 and 0 <= a["prompt_eval_cached_count"] <= a["prompt_eval_count"] and a["prompt_eval_count"] > 5, a)
+    parts = a["prompt_eval_duration"], a["eval_duration"]
+    true(min(parts) > 0 and sum(parts) <= a["total_duration"] <= wall * 1e9, a)
+    true(a["total_duration"] > 1e6, f"no nanoseconds: {a}")
+
+
+def histogram(out, **_):
+    """lines of one histogram, in which something was counted"""
+    rows = [re.fullmatch(r"(vllm:time_to_first_token_seconds)_(bucket|sum|count)\{(.*)\} (\S+)", x) for x in out.splitlines()]
+    true(rows and all(rows), out)
+    of = {kind: [float(x[4]) for x in rows if x[2] == kind] for kind in ("bucket", "sum", "count")}
+    true(len(of["bucket"]) > 10 and of["bucket"] == sorted(of["bucket"]), of["bucket"])
+    true(len(of["count"]) == len(of["sum"]) == 1 and of["sum"][0] > 0, of)
+    true(of["count"][0] == of["bucket"][-1] > 0, of)
+
+
+JUDGES = {"/v1/chat/completions": a_chat, "/v1/completions": a_time, "/api/generate": counters, "/metrics": histogram}
+
+
 @check
 def readme():
     """the README's own commands"""
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
         text = f.read()
     found, name = commands(text), re.search(r"--served-model-name (\w+)", text)
-    true(len(found) >= 4 and name, f"the README has {len(found)}")
+    true(len(found) >= len(JUDGES) and name, f"the README has {len(found)}")
     for command in found:
-        here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):8000", c.URL, command.replace(f'"{name[1]}"', f'"{MODEL}"'))
-        here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):11434", c.OLLAMA, here)
-        here = here.replace('"smol"', json.dumps(MODEL))
-        true(shell(here, 200).strip(), f"{command}: prints nothing")
+        here = command
+        if not os.environ.get("PHASEPIPE_AS_WRITTEN"):
+            here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):8000", c.URL, here)
+            here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):11434", c.OLLAMA, here)
+            here = here.replace(f'"{name[1]}"', json.dumps(MODEL))
+        path = re.search(r":\d+(/[\w/]+)", here)[1]
+        true(path in JUDGES, f"{command}: nothing here says what it must print")
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8") as body:
+            begin = time.monotonic()
+            out = shell(here.replace("-o /dev/null", f"-o {body.name}"), 200)
+            try:
+                JUDGES[path](out, wall=time.monotonic() - begin, body=body.read())
+            except (AssertionError, KeyError, IndexError, TypeError, ValueError) as e:
+                raise AssertionError(f"{command}: {e!r} of {out[-300:]!r}") from None
     return f"{len(found)} commands"
 
 

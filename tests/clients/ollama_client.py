@@ -103,7 +103,7 @@ def logprobs():
 @check
 def cached():
     """prompt_eval_cached_count is apart from prompt_eval_count"""
-    prompt = "A long prompt, once more. " * 60 + str(time.time())
+    prompt = f"{time.time()} " + "A long prompt, once more. " * 60  # new from its first block on, in a second run too
     a, b = (httpx.post(URL + "/api/generate", timeout=120, json={
         "model": MODEL, "prompt": prompt, "stream": False, "options": {"num_predict": 1}}).json() for _ in range(2))
     equal(a["prompt_eval_count"], b["prompt_eval_count"])
