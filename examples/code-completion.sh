@@ -1,33 +1,43 @@
 #!/usr/bin/env bash
-# Code completion: short prompts that come all at once, answers of a line. Little to read and much to write, so one worker reads
-# prompts and the other has many seats for answers.
+# Code completion: 24 editors ask at once, short prompts, four suggestions each. Little to read and much to write: one worker reads
+# prompts, two write, with 128 slots each, where a worker has 64 otherwise. Says how many answers were written at once.
 #
 #   examples/code-completion.sh [MODEL]
 set -euo pipefail
 
 dir=$(mktemp -d)
 trap 'phasepipe down --run "$dir/run" >"$dir/down" 2>&1 || true; rm -rf "$dir"' EXIT
-phasepipe up ${1:+-m "$1"} -P 1 -D 1 --max-num-seqs 64 --run "$dir/run" --http "unix:$dir/http" --ollama off --detach 2>"$dir/up" || {
+phasepipe up ${1:+-m "$1"} -P 1 -D 2 --max-num-seqs 128 --run "$dir/run" --http "unix:$dir/http" --ollama off --detach 2>"$dir/up" || {
     cat "$dir/up" >&2
     exit 1
 }
 
-complete() {
-    jq -n --arg p "$1" '{prompt: $p, max_tokens: 16, temperature: 0, stop: ["\n"]}' |
-        curl -sS --fail-with-body --unix-socket "$dir/http" http://localhost/v1/completions --json @- |
-        jq -r --arg p "$1" '$p + (.choices[0].text // error(.error.message))'
-}
-
+prompts=('for i in range(' 'import numpy as' 'def add(a, b): return' 'if __name__ == ' 'while True: ' 'print("Hello, ' 'from os import '
+    'x = [1, 2, 3]; x.')
+mapfile -t asks < <(jq -nc '$ARGS.positional[] | {prompt: ., n: 4, max_tokens: 64, temperature: 0.4, seed: 1}' --args "${prompts[@]}")
 clients=()
-for prompt in 'for i in range(' 'import numpy as' 'def add(a, b): return' 'if __name__ == ' 'while True: ' 'print("Hello, ' \
-    'from os import ' 'x = [1, 2, 3]; x.'; do
-    complete "$prompt" >"$dir/out.${#clients[@]}" &
+for ((i = 0; i < 24; i++)); do
+    curl -sS --fail-with-body --unix-socket "$dir/http" http://localhost/v1/completions --json "${asks[i % 8]}" -o "$dir/answer.$i" &
     clients+=($!)
+done
+
+# What the scheduler says of its workers meanwhile.
+sched() { phasepipe ctl sched --run "$dir/run" --json | jq "[.workers[] | $1] | add // 0"; }
+most=0
+while [ -n "$(jobs -r)" ]; do
+    now=$(sched '.decode + .whole')
+    most=$((now > most ? now : most))
 done
 for client in "${clients[@]}"; do
     wait "$client" || {
-        echo 'code-completion: a completion failed' >&2
+        echo "code-completion: a completion failed: $(cat "$dir"/answer.*)" >&2
         exit 1
     }
 done
-cat "$dir"/out.*
+
+for i in "${!prompts[@]}"; do
+    jq -r --arg p "${prompts[i]}" '$p + .choices[0].text | split("\n")[0]' "$dir/answer.$i"
+done
+handed=$(curl -sS --unix-socket "$dir/http" http://localhost/metrics | awk '/^phasepipe:handover_seconds_count/ { print $2 }')
+echo "at once: $most of 96 answers, in $(sched 'select(.role == "decode").seqs_all') decode slots;" \
+    "read by $(sched 'select(.role == "prefill") | 1') prefill worker and handed over: $handed"

@@ -36,6 +36,8 @@ struct link_dialer {
     nng_dialer dialer;
     nng_aio *timer;
     bool looking, closing;
+    uint32_t n_within; /* threads of nng within a context of the socket */
+    pthread_cond_t without;
     uint32_t broken; /* the connection over which a question failed */
 };
 
@@ -83,6 +85,28 @@ static void asked_taken(struct box_item *i)
     pthread_mutex_unlock(&a->d->box->lock);
 }
 
+/* Was sent: the same aio waits for the answer. That may be there already and be taken, and the socket closed by whoever
+ * takes it, before this returns; nng (1.5) then frees the socket under the context that this thread still has to let
+ * go. So it is said that a thread is within, and who closes waits for it. */
+static void await_answer(struct asked *a)
+{
+    struct link_dialer *d = a->d;
+    pthread_mutex_lock(&d->box->lock);
+    bool closing = d->closing;
+    a->sent = true;
+    a->over = d->peers.n_came;
+    d->n_within += !closing;
+    pthread_mutex_unlock(&d->box->lock);
+    nng_aio_set_msg(a->aio, NULL);
+    if (closing) /* nobody waits for it */
+        return;
+    nng_ctx_recv(a->ctx, a->aio);
+    pthread_mutex_lock(&d->box->lock);
+    if (!--d->n_within)
+        pthread_cond_signal(&d->without);
+    pthread_mutex_unlock(&d->box->lock);
+}
+
 /* On a thread of nng. */
 static void asked_done(void *arg)
 {
@@ -91,12 +115,7 @@ static void asked_done(void *arg)
     nng_msg *m = nng_aio_get_msg(a->aio);
     struct link_box *b = a->d->box;
     if (!rc && !a->sent) {
-        a->sent = true;
-        pthread_mutex_lock(&b->lock);
-        a->over = a->d->peers.n_came;
-        pthread_mutex_unlock(&b->lock);
-        nng_aio_set_msg(a->aio, NULL);
-        nng_ctx_recv(a->ctx, a->aio);
+        await_answer(a);
         return;
     }
     nng_aio_set_msg(a->aio, NULL);
@@ -147,6 +166,7 @@ int link_dial(struct err *e, struct link_dialer **out, struct link_box *b, const
         return err_nomem(e, "a connection", sizeof *d);
     }
     d->box = b;
+    pthread_cond_init(&d->without, NULL);
     d->peers = (struct peers){.box = b, .socket = d, .arg = arg, .url = d->url, .lost = lost};
     rc = nng_aio_alloc(&d->timer, look, d);
     if (!rc && (rc = nng_req0_open(&d->socket)))
@@ -171,6 +191,8 @@ void link_dialer_free(struct link_dialer *d)
         return;
     pthread_mutex_lock(&d->box->lock);
     d->closing = true;
+    while (d->n_within)
+        pthread_cond_wait(&d->without, &d->box->lock);
     pthread_mutex_unlock(&d->box->lock);
     nng_aio_stop(d->timer);
     bool closed = ask_close(d->socket);
@@ -190,6 +212,7 @@ void link_dialer_free(struct link_dialer *d)
         nng_aio_free(a->aio);
         free(a);
     }
+    pthread_cond_destroy(&d->without);
     free(d->url);
     free(d);
 }
