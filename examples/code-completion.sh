@@ -14,7 +14,7 @@ phasepipe up ${1:+-m "$1"} -P 1 -D 2 --max-num-seqs 128 --run "$dir/run" --http 
 
 prompts=('for i in range(' 'import numpy as' 'def add(a, b): return' 'if __name__ == ' 'while True: ' 'print("Hello, ' 'from os import '
     'x = [1, 2, 3]; x.')
-mapfile -t asks < <(jq -nc '$ARGS.positional[] | {prompt: ., n: 4, max_tokens: 64, temperature: 0.4, seed: 1}' --args "${prompts[@]}")
+mapfile -t asks < <(jq -nc '$ARGS.positional[] | {prompt: ., n: 4, max_tokens: 32, temperature: 0.4, seed: 1}' --args "${prompts[@]}")
 clients=()
 for ((i = 0; i < 24; i++)); do
     curl -sS --fail-with-body --unix-socket "$dir/http" http://localhost/v1/completions --json "${asks[i % 8]}" -o "$dir/answer.$i" &

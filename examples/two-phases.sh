@@ -17,6 +17,6 @@ for n in 200 2000; do
         cat "$dir/bench" >&2
         exit 1
     }
-    jq -r --argjson n "$n" '"prompt of \($n) tokens: TTFT \(.median_ttft_ms | round) ms, TPOT \(.median_tpot_ms * 100 | round / 100) ms"' \
-        "$dir/$n.json"
+    jq -r '"prompt of \(.total_input_tokens / .completed) tokens, answer of \(.total_output_tokens / .completed): " +
+        "TTFT \(.median_ttft_ms | round) ms, TPOT \(.median_tpot_ms * 100 | round / 100) ms"' "$dir/$n.json"
 done
