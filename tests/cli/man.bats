@@ -127,6 +127,19 @@ run_examples() {
     done
 }
 
+@test "stream(1): the paths that need no key are those of the routes" {
+    sed -nE 's/^ *\{"[A-Z]+", "([^"]+)", true, .*/\1/p' "$ROOT"/lib/api/*.c | sort -u > routes
+    [ -s routes ]
+    awk '/^\.It Fl -api-key-file/ { on = 1; next } on && /^\.It/ { exit } on && /^\.Pa/' "$ROOT/docs/man/stream.1" |
+        tr ' ' '\n' | grep '^/' | sort -u > page
+    diff routes page
+}
+
+@test "NEWS is of the newest version and its frames" {
+    grep -m 1 '^[0-9]' "$ROOT/NEWS" > head
+    grep -qF "$(stream --version | sed -E 's/.*\) ([0-9.]+), (frames [0-9]+)/\1 (\2,/')" head || { cat head; false; }
+}
+
 @test "the examples of tokenize(1)" { examples_of_page "$ROOT/docs/man/tokenize.1" | run_examples; }
 @test "the examples of prefill(1)" { examples_of_page "$ROOT/docs/man/prefill.1" | run_examples; }
 @test "the examples of decode(1)" { examples_of_page "$ROOT/docs/man/decode.1" | run_examples; }
