@@ -4,21 +4,26 @@
 
 load stand_in
 
-@test "the figures are those of the server's script" {
-    serve --ttft 0.08 --itl 0.01 --slow-every 5
+# The times of the script, which nothing makes shorter and who else has the processors makes longer.
+times_of_the_script() {
     load -n 20 --request-rate 40 --random-input-len 30 --random-output-len 10 --metric-percentiles 50,100 --save r \
         --percentile-metrics ttft,tpot,itl,e2el
     # 80 ms, then eight gaps of 10 ms and one of 100: none can be shorter on the whole, few are longer
-    holds '.completed == 20 and .failed == 0'
+    holds '.completed == 20 and .failed == 0' &&
+        holds '.median_ttft_ms >= 80 and .median_ttft_ms < 120' &&
+        holds '.median_e2el_ms >= 260 and .median_e2el_ms < 320' &&
+        holds '.median_tpot_ms > 18 and .median_tpot_ms < 25' &&
+        holds '.median_itl_ms > 7 and .median_itl_ms < 14' &&
+        holds '.p100_itl_ms > 90 and .p100_itl_ms < 250' &&
+        holds '.duration > 0.7 and .duration < 1.5' # 20 requests at 40 a second take half a second, and the last one its time
+}
+
+@test "the figures are those of the server's script" {
+    serve --ttft 0.08 --itl 0.01 --slow-every 5
+    # a moment in which the processors were others' says nothing of bench
+    times_of_the_script || times_of_the_script || times_of_the_script || times_of_the_script
     holds '.total_input_tokens == 600 and .total_output_tokens == 200'
-    holds '.median_ttft_ms >= 80 and .median_ttft_ms < 120'
-    holds '.median_e2el_ms >= 260 and .median_e2el_ms < 320'
-    holds '.median_tpot_ms > 18 and .median_tpot_ms < 25'
-    holds '.median_itl_ms > 7 and .median_itl_ms < 14'
-    holds '.p100_itl_ms > 90 and .p100_itl_ms < 250'
     holds '.p50_itl_ms == .median_itl_ms'
-    # 20 requests at 40 a second take half a second, and the last one its time
-    holds '.duration > 0.7 and .duration < 1.5'
     holds '(.request_throughput * .duration * 1000 | round) == 20000'
     holds '(.output_throughput * .duration * 1000 | round) == 200000'
     holds '(.total_token_throughput * .duration * 1000 | round) == 800000'
@@ -58,50 +63,62 @@ load stand_in
     ls d | grep -qx 'openai-infqps-concurrency2-stand-in-[0-9]*-[0-9]*.json'
 }
 
+gaps() { jq -c '[.requests[].at] | [range(1; length) as $i | .[$i] - .[$i - 1]] | sort' seen; }
+
+# arrives EXPRESSION OPTION …: of the gaps between requests as the server sees them, in one of four tries: a moment in which the
+# processors were others' says nothing of bench
+arrives() {
+    local try
+    for try in 1 2 3 4; do
+        serve
+        load --random-input-len 5 --random-output-len 1 --save r "${@:2}" > table
+        seen
+        [ "$(gaps | jq "$1")" != true ] || return 0
+    done
+    echo "not: $1"
+    gaps
+    return 1
+}
+
 @test "arrivals: even, at random, in bursts, rising, as the server sees them" {
-    gaps() { jq -c '[.requests[].at] | [range(1; length) as $i | .[$i] - .[$i - 1]] | sort' seen; }
-    serve
-    load -n 21 --request-rate 50 --burstiness inf --random-input-len 5 --random-output-len 1 > table
-    seen
-    [ "$(gaps | jq '.[10] > 0.017 and .[10] < 0.023')" = true ]
+    arrives '.[10] > 0.017 and .[10] < 0.023' -n 21 --request-rate 50 --burstiness inf
     # half of the gaps of a Poisson process are below ln 2 of the mean; of a gamma process of shape 0.1 below 1 % of it
-    serve
-    load -n 100 --request-rate 100 --random-input-len 5 --random-output-len 1 > table
-    seen
-    [ "$(gaps | jq '.[49] > 0.004 and .[49] < 0.01')" = true ]
-    serve
-    load -n 100 --request-rate 100 --burstiness 0.1 --random-input-len 5 --random-output-len 1 > table
-    seen
-    [ "$(gaps | jq '.[49] < 0.003')" = true ]
+    arrives '.[49] > 0.004 and .[49] < 0.01' -n 100 --request-rate 100
+    arrives '.[49] < 0.003' -n 100 --request-rate 100 --burstiness 0.1
     # 20 a second at first, 200 at the end
-    serve
-    load -n 41 --ramp-up-strategy exponential --ramp-up-start-rps 20 --ramp-up-end-rps 200 --burstiness inf \
-        --random-input-len 5 --random-output-len 1 --save r > table
-    seen
-    [ "$(gaps | jq '.[-1] > 0.04 and .[-1] < 0.06 and .[0] < 0.008')" = true ]
+    arrives '.[-1] > 0.04 and .[-1] < 0.06 and .[0] < 0.008' -n 41 --ramp-up-strategy exponential --ramp-up-start-rps 20 \
+        --ramp-up-end-rps 200 --burstiness inf
     holds '.ramp_up_strategy == "exponential" and .ramp_up_start_rps == 20 and .rps_change_events[0].rps == 20'
     holds '.rps_change_events | last.rps == 200'
 }
 
-@test "concurrency is capped, and waiting for a place is told apart" {
+three_at_once() {
     serve --ttft 0.1
     load -n 9 --max-concurrency 3 --request-rate 1000 --random-input-len 5 --random-output-len 1 --save r \
         --percentile-metrics ttft,client_queue_time,e2el,e2el_including_client_queue
     seen
+    # three at once wait for nothing, three for 0.1 s, three for 0.2 s
+    holds '.median_ttft_ms >= 100 and .median_ttft_ms < 200' &&
+        holds '.median_client_queue_time_ms > 85 and .median_client_queue_time_ms < 200' &&
+        holds '.client.send_lag_p99_ms < 20'
+}
+
+@test "concurrency is capped, and waiting for a place is told apart" {
+    three_at_once || three_at_once || three_at_once || three_at_once
     [ "$(jq .at_once seen)" -eq 3 ]
     [ "$(jq .connections seen)" -le 5 ] # they are used again
     holds '.client.peak_in_flight == 3'
-    # three at once wait for nothing, three for 0.1 s, three for 0.2 s
-    holds '.median_ttft_ms >= 100 and .median_ttft_ms < 200'
-    holds '.median_client_queue_time_ms > 85 and .median_client_queue_time_ms < 200'
     holds '(.mean_e2el_including_client_queue_ms - .mean_e2el_ms - .mean_client_queue_time_ms) | fabs < 0.001'
-    holds '.client.send_lag_p99_ms < 20'
+}
+
+half_a_second() {
+    load --duration 0.5 --max-concurrency 2 --random-input-len 5 --random-output-len 1 --save r
+    holds '.duration > 0.45 and .duration < 0.7 and .completed > 20 and .completed <= 52 and .num_prompts == .completed'
 }
 
 @test "a run of a time" {
     serve --ttft 0.02
-    load --duration 0.5 --max-concurrency 2 --random-input-len 5 --random-output-len 1 --save r
-    holds '.duration > 0.45 and .duration < 0.7 and .completed > 20 and .completed <= 52 and .num_prompts == .completed'
+    half_a_second || half_a_second || half_a_second || half_a_second
     load --duration 0.5 --request-rate 40 --random-input-len 5 --random-output-len 1 --save r
     holds '.num_prompts == 20 and .completed == 20 and .duration > 0.49'
 }

@@ -227,7 +227,7 @@ def errors():
                      ({"structured_outputs": {"regex": "a"}}, "structured_outputs"), ({"suffix": "x"}, "suffix"),
                      ({"guided_json": {}}, "guided_json"), ({"max_tokens": "many"}, "max_tokens"), ({"max_tokens": 4294967295}, None),
                      ({"prompt": [1] * 8185, "max_tokens": None}, None), ({"prompt": ["a", "b"], "top_k": -5}, "top_k"),
-                     ({"prompt": ["a", "b"], "max_tokens": 9000}, "prompt[0]"), ({"prompt": [[1, "a"]]}, "prompt[0][1]")):
+                     ({"prompt": [[1], [1] * 8190]}, "prompt[1]"), ({"prompt": [[1, "a"]]}, "prompt[0][1]")):
         refused(completion(**k), 400, param, kind=bad)
     refused(chat(messages=[{"role": "user", "content": 7}]), 400, "messages[0].content", path="/v1/chat/completions")
     refused(chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages[0].content[0].type",
