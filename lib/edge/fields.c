@@ -2,6 +2,7 @@
 #include "edge/ask.h"
 
 #include <errno.h>
+#include <float.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -140,6 +141,16 @@ static int f_top_p(struct err *e, struct ask *a, struct ask_path *at, const json
     return field_f32(e, &a->s.top_p, at, v, 0, 1);
 }
 
+/* The open end of its range is the least that a float is. */
+static int f_typical_p(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    double x = json_number_value(v);
+    if (!json_is_number(v) || !(x > 0 && x <= 1))
+        return ask_wrong(e, at, "a number above 0 up to 1", v);
+    a->s.typical_p = x < (double)FLT_MIN ? FLT_MIN : (float)x;
+    return 0;
+}
+
 static int f_min_p(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     return field_f32(e, &a->s.min_p, at, v, 0, 1);
@@ -158,6 +169,15 @@ static int f_presence(struct err *e, struct ask *a, struct ask_path *at, const j
 static int f_frequency(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     return field_f32(e, &a->s.frequency_penalty, at, v, -2, 2);
+}
+
+static int f_last_n(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
+{
+    int64_t x;
+    if (!field_whole(&x, v) || x < -1 || x > INT32_MAX)
+        return ask_wrong(e, at, "a whole number from -1 to 2147483647", v);
+    a->s.penalty_last_n = (int32_t)x;
+    return 0;
 }
 
 /* Any 64-bit number; as text too, because most JSON readers round what is above 2^53. */
@@ -417,10 +437,12 @@ static const struct field {
     {"temperature", f_temperature},
     {"top_k", f_top_k},
     {"top_p", f_top_p},
+    {"typical_p", f_typical_p},
     {"min_p", f_min_p},
     {"repetition_penalty", f_repetition},
     {"presence_penalty", f_presence},
     {"frequency_penalty", f_frequency},
+    {"repeat_last_n", f_last_n},
     {"seed", f_seed},
     {"stop", field_stop},
     {"stop_token_ids", field_stop_ids},

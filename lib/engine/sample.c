@@ -19,8 +19,8 @@ struct sampler {
     int64_t vocab;
     float *e;               /* [vocab] */
     float *raw;             /* [vocab] the model's own logits, where a request changes them */
-    uint32_t *count;        /* [vocab] uses in the answer, cleared after each call */
-    uint8_t *seen;          /* [vocab] in the prompt or the answer, cleared after each call */
+    uint32_t *count;        /* [vocab] uses that penalties count, cleared after each call */
+    uint8_t *seen;          /* [vocab] among what penalties look at, cleared after each call */
     struct candidate *cand; /* [vocab] */
 };
 
@@ -138,14 +138,33 @@ int sample_logprob(struct err *e, struct sampler *s, struct sample_result *out, 
     return 0;
 }
 
+static bool penalises(const struct sample_params *p)
+{
+    return p->penalty_last_n && (p->repetition_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0);
+}
+
+static void count_uses(struct sampler *s, int64_t n, const uint32_t *ids, int64_t n_id)
+{
+    for (int64_t i = 0; i < n_id; i++)
+        if (ids[i] < n)
+            s->count[ids[i]]++;
+}
+
 static void penalise(struct sampler *s, float *x, int64_t n, const struct sample_params *p, const uint32_t *prompt,
                      int64_t n_prompt, const uint32_t *answer, int64_t n_answer)
 {
-    if (p->repetition_penalty == 1 && p->presence_penalty == 0 && p->frequency_penalty == 0)
+    if (!penalises(p))
         return;
-    for (int64_t i = 0; i < n_answer; i++)
-        if (answer[i] < n)
-            s->count[answer[i]]++;
+    if (p->penalty_last_n > 0) {
+        int64_t of_answer = n_answer < p->penalty_last_n ? n_answer : p->penalty_last_n;
+        int64_t of_prompt = p->penalty_last_n - of_answer < n_prompt ? p->penalty_last_n - of_answer : n_prompt;
+        answer += n_answer - of_answer;
+        n_answer = of_answer;
+        prompt += n_prompt - of_prompt;
+        n_prompt = of_prompt;
+        count_uses(s, n, prompt, n_prompt);
+    }
+    count_uses(s, n, answer, n_answer);
     for (int i = 0; i < 2; i++) {
         const uint32_t *ids = i ? answer : prompt;
         for (int64_t j = 0; j < (i ? n_answer : n_prompt); j++) {
@@ -213,14 +232,118 @@ static double weigh(const struct candidate *cand, int64_t n)
     return sum;
 }
 
-/* Candidates that pass min-p, top-k, top-p in this order. Sorted where one of the last two is on. */
-static int64_t filter(struct sampler *s, const struct sample_params *p, const float *x, int64_t n_token)
+/* The fewest of the ranked candidates that reach `mass`, at least one. */
+static int64_t nucleus(const struct candidate *c, int64_t n, double mass)
+{
+    double have = 0;
+    int64_t keep = 0;
+    while (keep < n && (keep == 0 || have < mass))
+        have += (double)c[keep++].e;
+    return keep;
+}
+
+/* How far a logit is below the best one; in units of the temperature it is a surprisal, but for the same term in all.
+ */
+static double below(const struct candidate *c, float max)
+{
+    return (double)max - (double)c->x;
+}
+
+/* Its distance from the mean, by exponent and 3 bits more. */
+static uint32_t class_of(const struct candidate *c, float max, double mean)
+{
+    float far = (float)fabs(below(c, max) - mean);
+    uint32_t b;
+    memcpy(&b, &far, 4);
+    return b >> 20;
+}
+
+/*
+ * As narrow, of the tokens nearest the mean. A little more than the mass, so that what rounding does to a sum of
+ * another order cuts nothing off.
+ */
+static int64_t narrow_typical(struct candidate *c, int64_t n, float max, double mean, double mass)
+{
+    double weight[2048] = {0}, sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        weight[class_of(&c[i], max, mean)] += (double)c[i].e;
+    uint32_t last = 0;
+    while (last < 2047 && !((sum += weight[last]) > mass * (1 + 1e-9)))
+        last++;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (class_of(&c[i], max, mean) <= last)
+            c[kept++] = c[i];
+    return kept;
+}
+
+/*
+ * Typical sampling, see the header; leaves the candidates ranked. Ranked ones have distances that fall to the mean and
+ * rise behind it, so what is kept is one run of them, grown from the mean to both sides.
+ */
+static int64_t typical(struct candidate *c, int64_t n, float max, double share, bool ranked)
+{
+    double sum = 0, mean = 0, have = 0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += (double)c[i].e;
+        mean += (double)c[i].e * below(&c[i], max);
+    }
+    mean /= sum;
+    if (!ranked) {
+        n = narrow_typical(c, n, max, mean, sum * share);
+        qsort(c, (size_t)n, sizeof *c, by_rank);
+    }
+    int64_t hi = 0;
+    while (hi < n && below(&c[hi], max) <= mean)
+        hi++;
+    int64_t lo = hi;
+    while (hi - lo < n && (hi == lo || have < sum * share)) {
+        bool up = hi == n || (lo > 0 && mean - below(&c[lo - 1], max) <= below(&c[hi], max) - mean);
+        have += (double)c[up ? --lo : hi++].e;
+    }
+    /* upwards the run took the higher ids of its last logit first, and they all weigh the same */
+    int64_t first = lo, equal = lo;
+    while (first > 0 && c[first - 1].x == c[lo].x)
+        first--;
+    while (equal < hi && c[equal].x == c[lo].x)
+        equal++;
+    memmove(c + lo, c + first, (size_t)(equal - lo) * sizeof *c);
+    memmove(c, c + lo, (size_t)(hi - lo) * sizeof *c);
+    return hi - lo;
+}
+
+/* top-k, typical, top-p, min-p in this order. */
+static int64_t filter_typical(struct candidate *c, int64_t n, const struct sample_params *p, float max)
+{
+    bool k_on = p->top_k && p->top_k < n;
+    if (k_on) {
+        n = narrow(c, n, p->top_k, 0);
+        qsort(c, (size_t)n, sizeof *c, by_rank);
+        n = n < p->top_k ? n : p->top_k;
+    }
+    n = typical(c, n, max, (double)p->typical_p, k_on);
+    if (p->top_p < 1)
+        n = nucleus(c, n, weigh(c, n) * (double)p->top_p);
+    int64_t kept = 1;
+    for (int64_t i = 1; i < n; i++)
+        if ((double)c[i].e >= (double)p->min_p * (double)c[0].e)
+            c[kept++] = c[i];
+    return kept;
+}
+
+/* Candidates that pass min-p, top-k, top-p in this order, or what typical sampling has of them. Sorted where any but
+ * the first is on. */
+static int64_t filter(struct sampler *s, const struct sample_params *p, const float *x, int64_t n_token, float max)
 {
     struct candidate *c = s->cand;
+    bool typical_on = p->typical_p < 1;
+    float least = typical_on ? 0 : p->min_p;
     int64_t n = 0;
     for (int64_t i = 0; i < n_token; i++)
-        if (s->e[i] > 0 && s->e[i] >= p->min_p) /* e of the best is 1, so e is the ratio that min-p bounds */
+        if (s->e[i] > 0 && s->e[i] >= least) /* e of the best is 1, so e is the ratio that min-p bounds */
             c[n++] = (struct candidate){x[i], s->e[i], (uint32_t)i};
+    if (typical_on)
+        return filter_typical(c, n, p, max);
     bool k_on = p->top_k && p->top_k < n, p_on = p->top_p < 1;
     if (!k_on && !p_on)
         return n;
@@ -238,11 +361,7 @@ static int64_t filter(struct sampler *s, const struct sample_params *p, const fl
         return n;
     if (k_on)
         sum = weigh(c, n);
-    double have = 0;
-    int64_t keep = 0;
-    while (keep < n && (keep == 0 || have < sum * (double)p->top_p))
-        have += (double)c[keep++].e;
-    return keep;
+    return nucleus(c, n, sum * (double)p->top_p);
 }
 
 static uint32_t draw(const struct candidate *c, int64_t n, double u)
@@ -259,8 +378,7 @@ static uint32_t draw(const struct candidate *c, int64_t n, double u)
 /* Bias, bans and penalties: what the request changes about the model's own logits. */
 static bool changes(const struct sample_params *p, int64_t n_ban)
 {
-    return p->n_bias || n_ban || p->n_allowed || p->n_bad || p->repetition_penalty != 1 || p->presence_penalty != 0 ||
-           p->frequency_penalty != 0;
+    return p->n_bias || n_ban || p->n_allowed || p->n_bad || penalises(p);
 }
 
 /* The last id of each row whose others are the newest of the answer. */
@@ -320,7 +438,7 @@ int sample(struct err *e, struct sampler *s, struct sample_result *out, float *x
         return err_set(e, ERR_NO, "no token can be chosen: the logits are masked or no numbers");
     if (!(p->temperature < SAMPLE_GREEDY_BELOW)) {
         sum_exp(s, s->e, x, n_token, max, (float)((double)LOG2E / (double)p->temperature));
-        id = draw(s->cand, filter(s, p, x, n_token), uniform(p->seed, p->choice, position));
+        id = draw(s->cand, filter(s, p, x, n_token, max), uniform(p->seed, p->choice, position));
     }
     if (p->logprobs >= 0)
         return sample_logprob(e, s, out, raw, (uint32_t)id, p->logprobs);

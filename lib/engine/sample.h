@@ -1,7 +1,20 @@
 /*
- * From logits to a token: bias, bans, penalties, temperature, min-p, top-k, top-p, and the log-probabilities reported.
+ * From logits to a token: penalties, bias, bans, temperature, min-p, top-k, top-p, and the log-probabilities reported.
  * Log-probabilities are those of the model itself: of the logits before any of these. Same inputs, same bits: the
  * randomness is a counter (seed, choice, position), sums run in fixed tiles of 1,024, ties go to the lower id.
+ *
+ * With typical sampling the filters are top-k, typical, top-p, min-p, the order of llama.cpp, and min-p is measured by
+ * the best token that is left. Typical sampling (Meister et al., arXiv:2202.00666) keeps the tokens whose surprisal -ln
+ * p is nearest the entropy, as few as reach typical_p of the sum. The logarithm of the sum is in both and cancels, so
+ * the distance is that of a logit from the mean logit, and no logarithm is taken: m = Σ e·(max - x) / Σ e over the
+ * tokens that came this far (by rank where top-k cut, by id where it did not), distance |(max - x) - m|, all in double
+ * with each operation rounded once; the e and their weights are those of the draw, at the request's temperature. The
+ * nearest go first, on a tie the greater logit, then the lower id; their e are added in this order until the sum is
+ * typical_p·Σ e or more. At least one is kept.
+ *
+ * Penalties look at the prompt and the answer: repetition at both, presence and frequency at the answer alone, as vLLM
+ * has it. With penalty_last_n >= 0 all three look at so many of the newest tokens of the two together, whichever they
+ * are of, as llama.cpp has it.
  */
 #ifndef SAMPLE_H
 #define SAMPLE_H
@@ -26,7 +39,9 @@ struct sample_params {
     float temperature;                                             /* 0: greedy */
     uint32_t top_k;                                                /* 0: off */
     float top_p, min_p;                                            /* 1, 0: off; top_p 0 keeps the best token */
+    float typical_p;                                               /* 1: off */
     float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0: off */
+    int32_t penalty_last_n;                                        /* -1: all; 0: none; N: the newest N */
     const struct sample_bias *bias;
     uint32_t n_bias;
     const uint32_t *allowed; /* n_allowed 0: all */

@@ -154,8 +154,11 @@ struct wire_sampling {
     float temperature; /* 0: greedy */
     uint32_t top_k;    /* 0: off */
     float top_p;       /* (0,1]; 0 is taken as "the best one" */
+    float typical_p;   /* (0,1]; 1: off */
     float min_p;
     float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0: off */
+    int32_t penalty_last_n; /* what the penalties look at: -1: all; 0: nothing; N: the newest N tokens of prompt and
+                               answer together (engine/sample.h) */
     bool ignore_eos, echo;
     bool keep_stop;          /* the text has the stop text, or the text of the stop id, that ended it */
     bool special_text;       /* the text has the spelling of control tokens */

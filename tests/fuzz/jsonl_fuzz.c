@@ -16,6 +16,7 @@ static void use(const struct ask *a)
     assert(a->n >= 1 && a->n <= ASK_CHOICES_MAX);
     assert(a->s.temperature >= 0 && isfinite(a->s.temperature));
     assert(a->s.top_p >= 0 && a->s.top_p <= 1 && a->s.min_p >= 0 && a->s.min_p <= 1);
+    assert(a->s.typical_p > 0 && a->s.typical_p <= 1 && a->s.penalty_last_n >= -1);
     assert(a->s.min_tokens <= a->s.max_tokens);
     assert(a->s.logprobs >= -1 && a->s.logprobs <= WIRE_TOP_MAX);
     for (size_t i = 0; i < a->n_id; i++)

@@ -21,8 +21,8 @@ same() {
     diff want "$1"
 }
 
-@test "six answers, each with ids and log-probabilities" {
-    [ "$(wc -l < want)" = 6 ]
+@test "seven answers, each with ids and log-probabilities" {
+    [ "$(wc -l < want)" = 7 ]
     jq -se 'all(.[]; (.token_ids | length) > 0 and (.logprobs.token_logprobs | length) >= (.token_ids | length))' want
     jq -se 'all(.[] | select(.id == "masks"); .prompt_logprobs.token_logprobs | length == 26 and .[25] < 0)' want
     [ "$(jq -r 'select(.id=="stops") | .finish_reason' want)" = stop ]
@@ -55,7 +55,7 @@ same() {
     done < requests.jsonl > got
     same got
     { cat requests.jsonl; for i in 1 2 3 4; do jq -cn --arg p "$(seq -s ' ' $((i * 40)))" '{prompt:$p,max_tokens:40}'; done; } |
-        tokenize --jsonl | prefill | decode --max-num-seqs 9 | stream --jsonl | answers | head -6 > got
+        tokenize --jsonl | prefill | decode --max-num-seqs 9 | stream --jsonl | answers | head -7 > got
     same got
 }
 

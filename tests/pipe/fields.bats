@@ -122,3 +122,31 @@ france='"prompt":"The capital of France is","max_tokens":12'
     while read -r line; do ask "$line" | jq -c .token_ids; done < lines > alone
     tokenize --jsonl lines | decode | stream --jsonl | jq -c .token_ids | diff alone -
 }
+
+@test "typical_p: 1 is off, next to nothing is the one token nearest the entropy, greedy is greedy" {
+    hot="$france,\"temperature\":1.5"
+    plain=$(of .token_ids "{$france}")
+    [ "$(of .token_ids "{$france,\"typical_p\":0.1}")" = "$plain" ]
+    [ "$(of .token_ids "{$hot,\"seed\":4,\"typical_p\":1.0}")" = "$(of .token_ids "{$hot,\"seed\":4}")" ]
+    one=$(of .token_ids "{$hot,\"seed\":4,\"typical_p\":1e-9}")
+    [ "$one" = "$(of .token_ids "{$hot,\"seed\":5,\"typical_p\":1e-9}")" ]
+    [ "$one" != "$plain" ]
+    # of the best token alone there is no other to choose
+    [ "$(of .token_ids "{$hot,\"seed\":5,\"typical_p\":0.5,\"top_k\":1}")" = "$plain" ]
+}
+
+@test "repeat_last_n: what penalties look at" {
+    rain='"prompt":"A gentle rain, a gentle rain, a gentle rain,","max_tokens":24'
+    plain=$(of .token_ids "{$rain}")
+    rep="$rain,\"repetition_penalty\":1.5"
+    all=$(of .token_ids "{$rep}")
+    [ "$all" != "$plain" ]
+    [ "$(of .token_ids "{$rep,\"repeat_last_n\":-1}")" = "$all" ]
+    [ "$(of .token_ids "{$rep,\"repeat_last_n\":1000}")" = "$all" ]
+    [ "$(of .token_ids "{$rep,\"repeat_last_n\":0}")" = "$plain" ]
+    [ "$(of .token_ids "{$rep,\"repeat_last_n\":2}")" != "$all" ]
+    # uses in the prompt count where there is a number: its words do not come again
+    pres="$rain,\"presence_penalty\":2,\"frequency_penalty\":2"
+    [[ "$(of .text "{$pres}")" == *"gentle rain"* ]]
+    [[ "$(of .text "{$pres,\"repeat_last_n\":1000}")" != *gentle* ]]
+}

@@ -1,5 +1,5 @@
 /* Fields of requests beyond the common ones. Names, types and ranges are those of vLLM's API reference; strict_window
- * and prefix_token_ids are ours, docs/man/tokenize.1. */
+ * and prefix_token_ids are ours, docs/man/tokenize.1, typical_p and repeat_last_n llama.cpp's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,6 +50,14 @@ static void test_types(void **state)
         {"{\"prompt\":\"x\",\"spaces_between_special_tokens\":0}", "spaces_between_special_tokens: expected true"},
         {"{\"prompt\":\"x\",\"return_token_ids\":\"yes\"}", "return_token_ids: expected true or false"},
         {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":-1}", NULL},
+        {"{\"prompt\":\"x\",\"typical_p\":0.7,\"repeat_last_n\":33.0}", NULL},
+        {"{\"prompt\":\"x\",\"typical_p\":1,\"repeat_last_n\":-1}", NULL},
+        {"{\"prompt\":\"x\",\"typical_p\":0}", "typical_p: expected a number above 0 up to 1, got 0"},
+        {"{\"prompt\":\"x\",\"typical_p\":1.01}", "typical_p: expected a number above 0 up to 1, got 1.01"},
+        {"{\"prompt\":\"x\",\"typical_p\":\"1\"}", "typical_p: expected a number above 0 up to 1, got a text"},
+        {"{\"prompt\":\"x\",\"repeat_last_n\":-2}", "repeat_last_n: expected a whole number from -1 to 2147483647"},
+        {"{\"prompt\":\"x\",\"repeat_last_n\":2147483648}", "repeat_last_n: expected a whole number from -1"},
+        {"{\"prompt\":\"x\",\"repeat_last_n\":0.5}", "repeat_last_n: expected a whole number from -1"},
         {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":5.0}", NULL},
         {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":0}", "truncate_prompt_tokens: expected"},
         {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":-2}", "truncate_prompt_tokens: expected"},
@@ -129,6 +137,13 @@ static void test_values(void **state)
     ask_free(&a);
     assert_int_equal(read_line(&e, &a, "{\"prompt\":\"x\",\"strict_window\":true}"), 0);
     assert_false(a.has_max_tokens);
+    assert_true(a.s.typical_p == 1 && a.s.penalty_last_n == -1);
+    ask_free(&a);
+    assert_int_equal(read_line(&e, &a, "{\"prompt\":\"x\",\"typical_p\":0.7,\"repeat_last_n\":33.0}"), 0);
+    assert_true(a.s.typical_p == 0.7f && a.s.penalty_last_n == 33);
+    ask_free(&a);
+    assert_int_equal(read_line(&e, &a, "{\"prompt\":\"x\",\"typical_p\":1e-300}"), 0); /* above 0 as a float too */
+    assert_true(a.s.typical_p > 0);
     ask_free(&a);
 }
 

@@ -1,7 +1,8 @@
 /*
  * Sampling: Philox against the known answers of Random123 (kat_vectors), log-probabilities against libm in double,
- * filters by sets counted by hand, frequencies by a chi-square bound. Reported failures S01 (tiny temperature, top_p 0,
- * masks beside greedy rows), M09 (padding is never chosen).
+ * filters by sets counted by hand (typical sampling: sample_typical_test.c), frequencies by a chi-square bound,
+ * penalties by a plain count. Reported failures S01 (tiny temperature, top_p 0, masks beside greedy rows), M09 (padding
+ * is never chosen).
  */
 #include <math.h>
 #include <setjmp.h>
@@ -21,7 +22,12 @@ static float x[VOCAB];
 
 static struct sample_params plain(float temperature)
 {
-    return (struct sample_params){.temperature = temperature, .top_p = 1, .repetition_penalty = 1, .logprobs = -1};
+    return (struct sample_params){.temperature = temperature,
+                                  .top_p = 1,
+                                  .typical_p = 1,
+                                  .repetition_penalty = 1,
+                                  .penalty_last_n = -1,
+                                  .logprobs = -1};
 }
 
 static void draw_logits(unsigned seed)
@@ -120,8 +126,8 @@ static void changes_do_not_touch_the_report(void **state)
     struct err e;
     struct sample_result plain_r, r;
     static float copy[VOCAB];
-    uint32_t best = one(&(struct sample_params){.top_p = 1, .repetition_penalty = 1, .logprobs = -1}, VOCAB, 0);
     struct sample_params p = plain(0);
+    uint32_t best = one(&p, VOCAB, 0);
     struct sample_bias bias = {17, 100};
     p.bias = &bias;
     p.n_bias = 1;
@@ -260,6 +266,60 @@ static void penalties(void **state)
         assert_int_equal(sample(&e, s, &r, copy, VOCAB, &p, prompt, 2, answer, 2, NULL, 0, 9), 0);
         assert_int_equal(r.id, ways[i].want);
     }
+}
+
+/* The newest of both together, counted plainly: what is drawn is what is drawn from logits changed by hand. */
+static void penalties_of_the_newest(void **state)
+{
+    (void)state;
+    static const int32_t windows[] = {0, 1, 5, 30, 31, 47, 70, 71, 1000, INT32_MAX};
+    static const float ways[][3] = {{1.3f, 0, 0}, {0.7f, 0, 0}, {1, 1.5f, 0}, {1, 0, 0.8f}, {1.2f, 1.5f, 1}};
+    enum { PROMPT = 40, ALL = 71 };
+    uint32_t ids[ALL];
+    static float was[VOCAB], copy[VOCAB];
+    struct err e;
+    struct sample_result r;
+    draw_logits(21);
+    memcpy(was, x, sizeof x);
+    for (int i = 0; i < ALL; i++)
+        ids[i] = (uint32_t)(rand() % 25) * 80;
+    ids[3] = ids[60] = UINT32_MAX; /* what is no entry is passed over, and has its place */
+    int moved = 0;
+    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
+        for (size_t k = 0; k < sizeof windows / sizeof *windows; k++) {
+            struct sample_params p = plain(1);
+            p.top_k = 300;
+            memcpy(x, was, sizeof x);
+            for (int i = 0; i < 25; i++)
+                x[80 * i] = was[80 * i] = 6 + (float)i * 0.1f;
+            for (uint32_t id = 0; id < VOCAB; id++) {
+                int uses = 0;
+                for (int i = 0; i < ALL; i++)
+                    uses += ALL - i <= windows[k] && ids[i] == id;
+                if (!uses)
+                    continue;
+                x[id] = x[id] > 0 ? x[id] / ways[w][0] : x[id] * ways[w][0];
+                x[id] -= ways[w][1] + ways[w][2] * (float)uses;
+            }
+            for (uint64_t i = 0; i < 40; i++) {
+                uint32_t want = one(&p, VOCAB, i);
+                struct sample_params q = p;
+                q.repetition_penalty = ways[w][0];
+                q.presence_penalty = ways[w][1];
+                q.frequency_penalty = ways[w][2];
+                q.penalty_last_n = windows[k];
+                memcpy(copy, was, sizeof x);
+                assert_int_equal(
+                    sample(&e, s, &r, copy, VOCAB, &q, ids, PROMPT, ids + PROMPT, ALL - PROMPT, NULL, 0, i), 0);
+                assert_int_equal(r.id, want);
+                memcpy(copy, was, sizeof x);
+                q.penalty_last_n = -1;
+                assert_int_equal(
+                    sample(&e, s, &r, copy, VOCAB, &q, ids, PROMPT, ids + PROMPT, ALL - PROMPT, NULL, 0, i), 0);
+                moved += r.id != want;
+            }
+        }
+    assert_true(moved > 300); /* the window matters here */
 }
 
 static void bans_and_no_way_out(void **state)
@@ -428,6 +488,7 @@ int main(void)
         cmocka_unit_test(filters),
         cmocka_unit_test(padding_is_never_chosen),
         cmocka_unit_test(penalties),
+        cmocka_unit_test(penalties_of_the_newest),
         cmocka_unit_test(bans_and_no_way_out),
         cmocka_unit_test(masks_and_temperatures),
         cmocka_unit_test(only_allowed_ids_are_chosen),

