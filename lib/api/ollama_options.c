@@ -1,4 +1,5 @@
 /* `options` of an Ollama request: names, defaults and ranges of Ollama, as fields of the gateway's line. */
+#include <float.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,12 +13,11 @@
 #define TEMPERATURE 0.8
 #define TOP_K 40
 #define TOP_P 0.9
+#define REPEAT_LAST_N 64
 
-/* What is read of several options together. */
 struct read {
     json_t *line;
     uint64_t context;
-    bool penalty; /* any of the three is on */
 };
 
 typedef int option_fn(struct err *e, struct read *r, const char *path, const json_t *v);
@@ -83,6 +83,15 @@ static int o_top_p(struct err *e, struct read *r, const char *path, const json_t
     return put(e, r->line, "top_p", json_real(x > 1 ? 1 : x));
 }
 
+/* Above 1 is off, as 1 is; 0 keeps the one token nearest the entropy, as the least number above it does. */
+static int o_typical_p(struct err *e, struct read *r, const char *path, const json_t *v)
+{
+    double x = 0;
+    if (number(e, &x, path, v, 0, 1e9))
+        return e->code;
+    return put(e, r->line, "typical_p", json_real(x > 1 ? 1 : x > 0 ? x : (double)FLT_MIN));
+}
+
 static int o_min_p(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     double x = 0;
@@ -102,47 +111,32 @@ static int o_repeat(struct err *e, struct read *r, const char *path, const json_
     double x = 0;
     if (number(e, &x, path, v, 0.01, 100))
         return e->code;
-    r->penalty |= x != 1;
     return put(e, r->line, "repetition_penalty", json_real(x));
 }
 
 static int o_presence(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     double x = 0;
-    if (number(e, &x, path, v, -2, 2))
-        return e->code;
-    r->penalty |= x != 0;
-    return put(e, r->line, "presence_penalty", json_real(x));
+    return number(e, &x, path, v, -2, 2) ? e->code : put(e, r->line, "presence_penalty", json_real(x));
 }
 
 static int o_frequency(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     double x = 0;
-    if (number(e, &x, path, v, -2, 2))
-        return e->code;
-    r->penalty |= x != 0;
-    return put(e, r->line, "frequency_penalty", json_real(x));
+    return number(e, &x, path, v, -2, 2) ? e->code : put(e, r->line, "frequency_penalty", json_real(x));
 }
 
-/*
- * Penalties here look at all that is there, so a shorter look back is refused where a penalty is asked for with it:
- * 0 is none at all, -1 and what reaches over the window is what happens. Read behind the penalties.
- */
+/* -1 is the context, which has all of prompt and answer in it: a line's own -1 would count uses in the answer alone.
+ * Read behind num_ctx. */
 static int o_last_n(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     int64_t x = 0;
     if (whole(e, &x, path, v))
         return e->code;
-    if (x == 0) {
-        json_object_del(r->line, "repetition_penalty");
-        json_object_del(r->line, "presence_penalty");
-        json_object_del(r->line, "frequency_penalty");
-        return 0;
-    }
-    if (!r->penalty || x < 0 || (uint64_t)x >= r->context)
-        return 0;
-    return err_set(e, ERR_NO, "%s: %" PRId64 " is not supported beside a penalty: only -1 (all tokens) or 0 (none)",
-                   path, x);
+    const json_t *window = json_object_get(r->line, "window");
+    if (x < 0)
+        x = window ? json_integer_value(window) : (int64_t)r->context;
+    return put(e, r->line, "repeat_last_n", json_integer(x > INT32_MAX ? INT32_MAX : x));
 }
 
 static int o_stop(struct err *e, struct read *r, const char *path, const json_t *v)
@@ -200,7 +194,7 @@ static int o_off_at_1(struct err *e, struct read *r, const char *path, const jso
                                                           : err_set(e, ERR_NO, "%s: is not supported, only 1", path);
 }
 
-/* In the order they are read: repeat_last_n behind the penalties. */
+/* In the order they are read: repeat_last_n behind num_ctx. */
 static const struct option {
     const char *name;
     option_fn *read;
@@ -211,15 +205,15 @@ static const struct option {
     {"top_k", o_top_k},
     {"top_p", o_top_p},
     {"min_p", o_min_p},
-    {"typical_p", o_off_at_1},
+    {"typical_p", o_typical_p},
     {"tfs_z", o_off_at_1},
     {"mirostat", o_off_at_0},
     {"repeat_penalty", o_repeat},
     {"presence_penalty", o_presence},
     {"frequency_penalty", o_frequency},
-    {"repeat_last_n", o_last_n},
     {"stop", o_stop},
     {"num_ctx", o_ctx},
+    {"repeat_last_n", o_last_n},
     {"num_keep", o_machine},
     {"num_batch", o_machine},
     {"num_gpu", o_machine},
@@ -256,7 +250,8 @@ int ollama_options(struct err *e, json_t *line, const struct api_model *m, const
     struct read r = {.line = line, .context = m->context};
     char path[80];
     if (put(e, line, "temperature", json_real(TEMPERATURE)) || put(e, line, "top_k", json_integer(TOP_K)) ||
-        put(e, line, "top_p", json_real(TOP_P)) || put(e, line, "max_tokens", json_integer(UINT32_MAX)))
+        put(e, line, "top_p", json_real(TOP_P)) || put(e, line, "repeat_last_n", json_integer(REPEAT_LAST_N)) ||
+        put(e, line, "max_tokens", json_integer(UINT32_MAX)))
         return e->code;
     if (!o || json_is_null(o))
         return 0;

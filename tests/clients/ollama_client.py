@@ -89,7 +89,7 @@ def options():
     b = ask(temperature=0, stop=[a[9:13]])
     equal((b.response, b.done_reason), (a[:a.index(a[9:13])], "stop"))
     equal(ask(temperature=0, num_predict=3).eval_count, 3)
-    ask(temperature=0, num_ctx=2048, num_keep=4, num_batch=64, num_gpu=0, num_thread=2, repeat_last_n=64, typical_p=1.0)
+    ask(temperature=0, num_ctx=2048, num_keep=4, num_batch=64, num_gpu=0, num_thread=2, repeat_last_n=33, typical_p=0.7)
 
 
 @check

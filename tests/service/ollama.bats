@@ -160,6 +160,57 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     [[ $output == 400\ * && $output == *context* && $output == *8192* ]]
 }
 
+# Of docs/api.md; the model's name alone is another.
+recipe='{
+  "model": "smol",
+  "prompt": "Why is the sky blue?",
+  "stream": false,
+  "options": {
+    "num_keep": 5,
+    "seed": 42,
+    "num_predict": 100,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.0,
+    "typical_p": 0.7,
+    "repeat_last_n": 33,
+    "temperature": 0.8,
+    "repeat_penalty": 1.2,
+    "presence_penalty": 1.5,
+    "frequency_penalty": 1.0,
+    "penalize_newline": true,
+    "stop": ["\n", "user:"],
+    "numa": false,
+    "num_ctx": 1024,
+    "num_batch": 2,
+    "num_gpu": 1,
+    "main_gpu": 0,
+    "use_mmap": true,
+    "num_thread": 8
+  }
+}'
+
+@test "the recipe \"Generate request (With options)\" runs as it stands" {
+    run -0 status /api/generate "$recipe"
+    [[ $output == 200\ * ]]
+    cp body whole
+    is '.[0] | .done and .eval_count > 4 and .eval_count <= 100 and (.response | length > 10 and (test("\n") | not))' whole
+    # the same again, and another one without either of the two
+    ask /api/generate "$recipe" > got
+    [ "$(jq .response got)" = "$(jq .response whole)" ]
+    for without in typical_p repeat_last_n; do
+        jq -c "del(.options.$without)" <<< "$recipe" > less.json
+        ask /api/generate @less.json > got
+        [ "$(jq .context got)" != "$(jq .context whole)" ]
+    done
+    # the default is 64; -1 is the context, and the conversation is shorter
+    last() { jq -c ".options.repeat_last_n = $1" <<< "$recipe" > last.json && ask /api/generate @last.json | jq -c .response; }
+    [ "$(last 64)" = "$(jq -c .response got)" ]
+    [ "$(last -1)" = "$(last 1024)" ]
+    [ "$(last 0)" = "$(jq -c '.options |= del(.repeat_penalty, .presence_penalty, .frequency_penalty)' <<< "$recipe" > none.json &&
+        ask /api/generate @none.json | jq -c .response)" ]
+}
+
 @test "logprobs: each token with its bytes, the best first" {
     ask /api/chat '{"model":"smol","messages":[{"role":"user","content":"Hi"}],"logprobs":true,"top_logprobs":3,
         "stream":false,'"$opt}" > got

@@ -55,7 +55,7 @@ static void expect_no(const char *body, bool chat, const char *in_text)
     assert_null(q.line);
 }
 
-#define DEFAULTS "\"temperature\":0.8,\"top_k\":40,\"top_p\":0.9,\"max_tokens\":4294967295"
+#define DEFAULTS "\"temperature\":0.8,\"top_k\":40,\"top_p\":0.9,\"repeat_last_n\":64,\"max_tokens\":4294967295"
 #define ASK_A "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
 
 static void test_defaults(void **state)
@@ -76,13 +76,15 @@ static void test_defaults(void **state)
 static void test_options(void **state)
 {
     (void)state;
-    expect_line("{\"prompt\":\"a\",\"options\":{\"seed\":7,\"num_predict\":5,\"temperature\":0,\"top_k\":3,\"top_p\":"
-                "0.5,\"min_p\":0.1,\"typical_p\":1.0,\"repeat_penalty\":1.2,\"presence_penalty\":0.5,"
-                "\"frequency_penalty\":-0.5,\"repeat_last_n\":-1,\"stop\":[\"x\",\"y\"],\"num_ctx\":512}}",
-                false,
-                "{\"seed\":7,\"max_tokens\":5,\"temperature\":0.0,\"top_k\":3,\"top_p\":0.5,\"min_p\":0.1,"
-                "\"repetition_penalty\":1.2,\"presence_penalty\":0.5,\"frequency_penalty\":-0.5,\"stop\":[\"x\",\"y\"],"
-                "\"window\":512," ASK_A "}");
+    expect_line(
+        "{\"prompt\":\"a\",\"options\":{\"seed\":7,\"num_predict\":5,\"temperature\":0,\"top_k\":3,\"top_p\":"
+        "0.5,\"min_p\":0.1,\"typical_p\":0.7,\"repeat_penalty\":1.2,\"presence_penalty\":0.5,"
+        "\"frequency_penalty\":-0.5,\"repeat_last_n\":33,\"stop\":[\"x\",\"y\"],\"num_ctx\":512}}",
+        false,
+        "{\"seed\":7,\"max_tokens\":5,\"temperature\":0.0,\"top_k\":3,\"top_p\":0.5,\"min_p\":0.1,\"typical_p\":0.7,"
+        "\"repetition_penalty\":1.2,\"presence_penalty\":0.5,\"frequency_penalty\":-0.5,\"repeat_last_n\":33,\"stop\":["
+        "\"x\",\"y\"],"
+        "\"window\":512," ASK_A "}");
     /* no limits: -1 infinite, -2 fills the context, 0 is not told to Ollama's runner */
     for (int n = -2; n <= 0; n++) {
         char body[100];
@@ -92,11 +94,48 @@ static void test_options(void **state)
     /* -1 is another seed each time; more window than the model's is the model's */
     expect_line("{\"prompt\":\"a\",\"options\":{\"seed\":-1,\"num_ctx\":131072}}", false, "{" DEFAULTS "," ASK_A "}");
     expect_line("{\"prompt\":\"a\",\"options\":{\"seed\":42.0,\"top_p\":1.5,\"top_k\":-1}}", false,
-                "{\"seed\":42,\"temperature\":0.8,\"top_k\":0,\"top_p\":1.0,\"max_tokens\":4294967295," ASK_A "}");
-    /* no look back is no penalty; the default of it has no effect where nothing is penalised */
-    expect_line("{\"prompt\":\"a\",\"options\":{\"repeat_last_n\":0,\"repeat_penalty\":1.1}}", false,
-                "{" DEFAULTS "," ASK_A "}");
-    expect_line("{\"prompt\":\"a\",\"options\":{\"repeat_last_n\":64,\"stop\":[]}}", false, "{" DEFAULTS "," ASK_A "}");
+                "{\"seed\":42,\"temperature\":0.8,\"top_k\":0,\"top_p\":1.0,\"repeat_last_n\":64,\"max_tokens\":"
+                "4294967295," ASK_A "}");
+    expect_line("{\"prompt\":\"a\",\"options\":{\"stop\":[]}}", false, "{" DEFAULTS "," ASK_A "}");
+}
+
+/* What penalties look back at: -1 is num_ctx, be it the model's window (8192), and 0 is nothing. */
+static void test_last_n(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *options, *is;
+    } of[] = {
+        {"\"repeat_last_n\":0", "0"},
+        {"\"repeat_last_n\":33.0", "33"},
+        {"\"repeat_last_n\":-1", "8192"},
+        {"\"repeat_last_n\":-1,\"num_ctx\":131072", "8192"},
+        {"\"repeat_last_n\":-1,\"num_ctx\":512", "512,\"window\":512"},
+        {"\"num_ctx\":32", "64,\"window\":32"},
+        {"\"repeat_last_n\":9223372036854775807", "2147483647"},
+    };
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        char body[200], line[300];
+        snprintf(body, sizeof body, "{\"prompt\":\"a\",\"options\":{\"repeat_penalty\":1.25,%s}}", of[i].options);
+        snprintf(
+            line, sizeof line,
+            "{\"temperature\":0.8,\"top_k\":40,\"top_p\":0.9,\"max_tokens\":4294967295,\"repetition_penalty\":1.25,"
+            "\"repeat_last_n\":%s," ASK_A "}",
+            of[i].is);
+        expect_line(body, false, line);
+    }
+}
+
+/* 1 and above is off; 0 keeps the token nearest the entropy, for which a line has the least number above 0. */
+static void test_typical(void **state)
+{
+    (void)state;
+    expect_line("{\"prompt\":\"a\",\"options\":{\"typical_p\":1.5}}", false,
+                "{" DEFAULTS ",\"typical_p\":1.0," ASK_A "}");
+    expect_line("{\"prompt\":\"a\",\"options\":{\"typical_p\":1}}", false,
+                "{" DEFAULTS ",\"typical_p\":1.0," ASK_A "}");
+    expect_line("{\"prompt\":\"a\",\"options\":{\"typical_p\":0}}", false,
+                "{" DEFAULTS ",\"typical_p\":1.1754943508222875e-38," ASK_A "}");
 }
 
 static void test_without_effect(void **state)
@@ -178,9 +217,10 @@ static void test_refused(void **state)
         {"{\"prompt\":\"a\",\"options\":{\"num_predict\":1.5}}", "options.num_predict: expected a whole number"},
         {"{\"prompt\":\"a\",\"options\":{\"temperature\":-1}}", "options.temperature: expected a number from 0"},
         {"{\"prompt\":\"a\",\"options\":{\"min_p\":2}}", "options.min_p: expected a number from 0 to 1, got 2"},
-        {"{\"prompt\":\"a\",\"options\":{\"typical_p\":0.7}}", "options.typical_p: is not supported"},
+        {"{\"prompt\":\"a\",\"options\":{\"typical_p\":-0.1}}", "options.typical_p: expected a number from 0"},
+        {"{\"prompt\":\"a\",\"options\":{\"tfs_z\":0.5}}", "options.tfs_z: is not supported"},
         {"{\"prompt\":\"a\",\"options\":{\"mirostat\":1}}", "options.mirostat: is not supported"},
-        {"{\"prompt\":\"a\",\"options\":{\"repeat_penalty\":1.1,\"repeat_last_n\":64}}", "options.repeat_last_n: 64"},
+        {"{\"prompt\":\"a\",\"options\":{\"repeat_last_n\":1.5}}", "options.repeat_last_n: expected a whole number"},
         {"{\"prompt\":\"a\",\"options\":{\"presence_penalty\":3}}", "options.presence_penalty: expected a number"},
         {"{\"prompt\":\"a\",\"options\":{\"stop\":[\"\"]}}", "options.stop[0]: is empty"},
         {"{\"prompt\":\"a\",\"options\":{\"stop\":[7]}}", "options.stop[0]: expected a text, got 7"},
@@ -360,10 +400,11 @@ static void test_context(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_options),  cmocka_unit_test(test_without_effect),
-        cmocka_unit_test(test_messages), cmocka_unit_test(test_logprobs), cmocka_unit_test(test_template),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_load),     cmocka_unit_test(test_any_value),
-        cmocka_unit_test(test_raw),      cmocka_unit_test(test_context),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_options),   cmocka_unit_test(test_without_effect),
+        cmocka_unit_test(test_last_n),   cmocka_unit_test(test_typical),   cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_template),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_load),     cmocka_unit_test(test_any_value), cmocka_unit_test(test_raw),
+        cmocka_unit_test(test_context),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
