@@ -37,6 +37,8 @@ static int measure(struct err *e, const struct opts *o, const struct server *s, 
     struct result result = {0};
     uint64_t n = workload_count(w);
     n = n < o->n_prompts ? n : o->n_prompts;
+    if (proc_term_count()) /* there may be no request at all */
+        return 0;
     int rc = warm_up(e, o, s, a, w);
     if (rc || proc_term_count())
         return rc;

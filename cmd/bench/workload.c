@@ -51,7 +51,8 @@ static int make_tail(struct err *e, struct workload *w, const struct server *s)
         json_object_set_new(j, "ignore_eos", json_true());
     if (o->has_temperature)
         json_object_set_new(j, "temperature", json_real(o->temperature));
-    json_t *length = json_object_get(extra, length_field(o));
+    json_t *length = json_object_get(extra, length_field(o)); /* the API's other name of it counts as well */
+    length = length ? length : json_object_get(extra, o->chat ? "max_tokens" : "max_completion_tokens");
     json_int_t n = json_integer_value(length);
     w->has_length = length != NULL;
     w->n_out_all = n >= 1 && n <= LOAD_TOKENS_MAX ? (uint32_t)n : 0;

@@ -6,17 +6,18 @@
 #include "cmd/phasepipe/service.h"
 
 #define AT "listens at "
-#define WITHOUT "is not served"
+#define WITHOUT "; the Ollama API is not served"
 
 void served_hear(struct served *d, const char *line)
 {
-    const char *at = strstr(line, AT);
-    const char *without = strstr(line, WITHOUT);
     const char *text = strstr(line, ": "); /* behind the program's name */
-    if (at && d->n < SERVED_MAX)
-        snprintf(d->at[d->n++], sizeof *d->at, "%s", at + strlen(AT));
-    if (without && text)
-        snprintf(d->without, sizeof d->without, "%s", text + 2);
+    size_t n = text ? strlen(text += 2) : 0;
+    if (!text) /* what clients wrote may be in a line too, but neither begins nor ends it */
+        return;
+    if (!strncmp(text, AT, strlen(AT)) && d->n < SERVED_MAX)
+        snprintf(d->at[d->n++], sizeof *d->at, "%s", text + strlen(AT));
+    if (n > strlen(WITHOUT) && !strcmp(text + n - strlen(WITHOUT), WITHOUT))
+        snprintf(d->without, sizeof d->without, "%s", text);
 }
 
 void served_say(struct super *s, const struct served *d)

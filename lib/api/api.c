@@ -190,8 +190,8 @@ bool api_ready(const struct api *a)
 
 struct loop {
     struct api *a;
-    uint64_t end_ns; /* of draining; 0: it serves */
-    bool said, connected;
+    uint64_t end_ns;           /* of draining; 0: it serves */
+    bool said, connected, cut; /* cut: what ran at the end of draining */
     unsigned terms;
 };
 
@@ -262,16 +262,19 @@ static bool goes_on(struct loop *l, uint64_t now)
         return false;
     uint32_t n_leaving = l->a->calls ? 0 : http_leaving(l->a->http, STALL_NS);
     if (now >= l->end_ns && n_leaving) {
-        api_say(l->a, "answers that are not read to their end: %u, and the time to drain has passed", n_leaving);
+        if (!l->cut)
+            api_say(l->a, "answers that are not read to their end: %u, and the time to drain has passed", n_leaving);
         return false;
     }
     if (now >= l->end_ns && l->a->calls) {
         api_say(l->a, "%llu answers are cut off: the time to drain has passed", (unsigned long long)l->a->n_call);
         const struct call_error why = {503, 1, "the server ends"};
         call_fail_all(l->a, CALLS_ALL, &why);
-        return true; /* once more, so that the last words leave */
+        l->cut = true;
+        l->end_ns = now + 1000000000u; /* so that the last words leave */
+        return true;
     }
-    return l->a->calls || aside_n(l->a->aside) || n_leaving;
+    return l->a->calls || n_leaving || (aside_n(l->a->aside) && now < l->end_ns);
 }
 
 /* An answer has no more tokens than the largest pool has room for. */

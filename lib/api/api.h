@@ -1,6 +1,7 @@
 /*
  * The edge as HTTP: requests of the OpenAI and the Ollama API become requests to a gateway (edge/gateway.h), and what
- * comes back becomes their answers. One thread, one loop: connections, the gateway, the watch of the scheduler.
+ * comes back becomes their answers. One loop: connections, the gateway, the watch of the scheduler;
+ * only long bodies are read by another thread (aside.h).
  *
  * This is the core that both surfaces share: routes, keys, limits, the calls that run, the model that is served. What a
  * request and an answer look like is in openai*.c and ollama*.c; metrics.h counts.
@@ -127,8 +128,8 @@ struct http_request *call_http(struct call *c);
 /* CLOCK_MONOTONIC: arrival of the request, its first token of any choice (0: none yet). */
 uint64_t call_arrived_ns(const struct call *c);
 uint64_t call_first_ns(const struct call *c);
-/* The id of the request: of X-Request-Id where it is printable and at most 64 bytes, else 32 random hex digits. Set
- * before the route is called; the answer's header X-Request-Id is set too. */
+/* The id of the request: of X-Request-Id where it is printable and at most API_ID_BYTES_MAX, else 32 random hex digits.
+ * Set before the route is called; the answer's header X-Request-Id is set too. */
 const char *api_request_id(const struct http_request *r);
 
 /* ---- routes ---- */

@@ -401,6 +401,8 @@ static int status_of(const struct call_line *l, const struct wire_error *w)
     const struct api *a = l->c->a;
     if (l->retry_ns)
         return 429;
+    if (w->code == ERR_SYS && !l->n_prompt) /* of tokenize, which has no room just now */
+        return 503;
     if (w->code != ERR_NO)
         return 500;
     bool late = a->o.deadline_s > 0 && seconds(l->c->arrived_ns, proc_now_ns()) >= a->o.deadline_s;
@@ -414,7 +416,10 @@ static void on_error(struct call_line *l, const struct wire_error *w)
     memcpy(text, w->text.n ? w->text.p : "", n);
     text[n] = 0;
     struct call *c = l->c;
-    const struct call_error why = {status_of(l, w), l->retry_ns ? (double)l->retry_ns / 1e9 : 0, text};
+    int status = status_of(l, w);
+    const struct call_error why = {status, l->retry_ns ? (double)l->retry_ns / 1e9 : status == 503, text};
+    if (!l->n_prompt)
+        watch_tokenize_lives(c->a->watch);
     fail(c, (uint32_t)(l - c->line), w->index, &why);
 }
 
@@ -460,6 +465,7 @@ void api_on_read(void *arg, uint64_t seq, const struct wire_req *q)
     struct call_line *l = find(arg, seq);
     if (!l)
         return;
+    watch_tokenize_lives(l->c->a->watch);
     l->max_tokens = q->s.max_tokens;
     l->n_prompt = q->n_id;
     if (l->c->ops->prompt)

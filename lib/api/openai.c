@@ -199,7 +199,7 @@ const struct api_route openai_routes[] = {
     {"GET", "/v1/models", false, openai_models, NULL},
     {"GET", "/v1/models/*", false, openai_model, NULL},
     {"POST", "/tokenize", false, openai_tokenize, openai_tokenize_prepare},
-    {"POST", "/detokenize", false, openai_detokenize, NULL},
+    {"POST", "/detokenize", false, openai_detokenize, openai_detokenize_prepare},
     {"GET", "/tokenizer_info", false, openai_tokenizer_info, NULL},
     {"GET", "/health", true, openai_health, NULL},
     {"GET", "/live", true, openai_ping, NULL},

@@ -99,6 +99,7 @@ void openai_models(struct api *a, struct http_request *r);
 void openai_model(struct api *a, struct http_request *r);
 void openai_tokenize(struct api *a, struct http_request *r);
 void openai_tokenize_prepare(struct api_parsed *p, const struct api_model *m);
+void openai_detokenize_prepare(struct api_parsed *p, const struct api_model *m);
 void openai_detokenize(struct api *a, struct http_request *r);
 void openai_tokenizer_info(struct api *a, struct http_request *r);
 void openai_health(struct api *a, struct http_request *r);

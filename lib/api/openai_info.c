@@ -79,11 +79,11 @@ static void unknown(struct api *a, const json_t *o, const char *const *known)
     openai_unknown_all(a, &left, "", o, known);
 }
 
-/* What /tokenize makes of its body; all of it that does not change from day to day. */
+/* What /tokenize and /detokenize make of their bodies. */
 struct tokenized {
     struct openai_no no; /* status 0: none */
     uint64_t n;
-    struct json_write tail; /* of the answer: "tokens":[…],"token_strs":…} */
+    struct json_write tail; /* of the answer: "tokens":[…],"token_strs":…}; of /detokenize all of it */
 };
 
 /* The prompt as a request has it, so that what is counted here is what a completion reads. */
@@ -189,7 +189,7 @@ void openai_tokenize(struct api *a, struct http_request *r)
 }
 
 /* All bytes first: a character may lie across tokens. */
-static int decode(struct openai_no *no, struct json_write *bytes, const struct api *a, const json_t *tokens)
+static int decode(struct openai_no *no, struct json_write *bytes, const struct api_model *m, const json_t *tokens)
 {
     size_t n = json_array_size(tokens);
     if (!json_is_array(tokens))
@@ -199,39 +199,57 @@ static int decode(struct openai_no *no, struct json_write *bytes, const struct a
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(tokens, i);
         size_t len;
-        if (!json_is_integer(v) || json_integer_value(v) < 0 || (uint64_t)json_integer_value(v) >= api_model(a)->vocab)
+        if (!json_is_integer(v) || json_integer_value(v) < 0 || (uint64_t)json_integer_value(v) >= m->vocab)
             return openai_refuse(no, 400, "tokens", "tokens[%zu]: expected a token id below %llu", i,
-                                 (unsigned long long)api_model(a)->vocab);
+                                 (unsigned long long)m->vocab);
         uint32_t id = (uint32_t)json_integer_value(v);
-        const char *p = reply_bytes(api_model(a)->text, id, &len);
+        const char *p = reply_bytes(m->text, id, &len);
         json_write_raw(bytes, p, p ? len : 0);
     }
     return 0;
+}
+
+void openai_detokenize_prepare(struct api_parsed *p, const struct api_model *m)
+{
+    struct tokenized *d = calloc(1, sizeof *d);
+    struct json_write bytes = {0};
+    struct err e;
+    char *text = NULL;
+    size_t n = 0;
+    if (!d)
+        return;
+    p->more = d;
+    p->free_more = tokenized_free;
+    if (!decode(&d->no, &bytes, m, json_object_get(p->o, "tokens"))) {
+        if (bytes.broken || text_utf8_repair(&e, &text, &n, bytes.p ? bytes.p : "", bytes.n)) {
+            openai_refuse(&d->no, 500, NULL, "out of memory");
+        } else {
+            json_write_lit(&d->tail, "{\"prompt\":");
+            json_write_string(&d->tail, text, n);
+            json_write_lit(&d->tail, "}");
+        }
+    }
+    free(text);
+    json_write_free(&bytes);
 }
 
 void openai_detokenize(struct api *a, struct http_request *r)
 {
     static const char *const known[] = {"tokens", "model", NULL};
     struct openai_no no = {0};
-    struct json_write bytes = {0}, w = {0};
-    struct err e;
-    char *text = NULL;
-    size_t n = 0;
     json_t *o = openai_body(&no, r);
-    if (!o || openai_model_check(&no, a, o) || decode(&no, &bytes, a, json_object_get(o, "tokens"))) {
+    const struct api_parsed *p = api_body(r);
+    const struct tokenized *d = p ? p->more : NULL;
+    if (!o || openai_model_check(&no, a, o)) {
         openai_refuse_reply(r, &no);
-    } else if (bytes.broken || text_utf8_repair(&e, &text, &n, bytes.p ? bytes.p : "", bytes.n)) {
+    } else if (!d || d->tail.broken) {
         openai_error(r, 500, NULL, 0, "out of memory");
+    } else if (d->no.status) {
+        openai_refuse_reply(r, &d->no);
     } else {
         unknown(a, o, known);
-        json_write_lit(&w, "{\"prompt\":");
-        json_write_string(&w, text, n);
-        json_write_lit(&w, "}");
-        http_reply(r, 200, JSON, w.p, w.n);
+        http_reply(r, 200, JSON, d->tail.p, d->tail.n);
     }
-    free(text);
-    json_write_free(&bytes);
-    json_write_free(&w);
     json_decref(o);
 }
 

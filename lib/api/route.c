@@ -128,6 +128,10 @@ static void dispatch(struct api *a, struct http_request *r, struct api_request *
         route->call(a, r);
         return;
     }
+    if (a->draining) {
+        fail(r, 503, 1, "the server ends");
+        return;
+    }
     q->job = aside_put(a->aside, r, route, &a->model, body, n);
     if (!q->job)
         fail(r, 503, 1, "too many long requests wait to be read");

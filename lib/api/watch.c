@@ -28,6 +28,7 @@ struct counted {
     size_t n_name;
     uint64_t inc, tokens, look;
     uint32_t steps[WIRE_STEPS_MAX];
+    bool before; /* it was there at the first answer, and its counts have still to be heard */
 };
 
 struct api_watch {
@@ -169,7 +170,7 @@ static struct counted *counted_of(struct api_watch *w, const struct wire_worker 
         if (c->n_name == x->name.n && !memcmp(c->name, x->name.p, x->name.n))
             return c;
     }
-    if (w->n_counted == w->size_counted)
+    if (w->n_counted == w->size_counted && w->n_counted >= WORKERS_MAX)
         forget_counted(w);
     if (w->n_counted == w->size_counted) {
         size_t size = 2 * w->size_counted + 16;
@@ -180,7 +181,7 @@ static struct counted *counted_of(struct api_watch *w, const struct wire_worker 
         w->size_counted = size;
     }
     struct counted *c = &w->counted[w->n_counted++];
-    *c = (struct counted){.n_name = x->name.n};
+    *c = (struct counted){.n_name = x->name.n, .inc = x->inc, .before = w->look == 1};
     memcpy(c->name, x->name.p, x->name.n);
     return c;
 }
@@ -189,7 +190,7 @@ static struct counted *counted_of(struct api_watch *w, const struct wire_worker 
  * life of a worker that came later is. A row without counts is of a scheduler that has not heard them yet. */
 static void count_steps(struct api_watch *w, const struct heard *now)
 {
-    bool first = !w->look++;
+    w->look++;
     for (size_t i = 0; i < now->n_worker; i++) {
         const struct wire_worker *x = &now->worker[i];
         struct counted *c = x->name.n <= WIRE_NAME_BYTES_MAX ? counted_of(w, x, i) : NULL;
@@ -202,14 +203,16 @@ static void count_steps(struct api_watch *w, const struct heard *now)
             memset(c->steps, 0, sizeof c->steps);
             c->tokens = 0;
             c->inc = x->inc;
+            c->before = false;
         }
-        if (!first) {
+        if (!c->before) {
             for (size_t k = 0; k < WIRE_STEPS_MAX; k++)
                 histogram_add(&w->steps, k, (uint32_t)(x->steps[k] - c->steps[k]));
             w->steps.sum += (double)(x->step_tokens - c->tokens);
         }
         memcpy(c->steps, x->steps, sizeof c->steps);
         c->tokens = x->step_tokens;
+        c->before = false;
     }
 }
 
@@ -242,6 +245,12 @@ static void ask_tokenize(struct api_watch *w, uint64_t now)
     link_msg_clear(&w->msg);
     w->tokenize_asked = !link_msg_add(&e, &w->msg, &f) && !link_ask(&e, w->tokenize, &w->msg, w);
     w->tokenize_ns = now;
+}
+
+void watch_tokenize_lives(struct api_watch *w)
+{
+    if (w->tokenize_asked)
+        w->tokenize_ns = proc_now_ns();
 }
 
 /* Whatever it says, it lives. A question that waited for the connection has not been asked before. */

@@ -33,6 +33,9 @@ uint64_t watch_silent_ns(const struct api_watch *w);
 const struct wire_stat *watch_stat_sum(const struct api_watch *w);
 const struct wire_kv_stat *watch_store_sum(const struct api_watch *w);
 
+/* tokenize has answered somebody else's question: one that is busy is not gone. */
+void watch_tokenize_lives(struct api_watch *w);
+
 /* Of all steps of workers since this began: tokens, of prompts and answers. */
 struct histogram;
 const struct histogram *watch_steps(const struct api_watch *w);

@@ -66,6 +66,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     timeout 300 "${clients[@]}" curl
 }
 
+# bats test_tags=long
 @test "the check of the README's commands sees servers that answer wrongly" {
     timeout 300 python3 "$PHASEPIPE_TOP/tests/clients/wrong_server.py" "$PHASEPIPE_TEST_MODEL"
 }

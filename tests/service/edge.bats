@@ -163,6 +163,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     [ "$(sed -n 2p got | grep -c 'ping" 200 .* again')" = 1 ]
 }
 
+# bats test_tags=long
 @test "a tokenize that is stopped is no readiness, and what waits for it ends in words" {
     mkdir -m 700 stops
     tokenize --listen "ipc://$PWD/stops/tokenize.sock" -m "$PHASEPIPE_TEST_MODEL" > /dev/null 2>&1 3>&- &

@@ -355,19 +355,25 @@ static void test_steps(void **state)
     x.worker[0].steps = a;
     x.worker[0].n_steps = WIRE_STEPS_MAX;
     x.worker[0].step_tokens = 1000;
-    x.n_worker = 1;
+    x.worker[1] = worker("c", "both"); /* it was there too, but the scheduler has not heard its counts yet */
+    x.worker[1].inc = 3;
+    x.n_worker = 2;
     rounds(&x, 1);
     look(&x);
     assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 0); /* all of it was before */
     a[0] += 3;
     a[13] += 2; /* the count has passed its end */
     x.worker[0].step_tokens += 40003;
+    x.worker[2] = x.worker[1];
+    x.worker[2].steps = b;
+    x.worker[2].n_steps = WIRE_STEPS_MAX;
+    x.worker[2].step_tokens = 20032;
     x.worker[1] = worker("b", "prefill");
     x.worker[1].inc = 9;
     x.worker[1].steps = b;
     x.worker[1].n_steps = WIRE_STEPS_MAX;
     x.worker[1].step_tokens = 20032;
-    x.n_worker = 2;
+    x.n_worker = 3;
     rounds(&x, 1);
     look(&x);
     assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 3 + 2 + 4 + 2);
