@@ -284,7 +284,10 @@ static void the_default_model_opens(void **state)
     assert_int_equal(text_open(&e, &t, g), 0);
     gguf_free(g);
     assert_int_equal(text_n_token(t), 49152);
-    assert_false(text_bos(t, &id));
+    assert_true(text_bos(t, &id)); /* named, though none is added */
+    assert_int_equal(id, 1);
+    assert_true(text_pad(t, &id));
+    assert_int_equal(id, 2);
     assert_true(text_eos(t, &id));
     assert_int_equal(id, 2);
     assert_true(text_is_end(t, 2) && text_is_end(t, 0) && !text_is_end(t, 1));
