@@ -198,8 +198,10 @@ int up(int argc, char **argv)
         p.ollama = "off";
     }
     int r = parse(&e, &p, argc, argv);
-    if (r == CLI_DONE)
+    if (r == CLI_DONE) {
+        cli_list_free(&p.names);
         return 0;
+    }
     if (!r && p.detach && (pipe2(words, O_CLOEXEC) || pipe2(status, O_CLOEXEC)))
         r = err_sys(&e, "pipe");
     if (!r && p.detach) {
@@ -207,6 +209,7 @@ int up(int argc, char **argv)
         if (pid > 0) {
             close(words[1]);
             close(status[1]);
+            cli_list_free(&p.names);
             return wait_ready(pid, words[0], status[0]);
         }
         r = pid < 0 ? err_sys(&e, "fork") : 0;
@@ -225,6 +228,7 @@ int up(int argc, char **argv)
         r = supervise(&e, s, &p);
     }
     free(s);
+    cli_list_free(&p.names);
     int code = r ? cli_fail(UP, &e) : 0;
     if (parting.status >= 0)
         tell_status(&parting, code);
