@@ -156,13 +156,6 @@ static uint64_t window(const struct tokenize *t, const struct ask *a)
     return a->window && a->window < context ? a->window : context;
 }
 
-/* Where the file lies is not told to who asks. */
-static const char *file_name(const struct tokenize *t)
-{
-    const char *slash = strrchr(t->model_path, '/');
-    return slash ? slash + 1 : t->model_path;
-}
-
 /* A text of megabytes is refused by its length: to encode it takes seconds, in which others wait. */
 static int too_long(struct err *e, const struct tokenize *t, const struct ask *a)
 {
@@ -173,7 +166,7 @@ static int too_long(struct err *e, const struct tokenize *t, const struct ask *a
         return 0;
     return err_set(e, ERR_NO,
                    "prompt is at least %" PRIu64 " tokens (%" PRIu64 " bytes), the context of %s is %" PRIu64,
-                   n / longest, n, file_name(t), context);
+                   n / longest, n, text_file(t->text), context);
 }
 
 /* Cuts the prompt's beginning away, where that is asked for: never otherwise. */
@@ -200,14 +193,15 @@ static int fit(struct err *e, struct ask *a, const struct tokenize *t, size_t n)
         return err_set(e, ERR_NO,
                        "prompt has %zu tokens and max_tokens %u were asked for: the context of %s is %" PRIu64
                        " tokens",
-                       n, a->s.max_tokens, file_name(t), context);
+                       n, a->s.max_tokens, text_file(t->text), context);
     if (n + 1 > context && context < most)
         return err_set(e, ERR_NO,
                        "prompt is %zu tokens, which exceeds the window of %" PRIu64
                        " that was asked for; the context of %s is %" PRIu64,
-                       n, context, file_name(t), most);
+                       n, context, text_file(t->text), most);
     if (n + 1 > context)
-        return err_set(e, ERR_NO, "prompt is %zu tokens, the context of %s is %" PRIu64, n, file_name(t), context);
+        return err_set(e, ERR_NO, "prompt is %zu tokens, the context of %s is %" PRIu64, n, text_file(t->text),
+                       context);
     if (a->s.max_tokens > context - n)
         a->s.max_tokens = (uint32_t)(context - n);
     if (a->s.min_tokens > a->s.max_tokens)

@@ -201,8 +201,7 @@ static int open_vocabulary(struct err *e, struct tokenize *t, struct text **text
 {
     if (!f->model && model_default_path(e, path, n_path))
         return e->code;
-    t->model_path = f->model ? f->model : path;
-    if (gguf_open(e, g, t->model_path) || model_config_read(e, &t->config, *g) || text_open(e, text, *g))
+    if (gguf_open(e, g, f->model ? f->model : path) || model_config_read(e, &t->config, *g) || text_open(e, text, *g))
         return e->code;
     t->text = *text;
     t->system = f->ask.system;

@@ -15,7 +15,6 @@
 
 struct tokenize { /* what the run is about; built once by main */
     const struct text *text;
-    const char *model_path;
     struct model_config config;
     const char *system; /* NULL: none */
     /* Where frames go; NULL with --ids. */

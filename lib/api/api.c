@@ -15,9 +15,8 @@
 
 #define ABSENT_SAY_NS ((uint64_t)1000 * 1000 * 1000)
 #define TICK_MS 500 /* absences and the end of draining are looked at */
-#define STALL_NS                                                                                                       \
-    ((uint64_t)10 * 1000 * 1000 * 1000) /* draining: who has taken nothing for so long is not waited for               \
-                                         */
+/* Draining: who has taken nothing for so long is not waited for. */
+#define STALL_NS ((uint64_t)10 * 1000 * 1000 * 1000)
 
 void api_say(struct api *a, const char *fmt, ...)
 {

@@ -10,6 +10,8 @@
 #include <strings.h>
 #include <time.h>
 
+#include <xxhash.h>
+
 #include "api/openai.h"
 #include "edge/ask.h"
 
@@ -232,19 +234,12 @@ static const char *const of_completions[] = {"prompt", NULL}, *const of_chats[] 
 
 /* ---- what has no effect ---- */
 
-static uint64_t hash(uint64_t h, const char *s)
-{
-    for (; *s; s++)
-        h = (h ^ (uint8_t)*s) * 0x100000001b3; /* FNV-1a */
-    return h;
-}
-
 void openai_unknown(struct api *a, unsigned *left, const char *where, const char *name)
 {
     enum { SIZE = 4096 };
     static uint64_t said[SIZE];
     static unsigned n;
-    uint64_t h = hash(hash(0xcbf29ce484222325, where), name) | 1;
+    uint64_t h = XXH3_64bits_withSeed(name, strlen(name), XXH3_64bits(where, strlen(where))) | 1;
     size_t at = h / 2 % SIZE;
     if (!*left)
         return;

@@ -158,20 +158,30 @@ void openai_tokenize_prepare(struct api_parsed *p, const struct api_model *m)
     text_ids_free(&ids);
 }
 
-void openai_tokenize(struct api *a, struct http_request *r)
+/* What was prepared, where it can be answered; NULL: a refusal was. *o: the body, to be let go of. */
+static const struct tokenized *prepared(json_t **o, struct api *a, struct http_request *r)
 {
     struct openai_no no = {0};
-    struct json_write w = {0};
-    json_t *o = openai_body(&no, r);
+    *o = openai_body(&no, r);
     const struct api_parsed *p = api_body(r);
     const struct tokenized *d = p ? p->more : NULL;
-    if (!o || openai_model_check(&no, a, o)) {
+    if (!*o || openai_model_check(&no, a, *o))
         openai_refuse_reply(r, &no);
-    } else if (!d || d->tail.broken) {
+    else if (!d || d->tail.broken)
         openai_error(r, 500, NULL, 0, "out of memory");
-    } else if (d->no.status) {
+    else if (d->no.status)
         openai_refuse_reply(r, &d->no);
-    } else {
+    else
+        return d;
+    return NULL;
+}
+
+void openai_tokenize(struct api *a, struct http_request *r)
+{
+    struct json_write w = {0};
+    json_t *o;
+    const struct tokenized *d = prepared(&o, a, r);
+    if (d) {
         unknown(a, o, of_tokenize);
         json_write_lit(&w, "{\"count\":");
         json_write_u64(&w, d->n);
@@ -236,17 +246,9 @@ void openai_detokenize_prepare(struct api_parsed *p, const struct api_model *m)
 void openai_detokenize(struct api *a, struct http_request *r)
 {
     static const char *const known[] = {"tokens", "model", NULL};
-    struct openai_no no = {0};
-    json_t *o = openai_body(&no, r);
-    const struct api_parsed *p = api_body(r);
-    const struct tokenized *d = p ? p->more : NULL;
-    if (!o || openai_model_check(&no, a, o)) {
-        openai_refuse_reply(r, &no);
-    } else if (!d || d->tail.broken) {
-        openai_error(r, 500, NULL, 0, "out of memory");
-    } else if (d->no.status) {
-        openai_refuse_reply(r, &d->no);
-    } else {
+    json_t *o;
+    const struct tokenized *d = prepared(&o, a, r);
+    if (d) {
         unknown(a, o, known);
         http_reply(r, 200, JSON, d->tail.p, d->tail.n);
     }

@@ -108,13 +108,6 @@ static int put_content(struct err *e, struct chat *c, const char *s, size_t n, b
     return r;
 }
 
-/* The file of the model by its name alone: what is said of a request goes to whoever sent it. */
-static const char *file_name(const struct text *t)
-{
-    const char *slash = strrchr(t->path, '/');
-    return slash ? slash + 1 : t->path;
-}
-
 static bool is_role(const struct text_message *m, const char *role)
 {
     return strcmp(m->role, role) == 0;
@@ -129,7 +122,7 @@ static bool is_word(const char *role)
 
 static int refuse_role(struct err *e, const struct chat *c, const struct text_message *m, size_t i)
 {
-    return err_set(e, ERR_NO, "messages[%zu].role: the chat template of %s has no role '%.40s'", i, file_name(c->t),
+    return err_set(e, ERR_NO, "messages[%zu].role: the chat template of %s has no role '%.40s'", i, text_file(c->t),
                    m->role);
 }
 
@@ -182,7 +175,7 @@ static int render_chatml(struct err *e, struct chat *c, const struct text_messag
             if (i >= last_user)
                 return err_set(e, ERR_NO,
                                "messages[%zu]: the chat template of %s wants a user message behind an answer", i,
-                               file_name(c->t));
+                               text_file(c->t));
             leave_out_reasoning(&s, &n_s);
         }
         r = chatml_turn(e, c, m[i].role, s, n_s, &m[i] == c->open);
@@ -247,11 +240,11 @@ static int take_system(struct err *e, const struct text_message **system, const 
         if (is_role(&m[i], "user") != ((i - first) % 2 == 0))
             return err_set(e, ERR_NO,
                            "messages[%zu].role: is '%s'; the chat template of %s wants user, assistant, user, …", i,
-                           m[i].role, file_name(c->t));
+                           m[i].role, text_file(c->t));
     }
     if (first == n)
         return err_set(e, ERR_NO, "messages: the chat template of %s wants a user message behind the system message",
-                       file_name(c->t));
+                       text_file(c->t));
     return 0;
 }
 
@@ -323,9 +316,9 @@ static int render(struct err *e, struct chat *c, const struct text *t, const str
     bool answer = end == TEXT_CHAT_ANSWER;
     *c = (struct chat){.t = t, .style = &t->chat, .open = end == TEXT_CHAT_OPEN && n != 0 ? &m[n - 1] : NULL};
     if (t->chat.kind == CHAT_ABSENT)
-        return err_set(e, ERR_NO, "%s: has no chat template", file_name(t));
+        return err_set(e, ERR_NO, "%s: has no chat template", text_file(t));
     if (t->chat.kind == CHAT_UNKNOWN)
-        return err_set(e, ERR_NO, "%s: its chat template is not known: %s", file_name(t), t->chat.head);
+        return err_set(e, ERR_NO, "%s: its chat template is not known: %s", text_file(t), t->chat.head);
     if (n == 0)
         return err_set(e, ERR_NO, "a chat without messages");
     /* One begin token: the template's own, or the one the file wants before all text. */

@@ -1,6 +1,8 @@
 /* Questions about ids. */
 #include "text/text_private.h"
 
+#include <string.h>
+
 uint32_t text_n_token(const struct text *t)
 {
     return t->n_token;
@@ -14,6 +16,12 @@ const uint8_t *text_fingerprint(const struct text *t)
 bool text_is_control(const struct text *t, uint32_t id)
 {
     return id < t->n_token && (t->row[id].kind == ENTRY_CONTROL || t->row[id].kind == ENTRY_UNKNOWN);
+}
+
+const char *text_file(const struct text *t)
+{
+    const char *slash = strrchr(t->path, '/');
+    return slash ? slash + 1 : t->path;
 }
 
 bool text_is_end(const struct text *t, uint32_t id)

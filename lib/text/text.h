@@ -19,6 +19,9 @@ struct text;
 int text_open(struct err *e, struct text **out, const struct gguf *g);
 void text_free(struct text *t);
 
+/* The file it came from, without its folder: what is said of a request goes to whoever sent it. */
+const char *text_file(const struct text *t);
+
 /* Entries of the vocabulary: ids from here on have no text. The model may have more rows. */
 uint32_t text_n_token(const struct text *t);
 const uint8_t *text_fingerprint(const struct text *t); /* [32] BLAKE2b-256 over entries, kinds, merges and settings */
