@@ -11,7 +11,7 @@ CFLAGS  += $(CSTD) $(WARN) $(OPT) -ffp-contract=off -fno-math-errno -D_GNU_SOURC
 LDFLAGS += -pthread
 LDLIBS  += -lmicrohttpd -lgnutls -lnng -lmsgpackc -lutf8proc -ljansson -lsodium -lxxhash -lm
 
-AREAS   := err cli proc wire text model kv engine phase edge sched link http api load
+AREAS   := err cli proc wire text model kv engine phase request gateway sched link http api load
 LIB_SRC := $(foreach a,$(AREAS),$(wildcard lib/$(a)/*.c)) $(wildcard kernels/*.c) $(wildcard kernels/cpu/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
 LIB     := $(B)/libphasepipe.a
@@ -57,5 +57,117 @@ $(B)/tests/%_test: tests/%_test.c $(LIB)
 .PHONY: unit
 unit: $(UNIT)
 
--include $(wildcard mk/*.mk)
 -include $(LIB_OBJ:.o=.d) $(patsubst %.c,$(B)/obj/%.d,$(wildcard cmd/*.c cmd/*/*.c)) $(UNIT:=.d)
+
+# Measuring, and comparing with peers. The programs of llama.cpp are taken from the folder LLAMA_DIR or from PATH; what needs
+# them says so and goes on without.
+
+TOOLS   := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(filter-out tests/tools/probe.c,$(wildcard tests/tools/*.c)))
+PROBE   := $(B)/tests/tools/probe
+
+$(PROBE): tests/tools/probe.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $<
+
+$(TOOLS): $(B)/tests/tools/%: tests/tools/%.c $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(LDFLAGS) -MMD -MP -o $@ $< $(LIB) $(LDLIBS)
+
+-include $(TOOLS:=.d)
+
+.PHONY: tools bench check-peers
+tools: $(TOOLS) $(PROBE)
+
+# make bench BENCH="--only prefill,decode --rounds 5"
+bench: $(BINS) tools
+	@B=$(B) scripts/bench-peers $(BENCH)
+
+check-peers: $(BINS) tools
+	B=$(B) scripts/check-peers
+
+# Tests, in tiers. `make check` is the core one; `make test-NAME` runs the suites of that name, `make test-` lists them.
+
+# The folders whose C is formatted and looked over.
+SOURCES := $(wildcard cmd/*.[ch] cmd/*/*.[ch] lib/*/*.[ch] kernels/*.[ch] kernels/cpu/*.[ch] tests/*/*.[ch])
+SHELL_SOURCES := $(shell grep -lE '^\#!.*(bash|/sh)' scripts/* examples/* .ci/* 2> /dev/null)
+MAN_PAGES := $(wildcard docs/man/*.[1-9])
+
+.PHONY: check
+check: all unit tools
+	@B=$(B) scripts/run-tests
+
+# Windows of 262,144 tokens whose rows all attend to each other, and what of services takes half a minute: three minutes
+# on two cores.
+.PHONY: check-long
+check-long: all unit tools
+	@PHASEPIPE_LONG=1 B=$(B) scripts/run-tests pipe/long service/edge service/clients
+
+.PHONY: test-
+test-:
+	@scripts/run-tests --list
+
+test-%: all unit tools
+	@B=$(B) scripts/run-tests $*
+
+# Clients that people have, against the real services; installs them into the cache folder (several GB with vLLM).
+.PHONY: check-clients
+check-clients: all
+	@B=$(B) scripts/check-clients
+
+# cppcheck 2.10 takes loops that always run once, and a realloc whose result is kept where it fails, for faults; the
+# compiler and the sanitizers watch over both.
+.PHONY: lint
+lint:
+	@bad=$$(for f in $(SOURCES); do clang-format $$f | cmp -s - $$f || echo $$f; done); \
+		[ -z "$$bad" ] || { echo "to be formatted (make format):" $$bad; exit 1; }
+	@cppcheck -q --enable=warning --inline-suppr --error-exitcode=1 --std=c11 -j2 -Ilib -I. \
+		--suppress=uninitvar --suppress=legacyUninitvar --suppress=arrayIndexOutOfBoundsCond --suppress=memleak \
+		lib cmd kernels
+	@shellcheck $(SHELL_SOURCES)
+
+.PHONY: format
+format:
+	clang-format -i $(SOURCES)
+
+# What mandoc warns about is a fault; "referenced manual not found" is about pages of the machine, not ours.
+.PHONY: man-lint
+man-lint:
+	@bad=0; for p in $(MAN_PAGES); do \
+		mandoc -T lint -W warning $$p || bad=1; mandoc -T utf8 $$p > /dev/null || bad=1; done; exit $$bad
+
+# Every fault of tests/service/faults.bats with the real processes; `make check` has the quick ones.
+.PHONY: check-faults
+check-faults: all unit tools
+	@B=$(B) FAULTS=all scripts/run-tests unit/worker_link unit/worker_world service/faults
+
+# Unit tests, kernels, programs, policies and kvstore once more under the address and undefined-behaviour sanitizers.
+SAN_OPT := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SAN_SUITES ?= unit kernels cli/tokenize cli/stream cli/chat cli/programs pipe/frames pipe/glue pipe/faults pipe/hostile \
+	cli/load sched service/kvstore service/sched service/metrics
+.PHONY: san
+san:
+	@nice $(MAKE) -s B=build-san OPT="$(SAN_OPT)" all unit tools
+	@B=build-san ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		scripts/run-tests $(SAN_SUITES)
+
+# Each harness of tests/fuzz for FUZZ_SECONDS, beginning with its seeds and with what earlier runs found.
+FUZZ_SECONDS ?= 30
+FUZZ_OPT := -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+FUZZ_HARNESSES := $(patsubst tests/fuzz/%_fuzz.c,%,$(wildcard tests/fuzz/*_fuzz.c))
+# No harness reaches the kernels, and clang takes minutes to put counters into their unrolled loops.
+build-fuzz/obj/kernels/cpu/%.o: override OPT := -O0
+.PHONY: fuzz fuzz-build
+fuzz-build: $(FUZZ_HARNESSES:%=$(B)/fuzz/%)
+$(B)/fuzz/%: tests/fuzz/%_fuzz.c $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(LDFLAGS) -fsanitize=fuzzer -Itests -o $@ $< $(LIB) $(LDLIBS)
+fuzz:
+	@nice $(MAKE) -s B=build-fuzz CC=clang OPT="$(FUZZ_OPT)" fuzz-build
+	@passed=0; failed=0; for h in $(FUZZ_HARNESSES); do \
+		mkdir -p build-fuzz/corpus/$$h tests/fuzz/seeds/$$h; \
+		if nice build-fuzz/fuzz/$$h -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 \
+			-artifact_prefix=build-fuzz/$$h- build-fuzz/corpus/$$h tests/fuzz/seeds/$$h > build-fuzz/$$h.log 2>&1; then \
+			passed=$$((passed + 1)); echo "$$h: $$(grep -c . build-fuzz/$$h.log > /dev/null; \
+				sed -n 's/^stat::number_of_executed_units: *//p' build-fuzz/$$h.log) runs"; \
+		else failed=$$((failed + 1)); tail -n 40 build-fuzz/$$h.log; fi; done; \
+		echo "$$passed passed, $$failed failed"; [ $$failed -eq 0 ]

@@ -8,8 +8,8 @@
 
 #include "cli/cli.h"
 #include "cmd/stream/stream.h"
-#include "edge/lines.h"
 #include "proc/proc.h"
+#include "request/lines.h"
 
 #define URL_BYTES 512
 

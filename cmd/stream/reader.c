@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "cmd/stream/service.h"
-#include "edge/lines.h"
+#include "request/lines.h"
 
 /* Waits for a slot. False: nobody wants it any more. Takes the text. */
 static bool give(struct service *s, char *text, size_t n, uint64_t line)

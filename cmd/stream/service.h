@@ -10,7 +10,7 @@
 #include <signal.h>
 
 #include "cmd/stream/stream.h"
-#include "edge/gateway.h"
+#include "gateway/gateway.h"
 
 struct slot {         /* a line that is not answered in print */
     bool used, taken; /* taken: the scheduler knows it */

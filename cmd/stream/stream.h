@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 #include "cli/cli.h"
-#include "edge/flags.h"
-#include "edge/reply.h"
+#include "request/flags.h"
+#include "request/reply.h"
 #include "text/text.h"
 #include "wire/wire.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "cmd/tokenize/tokenize.h"
-#include "edge/lines.h"
+#include "request/lines.h"
 
 struct bytes {
     char *p;

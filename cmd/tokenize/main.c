@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include "cmd/tokenize/tokenize.h"
-#include "edge/flags.h"
-#include "edge/lines.h"
 #include "proc/proc.h"
+#include "request/flags.h"
+#include "request/lines.h"
 
 struct flags {
     const char *model, *prompt, *file, *listen;

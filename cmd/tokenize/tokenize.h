@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 #include "cli/cli.h"
-#include "edge/ask.h"
 #include "model/model.h"
+#include "request/ask.h"
 #include "text/text.h"
 #include "wire/wire.h"
 

@@ -1,7 +1,7 @@
 /*
- * The edge as HTTP: requests of the OpenAI and the Ollama API become requests to a gateway (edge/gateway.h), and what
- * comes back becomes their answers. One loop: connections, the gateway, the watch of the scheduler;
- * only long bodies are read by another thread (aside.h).
+ * The edge as HTTP: requests of the OpenAI and the Ollama API become requests to a gateway (gateway/gateway.h), and
+ * what comes back becomes their answers. One loop: connections, the gateway, the watch of the scheduler; only long
+ * bodies are read by another thread (aside.h).
  *
  * This is the core that both surfaces share: routes, keys, limits, the calls that run, the model that is served. What a
  * request and an answer look like is in openai*.c and ollama*.c; metrics.h counts.
@@ -14,8 +14,8 @@
 
 #include <jansson.h>
 
-#include "edge/gateway.h"
 #include "err/err.h"
+#include "gateway/gateway.h"
 #include "http/http.h"
 #include "model/gguf.h"
 #include "text/text.h"
@@ -116,7 +116,7 @@ struct call_ops {
     void (*free)(void *state);
 };
 
-/* line: JSON objects with the fields of edge/ask.h (borrowed), n: choices of each. Whatever happens later is told by
+/* line: JSON objects with the fields of request/ask.h (borrowed), n: choices of each. Whatever happens later is told by
  * ops; an error here (ERR_NO: too many wait, 429; draining, 503) leaves `state` with the caller. The request's answer
  * is the surface's. */
 int call_start(struct err *e, struct call **out, struct api *a, struct http_request *r, const struct call_ops *ops,

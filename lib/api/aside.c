@@ -8,7 +8,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "edge/ask.h"
+#include "request/ask.h"
 
 struct aside_job {
     struct aside_job *next;

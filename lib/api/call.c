@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "edge/ask.h"
 #include "proc/proc.h"
+#include "request/ask.h"
 
 static size_t bucket(uint64_t seq)
 {

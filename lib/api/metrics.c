@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "api/metrics_impl.h"
-#include "edge/reply.h"
+#include "request/reply.h"
 
 /* Statuses that an answer can have; column 0: its client had gone, column 1: any other. */
 static const int codes[METRICS_CODES] = {0,   1,   200, 204, 301, 304, 400, 401, 403, 404, 405, 408,

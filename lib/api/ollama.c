@@ -7,7 +7,7 @@
 
 #include "api/ollama.h"
 #include "api/ollama_impl.h"
-#include "edge/ask.h"
+#include "request/ask.h"
 
 void ollama_error_body(struct json_write *w, const char *text)
 {

@@ -1,7 +1,7 @@
 /*
- * The Ollama surface inside: a request becomes a line of the gateway (edge/ask.h), frames become its answer. Formats of
- * https://github.com/ollama/ollama/blob/main/docs/api.md, with the fields in the order that Ollama writes them. What is
- * declared here is pure, for tests; ollama.c has the routes and ollama_call.c runs the calls.
+ * The Ollama surface inside: a request becomes a line of the gateway (request/ask.h), frames become its answer. Formats
+ * of https://github.com/ollama/ollama/blob/main/docs/api.md, with the fields in the order that Ollama writes them. What
+ * is declared here is pure, for tests; ollama.c has the routes and ollama_call.c runs the calls.
  */
 #ifndef API_OLLAMA_H
 #define API_OLLAMA_H

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "api/ollama.h"
-#include "edge/reply.h"
+#include "request/reply.h"
 
 /*
  * What begins and ends a line is the same for all of an answer but its time, so it is made once:

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "api/ollama.h"
-#include "edge/ask.h"
+#include "request/ask.h"
 
 /* ---- values of one type ---- */
 

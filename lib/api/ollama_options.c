@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "api/ollama.h"
-#include "edge/ask.h"
+#include "request/ask.h"
 
 /* The defaults of Ollama: DefaultOptions in its api/types.go. num_predict -1 there (no limit), seed -1 (a new one each
  * time), repeat_penalty 1, min_p 0 and no other penalty are what a line says that is silent about them. */
@@ -46,7 +46,7 @@ static int number(struct err *e, double *out, const char *path, const json_t *v,
     return json_is_number(v) && *out >= lo && *out <= hi ? 0 : ollama_wrong(e, path, what, v);
 }
 
-/* Another seed each time where it is -1; a text where it is beyond a JSON integer (edge/ask.h). */
+/* Another seed each time where it is -1; a text where it is beyond a JSON integer (request/ask.h). */
 static int o_seed(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     int64_t x = 0;

@@ -13,7 +13,7 @@
 #include <xxhash.h>
 
 #include "api/openai.h"
-#include "edge/ask.h"
+#include "request/ask.h"
 
 int openai_refuse(struct openai_no *no, int status, const char *param, const char *fmt, ...)
 {
@@ -272,7 +272,7 @@ void openai_unknown_all(struct api *a, unsigned *left, const char *where, const 
 static void unknown_within(struct api *a, unsigned *left, const json_t *body)
 {
     static const char *const of_options[] = {"include_usage", "continuous_usage_stats", NULL};
-    /* those of edge/prompt.h that are refused are not without effect */
+    /* those of request/prompt.c that are refused are not without effect */
     static const char *const of_message[] = {
         "role", "content", "tool_calls", "tool_call_id", "function_call", "audio", "prefix", "reasoning_content", NULL};
     const json_t *m = json_object_get(body, "messages"), *v;

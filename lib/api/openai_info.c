@@ -5,8 +5,8 @@
 
 #include "api/openai.h"
 #include "cli/cli.h"
-#include "edge/ask.h"
-#include "edge/reply.h"
+#include "request/ask.h"
+#include "request/reply.h"
 
 #define JSON "application/json"
 #define IDS_MAX (1u << 20)

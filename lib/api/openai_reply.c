@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "api/openai.h"
-#include "edge/reply.h"
+#include "request/reply.h"
 
 #define LIT(w, text) json_write_raw(w, text, sizeof(text) - 1)
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "edge/gateway.h"
+#include "gateway/gateway.h"
 #include "link/ask.h"
 
 #define OPEN_MAX 64

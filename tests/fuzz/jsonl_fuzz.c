@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "edge/ask.h"
+#include "request/ask.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "edge/gateway.h"
+#include "gateway/gateway.h"
 #include "proc/proc.h"
 
 #define STREAMS_MAX 64

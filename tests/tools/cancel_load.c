@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "edge/gateway.h"
+#include "gateway/gateway.h"
 
 #define PROMPTS 64
 #define IDS 64

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "edge/gateway.h"
+#include "gateway/gateway.h"
 #include "proc/proc.h"
 
 #define STEP_MS 1000

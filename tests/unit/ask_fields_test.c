@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "edge/ask.h"
+#include "request/ask.h"
 
 static int read_line(struct err *e, struct ask *a, const char *line)
 {

@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "edge/ask.h"
-#include "edge/reply.h"
+#include "request/ask.h"
+#include "request/reply.h"
 
 static int read_line(struct err *e, struct ask *a, const char *line)
 {

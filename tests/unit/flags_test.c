@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "edge/flags.h"
+#include "request/flags.h"
 
 static struct ask_flags f;
 

@@ -1,6 +1,6 @@
 /*
  * The gateway between peers of the test: a scheduler, a tokenize and a worker that say what each case needs. What must
- * come out is written down in lib/edge/gateway.h and docs/protocol.md; tokens, texts and numbers are the test's own.
+ * come out is written down in lib/gateway/gateway.h and docs/protocol.md; tokens, texts and numbers are the test's own.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 #include <jansson.h>
 #include <unistd.h>
 
-#include "edge/gateway.h"
+#include "gateway/gateway.h"
 #include "link/ask.h"
 #include "proc/proc.h"
 

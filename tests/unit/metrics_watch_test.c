@@ -18,10 +18,10 @@
 
 #include "api/metrics.h"
 #include "api/watch.h"
-#include "edge/ask.h"
 #include "exposition.h"
 #include "link/ask.h"
 #include "link/server.h"
+#include "request/ask.h"
 
 #define OK(call)                                                                                                       \
     do {                                                                                                               \

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "api/openai.h"
-#include "edge/ask.h"
+#include "request/ask.h"
 #include "text/text_private.h"
 #include "unit/text_gguf.h"
 

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "edge/ask.h"
+#include "request/ask.h"
 #include "unit/openai_fake.h"
 
 #define COMPLETIONS "/v1/completions"

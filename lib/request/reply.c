@@ -1,5 +1,5 @@
 /* Pieces of an answer to one JSON object. */
-#include "edge/reply.h"
+#include "request/reply.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* Lines of standard input or a file: each is given as soon as it is there, so that a program can hold a conversation.
  */
-#include "edge/lines.h"
+#include "request/lines.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "edge/ask.h"
 #include "proc/proc.h"
+#include "request/ask.h"
 #include "wire/wire.h"
 
 #define READ_BYTES 65536

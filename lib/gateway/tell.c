@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "edge/gateway_impl.h"
+#include "gateway/gateway_impl.h"
 
 #define LAST_WORDS_MAX 4096 /* of a message */
 #define RETRY_MIN_NS ((uint64_t)20 * 1000 * 1000)

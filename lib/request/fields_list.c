@@ -1,5 +1,5 @@
 /* The fields of a request that are lists: texts, token ids, biases. */
-#include "edge/fields.h"
+#include "request/fields.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -5,9 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "edge/ask.h"
-#include "edge/gateway_impl.h"
+#include "gateway/gateway_impl.h"
 #include "proc/proc.h"
+#include "request/ask.h"
 
 static size_t bucket(uint64_t x)
 {

@@ -1,13 +1,13 @@
 /*
- * Private to lib/edge: a gateway inside. A request lives until its last answer has ended. A choice (an
+ * Private to lib/gateway: a gateway inside. A request lives until its last answer has ended. A choice (an
  * answer) is what the scheduler calls a job, under a number that is never used again in the life of the gateway; where
  * the scheduler has given a job up by itself (it took the gateway for gone) the answer goes on under a new number,
  * behind the tokens that were given out.
  */
-#ifndef EDGE_GATEWAY_IMPL_H
-#define EDGE_GATEWAY_IMPL_H
+#ifndef GATEWAY_IMPL_H
+#define GATEWAY_IMPL_H
 
-#include "edge/gateway.h"
+#include "gateway/gateway.h"
 #include "link/ask.h"
 
 #define BUCKETS 4096
@@ -119,7 +119,7 @@ void gw_timer(struct gateway *g, uint64_t at_ns); /* something is due then */
 void gw_say(struct gateway *g, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void gw_broken(struct gateway *g, const struct err *e);
 
-/* ---- gateway_choice.c: requests and their choices, and how they end ---- */
+/* ---- choice.c: requests and their choices, and how they end ---- */
 
 struct gw_request *gw_request_find(const struct gateway *g, uint64_t seq);
 int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, const char *line, size_t n);
@@ -145,12 +145,12 @@ void gw_choice_fail(struct gateway *g, struct gw_choice *c, const struct err *wh
 void gw_choice_drop(struct gateway *g, struct gw_choice *c); /* without a word */
 void gw_free_all(struct gateway *g);
 
-/* ---- gateway_line.c: tokenize ---- */
+/* ---- line.c: tokenize ---- */
 
 void gw_line_ask(struct gateway *g, uint64_t now);
 void gw_line_event(struct gateway *g, struct gw_request *r, const struct link_event *v);
 
-/* ---- gateway_tell.c: the scheduler ---- */
+/* ---- tell.c: the scheduler ---- */
 
 void gw_tell_add(struct gateway *g, struct gw_choice *c); /* c has something to say */
 void gw_tell_drop(struct gateway *g, struct gw_choice *c);
@@ -167,7 +167,7 @@ void gw_tell_send(struct gateway *g, uint64_t now);
 void gw_tell_event(struct gateway *g, const struct link_event *v, uint64_t now);
 uint64_t gw_tell_next_ns(const struct gateway *g);
 
-/* ---- gateway_out.c: workers ---- */
+/* ---- out.c: workers ---- */
 
 void gw_out_event(struct gateway *g, const struct link_event *v, uint64_t now);
 

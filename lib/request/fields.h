@@ -1,8 +1,8 @@
-/* Private to lib/edge. */
-#ifndef EDGE_FIELDS_H
-#define EDGE_FIELDS_H
+/* Private to lib/request. */
+#ifndef REQUEST_FIELDS_H
+#define REQUEST_FIELDS_H
 
-#include "edge/ask.h"
+#include "request/ask.h"
 
 /* Reads all fields of an object; `at` is the path before their names. */
 int fields_read(struct err *e, struct ask *a, const struct ask_path *at, const json_t *o);

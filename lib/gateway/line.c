@@ -2,9 +2,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "edge/ask.h"
-#include "edge/gateway_impl.h"
+#include "gateway/gateway_impl.h"
 #include "proc/proc.h"
+#include "request/ask.h"
 
 #define AGAIN_NS ((uint64_t)50 * 1000 * 1000)
 

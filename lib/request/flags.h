@@ -1,11 +1,11 @@
-/* The flags of a request on a command line: fields of edge/ask.h that a line of JSON may leave out. */
-#ifndef EDGE_FLAGS_H
-#define EDGE_FLAGS_H
+/* The flags of a request on a command line: fields of request/ask.h that a line of JSON may leave out. */
+#ifndef REQUEST_FLAGS_H
+#define REQUEST_FLAGS_H
 
 #include <jansson.h>
 
 #include "cli/cli.h"
-#include "edge/ask.h"
+#include "request/ask.h"
 
 struct ask_flags {
     const char *system; /* NULL: none */

@@ -5,8 +5,8 @@
  * absent. Fields that are known and cannot be honoured are refused by name; unknown ones are kept in `extra`. Ids are
  * checked against the model's rows by ask_check_ids, because a list of ids says nothing before the model is known.
  */
-#ifndef EDGE_ASK_H
-#define EDGE_ASK_H
+#ifndef REQUEST_ASK_H
+#define REQUEST_ASK_H
 
 #include <stdbool.h>
 #include <stdint.h>

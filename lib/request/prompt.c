@@ -1,5 +1,5 @@
 /* What is asked: `prompt` or `messages`. */
-#include "edge/fields.h"
+#include "request/fields.h"
 
 #include <stdio.h>
 #include <stdlib.h>

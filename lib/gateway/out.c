@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "edge/gateway_impl.h"
+#include "gateway/gateway_impl.h"
 
 static int keep(struct err *e, struct gw_choice *c, const uint32_t *ids, uint32_t n)
 {

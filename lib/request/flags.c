@@ -1,5 +1,5 @@
 /* Flags to the defaults of requests, and to fields of JSON. */
-#include "edge/flags.h"
+#include "request/flags.h"
 
 #include <inttypes.h>
 #include <stdio.h>

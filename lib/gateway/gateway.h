@@ -2,12 +2,12 @@
  * A gateway: requests go to tokenize and to the scheduler, and what workers send comes back, put together. One thread;
  * a box (link/ask.h) inside, whose descriptor can be polled beside others.
  *
- * A request is one line of JSON (edge/ask.h) and has as many answers as it has choices. Each token of an answer is
+ * A request is one line of JSON (request/ask.h) and has as many answers as it has choices. Each token of an answer is
  * given out once and in order, whatever tries of it there were; a scheduler that was restarted is told again of all
  * that runs. A gateway has a name that no other life of a program has.
  */
-#ifndef EDGE_GATEWAY_H
-#define EDGE_GATEWAY_H
+#ifndef GATEWAY_H
+#define GATEWAY_H
 
 #include "err/err.h"
 #include "wire/wire.h"

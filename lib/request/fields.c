@@ -1,5 +1,5 @@
 /* The fields of a request: one table of names, types and ranges. */
-#include "edge/ask.h"
+#include "request/ask.h"
 
 #include <errno.h>
 #include <float.h>
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "edge/fields.h"
+#include "request/fields.h"
 
 static const char *type_name(const json_t *v)
 {

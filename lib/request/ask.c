@@ -1,11 +1,11 @@
 /* A line of JSON to a request. */
-#include "edge/ask.h"
+#include "request/ask.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "edge/fields.h"
+#include "request/fields.h"
 
 void ask_default(struct ask *a)
 {

@@ -2,8 +2,8 @@
  * An answer as JSON: `out` frames are collected until `end` or `err`, then it is one object with the fields that
  * docs/man/stream.1 lists.
  */
-#ifndef EDGE_REPLY_H
-#define EDGE_REPLY_H
+#ifndef REQUEST_REPLY_H
+#define REQUEST_REPLY_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* The life of a gateway: its sockets, its clock, and the step that does what there is to do. */
-#include "edge/gateway.h"
+#include "gateway/gateway.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -10,7 +10,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "edge/gateway_impl.h"
+#include "gateway/gateway_impl.h"
 #include "proc/proc.h"
 
 #define CLOSE_NS ((uint64_t)300 * 1000 * 1000) /* for the last words */

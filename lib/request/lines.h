@@ -1,6 +1,6 @@
 /* Lines of a file descriptor, as they arrive, of up to ASK_LINE_BYTES_MAX bytes. */
-#ifndef EDGE_LINES_H
-#define EDGE_LINES_H
+#ifndef REQUEST_LINES_H
+#define REQUEST_LINES_H
 
 #include <stdbool.h>
 #include <stddef.h>
