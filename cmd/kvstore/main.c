@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "cmd/kvstore/kvstore.h"
+#include "engine/engine.h"
 #include "link/notify.h"
 #include "model/model.h"
 #include "proc/proc.h"
@@ -24,7 +25,7 @@ struct flags {
     bool has_ready, no_verify, verbose;
 };
 
-static int kind_of_model(struct err *e, struct kv_kind *k, const char *path)
+static int kind_of_model(struct err *e, struct kv_kind *k, const char *path, enum kern_kv type)
 {
     struct cli_progress bar;
     struct model *m;
@@ -33,12 +34,9 @@ static int kind_of_model(struct err *e, struct kv_kind *k, const char *path)
     int rc = model_open(e, &m, &o);
     if (rc)
         return rc;
-    memcpy(k->model, m->fingerprint, sizeof k->model);
-    k->n_layer = (uint32_t)m->c.n_layer;
-    k->n_kv_head = (uint32_t)m->c.n_kv_head;
-    k->head_dim = (uint32_t)m->c.head_dim;
+    rc = engine_kv_kind(e, k, NULL, m, type);
     model_free(m);
-    return 0;
+    return rc;
 }
 
 static int hex_digit(char c)
@@ -60,13 +58,12 @@ static int fingerprint(struct err *e, uint8_t out[32], const char *hex)
 static int kind_of(struct err *e, struct kv_kind *k, const struct flags *f)
 {
     bool numbers = f->fingerprint || f->layers || f->heads || f->head_dim;
-    *k = (struct kv_kind){.type = !strcmp(f->type, "f16")    ? KERN_KV_F16
-                                  : !strcmp(f->type, "bf16") ? KERN_KV_BF16
-                                                             : KERN_KV_INT8};
-    snprintf(k->arith, sizeof k->arith, "%s", f->arith ? f->arith : KV_ARITH);
-    snprintf(k->layout, sizeof k->layout, "%s", KV_LAYOUT);
-    if (!numbers)
-        return kind_of_model(e, k, f->model);
+    enum kern_kv type = !strcmp(f->type, "f16") ? KERN_KV_F16 : !strcmp(f->type, "bf16") ? KERN_KV_BF16 : KERN_KV_INT8;
+    int rc = numbers ? engine_kv_kind(e, k, NULL, NULL, type) : kind_of_model(e, k, f->model, type);
+    if (f->arith)
+        snprintf(k->arith, sizeof k->arith, "%s", f->arith);
+    if (rc || !numbers)
+        return rc;
     if (f->model || !f->fingerprint || !f->layers || !f->heads || !f->head_dim)
         return err_set(e, ERR_USAGE,
                        "--model-fingerprint, --layers, --kv-heads and --head-dim go together, in place of --model");

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/private.h"
+#include "engine/cpu.h"
 
 /* Partitions that rows of the chunk before `row` see. */
 static int64_t partitions_to(const struct engine_chunk *c, int64_t row)
@@ -19,7 +19,7 @@ static int64_t partitions(const struct engine_chunk *c)
 
 #define SHORT_TOKENS 8
 
-int attend_plan(struct err *e, struct engine *g)
+int attend_plan(struct err *e, struct cpu *g)
 {
     struct step *s = &g->s;
     int64_t whole = 0, split = 0, deep = 0;
@@ -39,7 +39,7 @@ int attend_plan(struct err *e, struct engine *g)
      * a block and so read faster.
      */
     s->heads = s->part_rows <= SHORT_TOKENS * g->group && deep > 2 && split >= 8 * g->width;
-    s->split = s->heads || (deep > 1 && whole * g->m->c.n_kv_head < 4 * g->width && split > whole);
+    s->split = s->heads || (deep > 1 && whole * g->e.m->c.n_kv_head < 4 * g->width && split > whole);
     s->whole &= !s->split;
     s->n_unit = 0;
     for (int64_t c = 0; c < s->n_chunk; c++) {
@@ -47,16 +47,16 @@ int attend_plan(struct err *e, struct engine *g)
         s->n_unit += (s->chunk[c].n + g->attn_tokens - 1) / g->attn_tokens * (s->split ? partitions(&s->chunk[c]) : 1);
     }
     s->unit0[s->n_chunk] = s->n_unit;
-    int64_t rows = s->n_unit * g->m->c.n_kv_head * s->part_rows;
+    int64_t rows = s->n_unit * g->e.m->c.n_kv_head * s->part_rows;
     if (!s->split || rows <= g->part.cap)
         return 0;
     struct part p = {malloc((size_t)rows * 4), malloc((size_t)rows * 4),
-                     malloc((size_t)rows * 4 * (size_t)g->m->c.head_dim), rows};
+                     malloc((size_t)rows * 4 * (size_t)g->e.m->c.head_dim), rows};
     if (!p.m || !p.l || !p.o) {
         free(p.m);
         free(p.l);
         free(p.o);
-        return err_nomem(e, "attention partials", (size_t)rows * 4 * (size_t)(g->m->c.head_dim + 2));
+        return err_nomem(e, "attention partials", (size_t)rows * 4 * (size_t)(g->e.m->c.head_dim + 2));
     }
     free(g->part.m);
     free(g->part.l);
@@ -73,7 +73,7 @@ struct unit {
 };
 
 /* Unit u of head h; heads vary slowest, so threads walk one head's KV together. */
-static struct unit unit_of(const struct engine *g, int64_t u)
+static struct unit unit_of(const struct cpu *g, int64_t u)
 {
     const struct step *s = &g->s;
     struct unit t = {.head = (int)(u / s->n_unit)};
@@ -94,23 +94,23 @@ static struct unit unit_of(const struct engine *g, int64_t u)
     t.n = min64(g->attn_tokens, c->n - t.first);
     t.p0 = s->split ? u % partitions(c) : 0;
     t.p1 = s->split ? t.p0 + 1 : partitions_to(c, t.first + t.n);
-    t.o = g->o + (s->row0[t.c] + t.first) * g->m->c.n_head * g->m->c.head_dim;
+    t.o = g->o + (s->row0[t.c] + t.first) * g->e.m->c.n_head * g->e.m->c.head_dim;
     return t;
 }
 
 /* Tiles of partition p that any row of the unit sees. */
-static int tiles_of(const struct engine *g, int64_t layer, const struct unit *u, int64_t p, const uint8_t **tile)
+static int tiles_of(const struct cpu *g, int64_t layer, const struct unit *u, int64_t p, const uint8_t **tile)
 {
     const struct engine_chunk *c = &g->s.chunk[u->c];
     int64_t base = p * KERN_KV_PARTITION, seen = min64(c->pos + u->first + u->n - base, KERN_KV_PARTITION);
     int n = seen <= 0 ? 0 : (int)((seen + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK);
     for (int b = 0; b < n; b++)
-        tile[b] = kv_tile(g->pool, c->kv->slot[base / KERN_KV_BLOCK + b], layer, u->head);
+        tile[b] = kv_tile(g->e.pool, c->kv->slot[base / KERN_KV_BLOCK + b], layer, u->head);
     return n;
 }
 
 /* Partition p of a unit into m, l, o: rows in the order (token, head of the group). n_next: tiles in t->next. */
-static void one_partition(struct engine *g, struct seat *t, int64_t layer, const struct unit *u, int64_t p, int n_next,
+static void one_partition(struct cpu *g, struct seat *t, int64_t layer, const struct unit *u, int64_t p, int n_next,
                           float *m, float *l, float *o)
 {
     const struct engine_chunk *c = &g->s.chunk[u->c];
@@ -122,13 +122,13 @@ static void one_partition(struct engine *g, struct seat *t, int64_t layer, const
             t->to[i * g->group + j] = (int32_t)to;
         }
     }
-    struct kern_attn a = {.type = g->kv,
-                          .hd = g->m->c.head_dim,
+    struct kern_attn a = {.type = g->e.kv,
+                          .hd = g->e.m->c.head_dim,
                           .n_row = (int)u->n * g->group,
-                          .q = g->q + (size_t)((g->s.row0[u->c] + u->first) * g->m->c.n_head + u->head * g->group) *
+                          .q = g->q + (size_t)((g->s.row0[u->c] + u->first) * g->e.m->c.n_head + u->head * g->group) *
                                           g->q_bytes,
                           .run = g->group,
-                          .step = (size_t)g->m->c.n_head * g->q_bytes,
+                          .step = (size_t)g->e.m->c.n_head * g->q_bytes,
                           .from = t->from,
                           .to = t->to,
                           .tile = t->tile,
@@ -148,10 +148,10 @@ static void start(struct seat *t, int64_t rows, int64_t hd)
     memset(t->O, 0, (size_t)(rows * hd) * sizeof *t->O);
 }
 
-static void store(struct engine *g, struct seat *t, const struct unit *u)
+static void store(struct cpu *g, struct seat *t, const struct unit *u)
 {
-    int hd = g->m->c.head_dim;
-    int64_t wide = (int64_t)g->m->c.n_head * hd;
+    int hd = g->e.m->c.head_dim;
+    int64_t wide = (int64_t)g->e.m->c.n_head * hd;
     for (int64_t i = 0; i < u->n; i++)
         for (int j = 0; j < g->group; j++) {
             int64_t row = i * g->group + j;
@@ -159,15 +159,15 @@ static void store(struct engine *g, struct seat *t, const struct unit *u)
         }
 }
 
-static void merge(struct engine *g, struct seat *t, int64_t rows, const float *m, const float *l, const float *o)
+static void merge(struct cpu *g, struct seat *t, int64_t rows, const float *m, const float *l, const float *o)
 {
-    int hd = g->m->c.head_dim;
+    int hd = g->e.m->c.head_dim;
     for (int64_t i = 0; i < rows; i++)
         g->k->attn_merge(&t->M[i], &t->L[i], t->O + i * hd, m[i], l[i], o + i * hd, hd);
 }
 
 /* The first partition of unit u, which this thread takes next unless another is faster; -1: none. */
-static int tiles_ahead(const struct engine *g, struct seat *t, int64_t layer, int64_t u)
+static int tiles_ahead(const struct cpu *g, struct seat *t, int64_t layer, int64_t u)
 {
     if (u < 0)
         return 0;
@@ -176,9 +176,9 @@ static int tiles_ahead(const struct engine *g, struct seat *t, int64_t layer, in
 }
 
 /* All partitions of a unit in order; `after` is the unit whose first partition is fetched during the last one. */
-static void walk(struct engine *g, struct seat *t, int64_t layer, const struct unit *u, const struct unit *after)
+static void walk(struct cpu *g, struct seat *t, int64_t layer, const struct unit *u, const struct unit *after)
 {
-    start(t, u->n * g->group, g->m->c.head_dim);
+    start(t, u->n * g->group, g->e.m->c.head_dim);
     for (int64_t p = u->p0; p < u->p1; p++) {
         int n = p + 1 < u->p1 ? tiles_of(g, layer, u, p + 1, t->next)
                 : after       ? tiles_of(g, layer, after, after->p0, t->next)
@@ -189,9 +189,9 @@ static void walk(struct engine *g, struct seat *t, int64_t layer, const struct u
     store(g, t, u);
 }
 
-static void attend_whole(struct engine *g, int tid, int64_t layer, int phase)
+static void attend_whole(struct cpu *g, int tid, int64_t layer, int phase)
 {
-    int64_t n_unit = g->s.n_unit * g->m->c.n_kv_head;
+    int64_t n_unit = g->s.n_unit * g->e.m->c.n_kv_head;
     for (int64_t u; (u = team_take(g->team, tid, phase, n_unit, 1)) >= 0;) {
         struct unit un = unit_of(g, n_unit - 1 - u), after; /* the longest first: a fairer end */
         if (g->s.whole)
@@ -205,34 +205,34 @@ static void attend_whole(struct engine *g, int tid, int64_t layer, int phase)
     team_sync(g->team, tid, phase, n_unit);
 }
 
-void attend_rows(struct engine *g, int tid, int64_t layer, int64_t c, int64_t first, int64_t n, float *o)
+void attend_rows(struct cpu *g, int tid, int64_t layer, int64_t c, int64_t first, int64_t n, float *o)
 {
     const struct engine_chunk *ch = &g->s.chunk[c];
-    int64_t wide = (int64_t)g->m->c.n_head * g->m->c.head_dim;
+    int64_t wide = (int64_t)g->e.m->c.n_head * g->e.m->c.head_dim;
     for (int64_t i = 0; i < n; i += g->attn_tokens) {
         struct unit u = {.c = c, .first = first + i, .n = min64(g->attn_tokens, n - i), .o = o + i * wide};
         u.p1 = partitions_to(ch, u.first + u.n);
-        for (u.head = 0; u.head < g->m->c.n_kv_head; u.head++) {
+        for (u.head = 0; u.head < g->e.m->c.n_kv_head; u.head++) {
             struct unit after = u;
             after.head++;
-            walk(g, &g->seat[tid], layer, &u, after.head < g->m->c.n_kv_head ? &after : NULL);
+            walk(g, &g->seat[tid], layer, &u, after.head < g->e.m->c.n_kv_head ? &after : NULL);
         }
     }
 }
 
 /* Partition of unit u into its partials; `after`: the unit that this thread takes next, -1 for none. */
-static void part(struct engine *g, struct seat *t, int64_t layer, int64_t u, int64_t after)
+static void part(struct cpu *g, struct seat *t, int64_t layer, int64_t u, int64_t after)
 {
     struct unit un = unit_of(g, u);
     int64_t at = u * g->s.part_rows;
     int n = tiles_ahead(g, t, layer, after);
-    one_partition(g, t, layer, &un, un.p0, n, g->part.m + at, g->part.l + at, g->part.o + at * g->m->c.head_dim);
+    one_partition(g, t, layer, &un, un.p0, n, g->part.m + at, g->part.l + at, g->part.o + at * g->e.m->c.head_dim);
 }
 
-static void attend_split(struct engine *g, int tid, int64_t layer, int phase)
+static void attend_split(struct cpu *g, int tid, int64_t layer, int phase)
 {
     struct seat *t = &g->seat[tid];
-    int64_t hd = g->m->c.head_dim, rows = g->s.part_rows, n_unit = g->s.n_unit * g->m->c.n_kv_head;
+    int64_t hd = g->e.m->c.head_dim, rows = g->s.part_rows, n_unit = g->s.n_unit * g->e.m->c.n_kv_head;
     int64_t n = g->s.heads ? g->s.n_unit : n_unit;
     for (int64_t u; (u = team_take(g->team, tid, phase, n, 1)) >= 0;) {
         for (int64_t h = u; h < n_unit; h += n)
@@ -254,7 +254,7 @@ static void attend_split(struct engine *g, int tid, int64_t layer, int phase)
     team_sync(g->team, tid, phase + 1, n_unit);
 }
 
-void attend(struct engine *g, int tid, int64_t layer, int *phase)
+void attend(struct cpu *g, int tid, int64_t layer, int *phase)
 {
     if (g->s.split) {
         attend_split(g, tid, layer, *phase);

@@ -5,12 +5,12 @@
  */
 #include <stdatomic.h>
 
-#include "engine/private.h"
+#include "engine/cpu.h"
 
 #define BLOCK_ROWS_LEAST 32
 #define UNITS 2 /* blocks a thread at least: what a disturbed thread leaves, others take */
 
-void blocks_plan(struct engine *g)
+void blocks_plan(struct cpu *g)
 {
     struct step *s = &g->s;
     s->block = 0;
@@ -33,7 +33,7 @@ static int64_t end_row(const struct step *s, int64_t b)
     return min64((b + 1) * s->block, s->n_row);
 }
 
-static void norm_rows(struct engine *g, struct seat *t, const float *w, int64_t r0, int64_t n)
+static void norm_rows(struct cpu *g, struct seat *t, const float *w, int64_t r0, int64_t n)
 {
     t->norm_act.n_row = n;
     for (int64_t r = 0; r < n; r += KERN_TILE)
@@ -41,11 +41,11 @@ static void norm_rows(struct engine *g, struct seat *t, const float *w, int64_t 
 }
 
 /* q, k and v of the block: rotated, stored. */
-static void keys(struct engine *g, int tid, int64_t layer, int64_t b)
+static void keys(struct cpu *g, int tid, int64_t layer, int64_t b)
 {
     struct step *s = &g->s;
     struct seat *t = &g->seat[tid];
-    const struct model_layer *l = &g->m->layer[layer];
+    const struct model_layer *l = &g->e.m->layer[layer];
     const struct kern_mat *w[3] = {&l->wq, &l->wk, &l->wv};
     const float *bias[3] = {l->bq, l->bk, l->bv};
     const int64_t off[3] = {0, g->off_k, g->off_v};
@@ -59,7 +59,7 @@ static void keys(struct engine *g, int tid, int64_t layer, int64_t b)
     part_time(g, tid, PART_QKV);
     for (int64_t r = r0, c = chunk_of(s, r0); r < r1; c++) {
         int64_t first = r - s->row0[c], rows = min64(s->chunk[c].n - first, r1 - r);
-        for (int h = 0; h < g->m->c.n_kv_head && rows > 0; h++)
+        for (int h = 0; h < g->e.m->c.n_kv_head && rows > 0; h++)
             rotate_store(g, layer, c, first, rows, h, t->qkv + (r - r0) * g->ldq);
         r += rows;
     }
@@ -67,17 +67,17 @@ static void keys(struct engine *g, int tid, int64_t layer, int64_t b)
 }
 
 /* x += W·a, a panel at a time, whose sums stay in the first-level cache. */
-static void add_linear(struct engine *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t r0,
+static void add_linear(struct cpu *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t r0,
                        int64_t n)
 {
     for (int64_t g0 = 0; g0 < groups(w); g0 += 2)
         add_panels(g, t, w, a, g0, min64(g0 + 2, groups(w)), r0, n);
 }
 
-static void feed_forward(struct engine *g, int tid, const struct model_layer *l, int64_t r0, int64_t n)
+static void feed_forward(struct cpu *g, int tid, const struct model_layer *l, int64_t r0, int64_t n)
 {
     struct seat *t = &g->seat[tid];
-    int64_t ffn = g->m->c.ffn;
+    int64_t ffn = g->e.m->c.ffn;
     norm_rows(g, t, l->ffn_norm, r0, n);
     part_time(g, tid, PART_NORM);
     t->h_act.n_row = n;
@@ -91,12 +91,13 @@ static void feed_forward(struct engine *g, int tid, const struct model_layer *l,
 }
 
 /* From attention to the end of the layer. */
-static void rest(struct engine *g, int tid, int64_t layer, int64_t b)
+static void rest(struct cpu *g, int tid, int64_t layer, int64_t b)
 {
     struct step *s = &g->s;
     struct seat *t = &g->seat[tid];
-    const struct model_layer *l = &g->m->layer[layer];
-    int64_t r0 = first_row(s, b), r1 = end_row(s, b), n = r1 - r0, wide = (int64_t)g->m->c.n_head * g->m->c.head_dim;
+    const struct model_layer *l = &g->e.m->layer[layer];
+    int64_t r0 = first_row(s, b), r1 = end_row(s, b), n = r1 - r0,
+            wide = (int64_t)g->e.m->c.n_head * g->e.m->c.head_dim;
     for (int64_t r = r0, c = chunk_of(s, r0); r < r1; c++) {
         int64_t first = r - s->row0[c], rows = min64(s->chunk[c].n - first, r1 - r);
         attend_rows(g, tid, layer, c, first, rows, t->out + (r - r0) * wide);
@@ -124,14 +125,14 @@ static bool wanted(const struct step *s, int64_t b)
 }
 
 /* Waits until the rows that block b attends to have their keys: those of its chunks before it, and itself. */
-static void wait_for(struct engine *g, int tid, int64_t b, int32_t done)
+static void wait_for(struct cpu *g, int tid, int64_t b, int32_t done)
 {
     for (int64_t i = g->s.row0[chunk_of(&g->s, first_row(&g->s, b))] / g->s.block; i <= b; i++)
         team_reach(g->team, tid, &g->block[i].done, done);
 }
 
 /* Tells of the layers whose keys are all there. */
-static void tell(struct engine *g)
+static void tell(struct cpu *g)
 {
     struct step *s = &g->s;
     int32_t least = INT32_MAX;
@@ -141,14 +142,14 @@ static void tell(struct engine *g)
         int32_t done = atomic_load_explicit(&g->block[b].done, memory_order_acquire);
         least = done < least ? done : least;
     }
-    for (; s->told < least && s->told < g->m->c.n_layer; s->told++)
+    for (; s->told < least && s->told < g->e.m->c.n_layer; s->told++)
         s->layer_done(s->layer_arg, s->told);
 }
 
-void blocks_run(struct engine *g, int tid, int *phase)
+void blocks_run(struct cpu *g, int tid, int *phase)
 {
     struct step *s = &g->s;
-    int64_t n_layer = g->m->c.n_layer, n = s->n_block, n_unit = n * (n_layer + 1);
+    int64_t n_layer = g->e.m->c.n_layer, n = s->n_block, n_unit = n * (n_layer + 1);
     /* one run of units, layer by layer: nobody waits at the end of a layer */
     for (int64_t u; (u = team_take(g->team, tid, 0, n_unit, 1)) >= 0;) {
         int64_t p = u / n, b = u % n;

@@ -1,7 +1,7 @@
 /* One step of the engine: the phases of a layer, each split into units that the threads take one by one. */
 #include <string.h>
 
-#include "engine/private.h"
+#include "engine/cpu.h"
 
 #define ROWS_STREAMED 16 /* up to here the kernels read packed weights as streams */
 #define RUN_MAX 64       /* panels of a unit: 16 rows of them fit where row_max rows of one panel do */
@@ -26,7 +26,7 @@ static int64_t qkv_panels(const struct model_layer *l)
  * Panels of a unit. Many rows: one, whose weights are unpacked once. Few rows: weights are read as streams, and long
  * ones read fastest, so a thread gets one unit (several a thread were no help against a disturbed core either).
  */
-static int64_t run_of(const struct engine *g, int64_t n_panel)
+static int64_t run_of(const struct cpu *g, int64_t n_panel)
 {
     if (g->s.n_row > ROWS_STREAMED)
         return 1;
@@ -35,7 +35,7 @@ static int64_t run_of(const struct engine *g, int64_t n_panel)
 }
 
 /* Where a step's rows start; how many are wanted; the rows of what the threads share, told before they run. */
-static void plan_rows(struct engine *g)
+static void plan_rows(struct cpu *g)
 {
     struct step *s = &g->s;
     s->n_row = s->n_want = 0;
@@ -61,15 +61,15 @@ int64_t chunk_of(const struct step *s, int64_t r)
     return lo;
 }
 
-void embed_rows(struct engine *g, int64_t r0, int64_t r1)
+void embed_rows(struct cpu *g, int64_t r0, int64_t r1)
 {
     struct step *s = &g->s;
-    const struct model_config *c = &g->m->c;
+    const struct model_config *c = &g->e.m->c;
     for (int64_t r = r0; r < r1; r++) {
         int64_t ci = chunk_of(s, r);
         const struct engine_chunk *ch = &s->chunk[ci];
         int64_t at = r - s->row0[ci];
-        g->k->row(g->x + r * c->hidden, &g->m->embed, ch->ids[at]);
+        g->k->row(g->x + r * c->hidden, &g->e.m->embed, ch->ids[at]);
         float *cs = g->cs + r * c->n_rot;
         for (int i = 0; i < c->n_rot / 2; i++) {
             double sn, cn;
@@ -80,7 +80,7 @@ void embed_rows(struct engine *g, int64_t r0, int64_t r1)
     }
 }
 
-static void embed(struct engine *g, int tid, int phase)
+static void embed(struct cpu *g, int tid, int phase)
 {
     int64_t n = g->s.n_row;
     for (int64_t r0; (r0 = team_take(g->team, tid, phase, n, KERN_TILE)) >= 0;) {
@@ -90,11 +90,11 @@ static void embed(struct engine *g, int tid, int phase)
     team_sync(g->team, tid, phase, n);
 }
 
-void norm_tile(struct engine *g, struct seat *t, struct kern_act *a, int64_t at, const float *w, int64_t r0, int64_t n)
+void norm_tile(struct cpu *g, struct seat *t, struct kern_act *a, int64_t at, const float *w, int64_t r0, int64_t n)
 {
-    int64_t k = g->m->c.hidden;
+    int64_t k = g->e.m->c.hidden;
     for (int64_t r = 0; r < n; r++)
-        g->k->norm(t->norm + r * k, g->x + (r0 + r) * k, w, k, g->m->c.eps);
+        g->k->norm(t->norm + r * k, g->x + (r0 + r) * k, w, k, g->e.m->c.eps);
     g->k->act(a, at, n, 0, k, t->norm, (size_t)k);
 }
 
@@ -102,10 +102,10 @@ void norm_tile(struct engine *g, struct seat *t, struct kern_act *a, int64_t at,
  * Normed rows as activations for the phase `next` of n_unit units. Few rows: every thread that may get a unit there
  * makes its own copy. Many: tiles are shared out and waited for.
  */
-static const struct kern_act *normed(struct engine *g, int tid, const float *w, int phase, int next, int64_t n_unit)
+static const struct kern_act *normed(struct cpu *g, int tid, const float *w, int phase, int next, int64_t n_unit)
 {
     struct seat *t = &g->seat[tid];
-    int64_t n = g->s.n_row, k = g->m->c.hidden;
+    int64_t n = g->s.n_row, k = g->e.m->c.hidden;
     if (n <= ROWS_ALONE) {
         if (team_spent(g->team, tid, next, n_unit))
             return &t->act;
@@ -134,7 +134,7 @@ void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t l
 }
 
 /* q, k and v in one phase; a unit is a panel of two groups of one of them. */
-static void qkv(struct engine *g, int tid, const struct model_layer *l, const struct kern_act *a, int phase)
+static void qkv(struct cpu *g, int tid, const struct model_layer *l, const struct kern_act *a, int phase)
 {
     const struct kern_mat *w[3] = {&l->wq, &l->wk, &l->wv};
     const float *bias[3] = {l->bq, l->bk, l->bv};
@@ -160,9 +160,9 @@ static void qkv(struct engine *g, int tid, const struct model_layer *l, const st
     team_sync(g->team, tid, phase, n);
 }
 
-void rotate_store(struct engine *g, int64_t layer, int64_t ci, int64_t first, int64_t n, int head, float *row)
+void rotate_store(struct cpu *g, int64_t layer, int64_t ci, int64_t first, int64_t n, int head, float *row)
 {
-    const struct model_config *c = &g->m->c;
+    const struct model_config *c = &g->e.m->c;
     const struct engine_chunk *ch = &g->s.chunk[ci];
     bool neox = c->family->neox;
     for (int64_t i = first; i < first + n; i++, row += g->ldq) {
@@ -170,21 +170,21 @@ void rotate_store(struct engine *g, int64_t layer, int64_t ci, int64_t first, in
         float *k = row + g->off_k + head * c->head_dim;
         const float *cs = g->cs + r * c->n_rot;
         g->k->rope(k, cs, c->n_rot, neox);
-        uint8_t *tile = kv_tile(g->pool, ch->kv->slot[pos / KERN_KV_BLOCK], layer, head);
-        g->k->kv_write(tile, g->kv, c->head_dim, (int)(pos % KERN_KV_BLOCK), k, row + g->off_v + head * c->head_dim);
+        uint8_t *tile = kv_tile(g->e.pool, ch->kv->slot[pos / KERN_KV_BLOCK], layer, head);
+        g->k->kv_write(tile, g->e.kv, c->head_dim, (int)(pos % KERN_KV_BLOCK), k, row + g->off_v + head * c->head_dim);
         for (int j = head * g->group; j < (head + 1) * g->group; j++) {
             g->k->rope(row + j * c->head_dim, cs, c->n_rot, neox);
-            g->k->q_prep(g->q + (size_t)(r * c->n_head + j) * g->q_bytes, g->kv, c->head_dim, row + j * c->head_dim,
+            g->k->q_prep(g->q + (size_t)(r * c->n_head + j) * g->q_bytes, g->e.kv, c->head_dim, row + j * c->head_dim,
                          g->scale);
         }
     }
 }
 
 /* One writer a (block, head): V bytes of neighbouring tokens share words. */
-static void rotate_all(struct engine *g, int tid, int64_t layer, int phase)
+static void rotate_all(struct cpu *g, int tid, int64_t layer, int phase)
 {
     struct step *s = &g->s;
-    int n_head = g->m->c.n_kv_head;
+    int n_head = g->e.m->c.n_kv_head;
     int64_t n_unit = 0, ci = 0, base = 0;
     for (int64_t c = 0; c < s->n_chunk; c++)
         n_unit += (s->chunk[c].pos + s->chunk[c].n - 1) / KERN_KV_BLOCK - s->chunk[c].pos / KERN_KV_BLOCK + 1;
@@ -208,10 +208,10 @@ static void rotate_all(struct engine *g, int tid, int64_t layer, int phase)
 }
 
 /* Attention's output as activations for wo. */
-static const struct kern_act *out_act(struct engine *g, int tid, int phase, int next, int64_t n_unit)
+static const struct kern_act *out_act(struct cpu *g, int tid, int phase, int next, int64_t n_unit)
 {
     struct seat *t = &g->seat[tid];
-    int64_t n = g->s.n_row, k = (int64_t)g->m->c.n_head * g->m->c.head_dim;
+    int64_t n = g->s.n_row, k = (int64_t)g->e.m->c.n_head * g->e.m->c.head_dim;
     if (n <= ROWS_ALONE) {
         if (team_spent(g->team, tid, next, n_unit))
             return &t->act;
@@ -228,17 +228,17 @@ static const struct kern_act *out_act(struct engine *g, int tid, int phase, int 
     return &g->act_o;
 }
 
-void add_panels(struct engine *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t g0,
+void add_panels(struct cpu *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t g0,
                 int64_t g1, int64_t r0, int64_t n)
 {
-    int64_t hidden = g->m->c.hidden, ld = 16 * (g1 - g0), cols = min64(16 * g1, hidden) - 16 * g0;
+    int64_t hidden = g->e.m->c.hidden, ld = 16 * (g1 - g0), cols = min64(16 * g1, hidden) - 16 * g0;
     g->k->linear(t->a, (size_t)ld, w, g0, g1, a, 0, n, t->linear);
     for (int64_t r = 0; r < n; r++)
         g->k->add(g->x + (r0 + r) * hidden + 16 * g0, t->a + r * ld, cols);
 }
 
 /* x += W·a; a unit's outputs are added by one thread alone. */
-static void residual(struct engine *g, int tid, const struct kern_mat *w, const struct kern_act *a, int phase)
+static void residual(struct cpu *g, int tid, const struct kern_mat *w, const struct kern_act *a, int phase)
 {
     int64_t n_panel = panels(w), run = run_of(g, n_panel);
     for (int64_t u; (u = team_take(g->team, tid, phase, n_panel, run)) >= 0;) {
@@ -248,10 +248,10 @@ static void residual(struct engine *g, int tid, const struct kern_mat *w, const 
     team_sync(g->team, tid, phase, n_panel);
 }
 
-void gate_up_panels(struct engine *g, struct seat *t, const struct model_layer *l, const struct kern_act *a,
+void gate_up_panels(struct cpu *g, struct seat *t, const struct model_layer *l, const struct kern_act *a,
                     struct kern_act *h_act, float *h, int64_t g0, int64_t g1, int64_t n)
 {
-    int64_t ffn = g->m->c.ffn, ld = 16 * (g1 - g0), cols = min64(16 * g1, ffn) - 16 * g0;
+    int64_t ffn = g->e.m->c.ffn, ld = 16 * (g1 - g0), cols = min64(16 * g1, ffn) - 16 * g0;
     g->k->linear(t->a, (size_t)ld, &l->gate, g0, g1, a, 0, n, t->linear);
     g->k->linear(t->b, (size_t)ld, &l->up, g0, g1, a, 0, n, t->linear);
     if (ffn % 32 == 0) {
@@ -264,9 +264,9 @@ void gate_up_panels(struct engine *g, struct seat *t, const struct model_layer *
 }
 
 /* h = silu(gate)·up, quantised by the thread that made the columns. */
-static void gate_up(struct engine *g, int tid, const struct model_layer *l, const struct kern_act *a, int phase)
+static void gate_up(struct cpu *g, int tid, const struct model_layer *l, const struct kern_act *a, int phase)
 {
-    int64_t ffn = g->m->c.ffn, n_row = g->s.n_row, n_panel = panels(&l->gate), run = run_of(g, n_panel);
+    int64_t ffn = g->e.m->c.ffn, n_row = g->s.n_row, n_panel = panels(&l->gate), run = run_of(g, n_panel);
     for (int64_t u; (u = team_take(g->team, tid, phase, n_panel, run)) >= 0;) {
         gate_up_panels(g, &g->seat[tid], l, a, &g->act_h, g->h, 2 * u, min64(2 * (u + run), groups(&l->gate)), n_row);
         team_done(g->team, phase, n_panel, min64(run, n_panel - u));
@@ -282,10 +282,10 @@ static void gate_up(struct engine *g, int tid, const struct model_layer *l, cons
 }
 
 /* Wanted rows: final norm, made ready for the head. */
-static void finish(struct engine *g, int tid, int phase)
+static void finish(struct cpu *g, int tid, int phase)
 {
     struct step *s = &g->s;
-    int64_t k = g->m->c.hidden, base = 0, c = 0;
+    int64_t k = g->e.m->c.hidden, base = 0, c = 0;
     for (int64_t w0; (w0 = team_take(g->team, tid, phase, s->n_want, KERN_TILE)) >= 0;) {
         int64_t w1 = min64(w0 + KERN_TILE, s->n_want);
         for (int64_t w = w0; w < w1; w++) {
@@ -296,7 +296,7 @@ static void finish(struct engine *g, int tid, int phase)
                 base += n;
             }
             int64_t r = s->row0[c] + (s->chunk[c].want == ENGINE_ALL ? w - base : s->chunk[c].n - 1);
-            g->k->norm(g->want + w * k, g->x + r * k, g->m->output_norm, k, g->m->c.eps);
+            g->k->norm(g->want + w * k, g->x + r * k, g->e.m->output_norm, k, g->e.m->c.eps);
         }
         g->k->act(&g->act_w, w0, w1 - w0, 0, k, g->want + w0 * k, (size_t)k);
         team_done(g->team, phase, s->n_want, w1 - w0);
@@ -305,13 +305,13 @@ static void finish(struct engine *g, int tid, int phase)
 }
 
 /* Few rows: every phase is shared out by columns of its matrix, so that each weight is read once. */
-static void columns_run(struct engine *g, int tid, int *at)
+static void columns_run(struct cpu *g, int tid, int *at)
 {
     int phase = 0;
     embed(g, tid, phase++);
     part_time(g, tid, PART_EMBED);
-    for (int64_t i = 0; i < g->m->c.n_layer; i++) {
-        const struct model_layer *l = &g->m->layer[i];
+    for (int64_t i = 0; i < g->e.m->c.n_layer; i++) {
+        const struct model_layer *l = &g->e.m->layer[i];
         int many = g->s.n_row > ROWS_ALONE; /* then activations are a phase of their own */
         const struct kern_act *a = normed(g, tid, l->attn_norm, phase, phase + many, qkv_panels(l));
         phase += many;
@@ -336,7 +336,7 @@ static void columns_run(struct engine *g, int tid, int *at)
         phase += many;
         part_time(g, tid, PART_NORM);
         gate_up(g, tid, l, a, phase);
-        phase += 1 + (g->m->c.ffn % 32 != 0);
+        phase += 1 + (g->e.m->c.ffn % 32 != 0);
         part_time(g, tid, PART_FFN);
         residual(g, tid, &l->down, &g->act_h, phase++);
         part_time(g, tid, PART_DOWN);
@@ -346,7 +346,7 @@ static void columns_run(struct engine *g, int tid, int *at)
 
 static void step_run(void *arg, int tid)
 {
-    struct engine *g = arg;
+    struct cpu *g = arg;
     int phase = 0;
     part_time(g, tid, PART_N);
     (g->s.block ? blocks_run : columns_run)(g, tid, &phase);
@@ -354,9 +354,10 @@ static void step_run(void *arg, int tid)
     part_time(g, tid, PART_NORM);
 }
 
-int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chunk, int64_t n_chunk,
-                engine_layer_fn *layer_done, void *arg)
+int cpu_step(struct err *e, struct engine *engine, const struct engine_chunk *chunk, int64_t n_chunk,
+             engine_layer_fn *layer_done, void *arg)
 {
+    struct cpu *g = cpu_of(engine);
     struct step *s = &g->s;
     s->chunk = chunk;
     s->n_chunk = n_chunk;
@@ -373,16 +374,11 @@ int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chun
     return rc;
 }
 
-int64_t engine_logits_ld(const struct engine *g)
-{
-    return (g->m->c.vocab + 31) / 32 * 32;
-}
-
 static void logits_run(void *arg, int tid)
 {
-    struct engine *g = arg;
-    const struct kern_mat *w = &g->m->output;
-    int64_t ld = engine_logits_ld(g), n_panel = panels(w), run = (n_panel + g->width - 1) / g->width;
+    struct cpu *g = arg;
+    const struct kern_mat *w = &g->e.m->output;
+    int64_t ld = engine_logits_ld(&g->e), n_panel = panels(w), run = (n_panel + g->width - 1) / g->width;
     part_time(g, tid, PART_N);
     for (int64_t u; (u = team_take(g->team, tid, 0, n_panel, run)) >= 0;) {
         g->k->linear(g->logits + 32 * u, (size_t)ld, w, 2 * u, min64(2 * (u + run), groups(w)), &g->act_w,
@@ -393,12 +389,15 @@ static void logits_run(void *arg, int tid)
     part_time(g, tid, PART_HEAD);
 }
 
-void engine_logits(struct engine *g, float *out, int64_t first, int64_t n)
+int cpu_logits(struct err *e, struct engine *engine, float *out, int64_t first, int64_t n)
 {
+    struct cpu *g = cpu_of(engine);
+    (void)e;
     g->logits = out;
     g->logits_first = first;
     g->logits_n = n;
     g->width = team_look(g->team);
     team_run(g->team, logits_run, g);
     part_time(g, 0, PART_WAIT);
+    return 0;
 }

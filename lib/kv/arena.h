@@ -20,16 +20,7 @@
 
 #define KV_ARENA_VERSION 1
 #define KV_DIGEST 32
-#define KV_NAME_BYTES 64
 #define KV_NONE UINT32_MAX /* no slot, no page */
-
-/* What KV a store holds: blocks of any other kind are strangers. */
-struct kv_kind {
-    uint8_t model[32]; /* fingerprint */
-    char arith[KV_NAME_BYTES], layout[KV_NAME_BYTES];
-    enum kern_kv type;
-    uint32_t n_layer, n_kv_head, head_dim;
-};
 
 /* 0, or ERR_PROTO that says in words what differs; `whose` names the other side ("prefill"). */
 int kv_kind_check(struct err *e, const struct kv_kind *have, const struct kv_kind *theirs, const char *whose);

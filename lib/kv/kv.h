@@ -14,8 +14,14 @@
 #include "err/err.h"
 #include "kernels/kernels.h"
 
-#define KV_ARITH "pp1"      /* the arithmetic id: changes with any rule of docs/arithmetic.md */
-#define KV_LAYOUT "cpu-hl1" /* the layout id: [layer][head][K, scales, V, scales] */
+/* The kind of KV: blocks of one kind are of use to whoever has the same. engine_kv_kind says what an engine makes. */
+#define KV_NAME_BYTES 64
+struct kv_kind {
+    uint8_t model[32];                                /* fingerprint */
+    char arith[KV_NAME_BYTES], layout[KV_NAME_BYTES]; /* ids of the arithmetic and of a block's layout */
+    enum kern_kv type;
+    uint32_t n_layer, n_kv_head, head_dim;
+};
 
 struct kv_layout {
     enum kern_kv type;
@@ -49,30 +55,17 @@ struct kv_table {
 int kv_table_grow(struct err *e, struct kv_table *t, struct kv_pool *p, int64_t n_block);
 void kv_table_release(struct kv_table *t, struct kv_pool *p);
 
-/* Where layer `layer` of a slot begins: layer_bytes of it, the next layer right behind. */
-uint8_t *kv_layer(const struct kv_pool *p, int32_t slot, int64_t layer);
-
-/* The (layer, head) tile. */
-static inline uint8_t *kv_tile(const struct kv_pool *p, int32_t slot, int64_t layer, int head);
-
 /*
  * A tail of n_token < 32 tokens travels packed by token: in each tile K as [hd/u][n][u], K scales [n], V as
  * [ceil(n/w)][hd][w] with zeros past n, V scales [n] (u, w the interleave of the type). Full blocks travel as they lie.
  */
 size_t kv_packed_bytes(const struct kv_layout *l, int64_t n_layer, int n_token);
-void kv_pack(uint8_t *dst, const struct kv_layout *l, const uint8_t *layers, int64_t n_layer, int n_token);
-void kv_unpack(uint8_t *layers, const struct kv_layout *l, const uint8_t *src, int64_t n_layer, int n_token);
 
-struct kv_pool_head { /* what the inline above needs */
-    uint8_t *arena;
-    struct kv_layout layout;
+/* Layers layer … layer+n_layer-1 of the first n_token tokens of a block. */
+struct kv_part {
+    int32_t slot;
+    int64_t layer, n_layer;
+    int n_token;
 };
-
-static inline uint8_t *kv_tile(const struct kv_pool *p, int32_t slot, int64_t layer, int head)
-{
-    const struct kv_pool_head *h = (const struct kv_pool_head *)(const void *)p;
-    return h->arena + (size_t)slot * h->layout.slot_bytes + (size_t)layer * h->layout.layer_bytes +
-           (size_t)head * h->layout.tile_bytes;
-}
 
 #endif

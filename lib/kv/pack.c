@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include "kv/kv.h"
+#include "kv/bytes.h"
 
 /* How a type lays out a tile: K [hd/ku][32][ku] and V [32/vw][hd][vw] elements of `size` bytes, f32 scales where
  * `scaled`. */

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 
 #include "kv/arena.h"
-#include "kv/kv.h"
+#include "kv/bytes.h"
 
 struct kv_pool {
     struct kv_pool_head head;
@@ -156,9 +156,4 @@ void kv_table_release(struct kv_table *t, struct kv_pool *p)
     pthread_mutex_unlock(&p->lock);
     free(t->slot);
     *t = (struct kv_table){0};
-}
-
-uint8_t *kv_layer(const struct kv_pool *p, int32_t slot, int64_t layer)
-{
-    return kv_tile(p, slot, layer, 0);
 }

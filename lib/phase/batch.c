@@ -1,14 +1,14 @@
 /* The rows of a step: prompts in chunks and newest tokens, in any mix; then logits, sampling and prompt scores. */
-#include <pthread.h>
 #include <stdlib.h>
 
-#include "phase/fake.h"
 #include "phase/stage.h"
 
 struct entry {
     struct request *q;
     bool sampled; /* this step ends with a new token */
 };
+
+#define SAMPLED_ROWS 256 /* a call of engine_sample: its results are held at once; a multiple of 8 */
 
 struct row { /* one row of logits and what it is for */
     struct entry *e;
@@ -21,9 +21,8 @@ struct batch {
     struct entry *entry;        /* [cap] */
     struct engine_chunk *chunk; /* [cap] */
     struct row *row;            /* [cap] wanted rows */
+    struct engine_row *sampled; /* [SAMPLED_ROWS] */
     int64_t n, n_row, n_want, cap;
-    int64_t row0;           /* first row of the present pass */
-    pthread_mutex_t failed; /* guards q->err while rows are sampled */
 };
 
 int batch_new(struct err *e, struct batch **out, struct stage *s)
@@ -32,12 +31,12 @@ int batch_new(struct err *e, struct batch **out, struct stage *s)
     if (!b)
         return err_nomem(e, "a batch", sizeof *b);
     b->s = s;
-    pthread_mutex_init(&b->failed, NULL);
-    b->cap = s->fake ? (int64_t)s->o->batched_tokens : engine_row_max(s->g);
+    b->cap = engine_row_max(s->g);
     b->entry = calloc((size_t)b->cap, sizeof *b->entry);
     b->chunk = calloc((size_t)b->cap, sizeof *b->chunk);
     b->row = calloc((size_t)b->cap, sizeof *b->row);
-    if (!b->entry || !b->chunk || !b->row) {
+    b->sampled = calloc(SAMPLED_ROWS, sizeof *b->sampled);
+    if (!b->entry || !b->chunk || !b->row || !b->sampled) {
         err_nomem(e, "a batch", (size_t)b->cap * (sizeof *b->entry + sizeof *b->chunk + sizeof *b->row));
         batch_free(b);
         return e->code;
@@ -53,7 +52,7 @@ void batch_free(struct batch *b)
     free(b->entry);
     free(b->chunk);
     free(b->row);
-    pthread_mutex_destroy(&b->failed);
+    free(b->sampled);
     free(b);
 }
 
@@ -92,7 +91,7 @@ static struct engine_chunk *add(struct batch *b, struct request *q, int64_t n, e
     struct entry *en = &b->entry[b->n];
     struct engine_chunk *c = &b->chunk[b->n++];
     *en = (struct entry){.q = q};
-    *c = (struct engine_chunk){.kv = &q->kv, .n = n, .pos = q->n_kv, .want = want};
+    *c = (struct engine_chunk){.kv = &q->kv, .n = n, .pos = q->n_kv, .want = want, .n_prompt = q->r->n_id};
     b->n_row += n;
     int64_t wanted = want == ENGINE_ALL ? n : want == ENGINE_LAST;
     for (int64_t i = 0; i < wanted; i++)
@@ -133,56 +132,51 @@ void batch_sequence(struct batch *b, struct request *q, int64_t most)
     b->entry[b->n - 1].sampled = sample_now;
 }
 
-/* Scores prompt token `at` from the row before it. */
-static int score(struct err *e, struct batch *b, struct request *q, const float *x, int64_t at, int tid)
+/* What is asked of a row of logits. */
+static struct engine_row ask(const struct row *r)
 {
-    struct sample_result r;
-    int rc = sample_logprob(e, b->s->sampler[tid], &r, x, q->r->ids[at], q->pos.n_top);
-    if (!rc)
-        logprob_of(&q->pos.lp[at], q->pos.top + at * q->pos.n_top, &r);
-    return rc;
-}
-
-static int choose(struct err *e, struct batch *b, struct request *q, float *x, int64_t position, int tid)
-{
+    const struct request *q = r->e->q;
+    struct engine_row w = {.position = r->position, .prompt = q->r->ids, .n_prompt = q->r->n_id};
     size_t n_answer = 0, n_ban = 0;
-    const uint32_t *said = answer_ids(q->answer, &n_answer), *ban = answer_banned(q->answer, &n_ban);
-    return sample(e, b->s->sampler[tid], &q->now, x, text_n_token(b->s->text), &q->sp, q->r->ids, q->r->n_id, said,
-                  (int64_t)n_answer, ban, (int64_t)n_ban, (uint64_t)position);
+    if (q->answer) {
+        w.answer = answer_ids(q->answer, &n_answer);
+        w.ban = answer_banned(q->answer, &n_ban);
+        w.n_answer = (int64_t)n_answer;
+        w.n_ban = (int64_t)n_ban;
+    }
+    if (r->position < q->r->n_id) {
+        w.use = ENGINE_SCORE;
+        w.n_top = q->pos.n_top;
+    } else if (r->e->sampled && r->last) {
+        w.use = ENGINE_CHOOSE;
+        w.params = &q->sp;
+    }
+    return w;
 }
 
-static void one_row(void *arg, int64_t i, int tid)
+static void take(const struct row *r, const struct engine_row *w)
 {
-    struct batch *b = arg;
-    struct row *r = &b->row[b->row0 + i];
-    float *x = b->s->logits + i * engine_logits_ld(b->s->g);
     struct request *q = r->e->q;
-    struct err e;
-    int rc = 0;
-    if (r->position < q->r->n_id)
-        rc = score(&e, b, q, x, r->position, tid);
-    else if (r->e->sampled && r->last)
-        rc = choose(&e, b, q, x, r->position, tid);
-    if (!rc)
-        return;
-    pthread_mutex_lock(&b->failed);
-    q->err = e;
-    pthread_mutex_unlock(&b->failed);
+    if (w->err.code)
+        q->err = w->err;
+    else if (w->use == ENGINE_SCORE)
+        logprob_of(&q->pos.lp[r->position], q->pos.top + r->position * q->pos.n_top, &w->out);
+    else if (w->use == ENGINE_CHOOSE)
+        q->now = w->out;
 }
 
 int batch_run(struct err *e, struct batch *b, engine_layer_fn *layer_done, void *arg)
 {
-    int rc = b->s->fake ? fake_step(e, b->s, b) : engine_step(e, b->s->g, b->chunk, b->n, layer_done, arg);
-    if (rc)
-        return rc;
-    if (b->s->fake && layer_done)
-        layer_done(arg, 0);
-    for (b->row0 = 0; !b->s->fake && b->row0 < b->n_want; b->row0 += LOGITS_ROWS) {
-        int64_t n = b->n_want - b->row0 < LOGITS_ROWS ? b->n_want - b->row0 : LOGITS_ROWS;
-        engine_logits(b->s->g, b->s->logits, b->row0, n);
-        engine_each(b->s->g, one_row, b, n);
+    int rc = engine_step(e, b->s->g, b->chunk, b->n, layer_done, arg);
+    for (int64_t at = 0; !rc && at < b->n_want; at += SAMPLED_ROWS) {
+        int64_t n = b->n_want - at < SAMPLED_ROWS ? b->n_want - at : SAMPLED_ROWS;
+        for (int64_t i = 0; i < n; i++)
+            b->sampled[i] = ask(&b->row[at + i]);
+        rc = engine_sample(e, b->s->g, b->sampled, at, n);
+        for (int64_t i = 0; !rc && i < n; i++)
+            take(&b->row[at + i], &b->sampled[i]);
     }
-    for (int64_t i = 0; i < b->n; i++)
+    for (int64_t i = 0; !rc && i < b->n; i++)
         b->entry[i].q->n_kv += b->chunk[i].n;
-    return 0;
+    return rc;
 }

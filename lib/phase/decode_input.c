@@ -156,20 +156,19 @@ static int check_block(struct err *e, const struct decode *d, const struct reque
 
 static int read_block(struct err *e, struct decode *d, struct request *q, const struct wire_blk *b)
 {
-    uint8_t *to = kv_layer(d->s.pool, q->kv.slot[b->block], b->layer);
-    uint64_t sum = b->sum, n = b->n_data;
-    int n_token = (int)b->n_token;
-    int64_t n_layer = b->n_layer;
-    uint8_t *flat = n_token < KERN_KV_BLOCK ? malloc(n) : NULL;
-    if (n_token < KERN_KV_BLOCK && !flat)
-        return err_nomem(e, "a tail block", n);
-    int rc = wire_read_data(e, d->in, flat ? flat : to, n);
-    if (!rc && wire_sum(flat ? flat : to, n) != sum)
+    struct kv_part p = {q->kv.slot[b->block], b->layer, b->n_layer, (int)b->n_token};
+    uint64_t sum = b->sum, n = b->n_data, block = b->block, seq = b->seq;
+    uint32_t index = b->index;
+    uint8_t *room = malloc(n);
+    if (!room)
+        return err_nomem(e, "a block", n);
+    uint8_t *to = engine_kv_place(d->s.g, &p, room);
+    int rc = wire_read_data(e, d->in, to, n);
+    if (!rc && wire_sum(to, n) != sum)
         rc = err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u is damaged: its checksum differs",
-                     (unsigned long long)b->block, (unsigned long long)b->seq, b->index);
-    if (!rc && flat)
-        kv_unpack(to, &d->s.layout, flat, n_layer, n_token);
-    free(flat);
+                     (unsigned long long)block, (unsigned long long)seq, index);
+    rc = rc ? rc : engine_kv_write(e, d->s.g, &p, to);
+    free(room);
     return rc;
 }
 

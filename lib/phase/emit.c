@@ -23,7 +23,7 @@ struct emit {
     struct item *head, **tail;
     struct item *spare; /* used again for blocks, so that queueing one does not allocate in the steady state */
     int64_t n_pending, n_item;
-    uint8_t *flat; /* a packed tail */
+    uint8_t *packed; /* room for engine_kv_read */
     struct err err;
     bool stop;
 };
@@ -32,13 +32,13 @@ static int write_block(struct err *e, struct emit *m, struct item *it)
 {
     const struct kv_layout *l = &m->s->layout;
     struct wire_blk *b = &it->blk;
-    uint8_t *from = kv_layer(m->s->pool, it->slot, b->layer);
-    struct iovec iov = {from, kv_packed_bytes(l, b->n_layer, (int)b->n_token)};
-    if (b->n_token < KERN_KV_BLOCK) {
-        iov.iov_base = m->flat;
-        kv_pack(m->flat, l, from, b->n_layer, (int)b->n_token);
-    }
-    b->sum = wire_sum(iov.iov_base, iov.iov_len);
+    struct kv_part p = {it->slot, b->layer, b->n_layer, (int)b->n_token};
+    const uint8_t *bytes;
+    int rc = engine_kv_read(e, m->s->g, &bytes, &p, m->packed);
+    if (rc)
+        return rc;
+    struct iovec iov = {(void *)(uintptr_t)bytes, kv_packed_bytes(l, b->n_layer, (int)b->n_token)};
+    b->sum = wire_sum(bytes, iov.iov_len);
     return wire_write_blk(e, m->s->out, b, &iov, 1);
 }
 
@@ -86,10 +86,10 @@ static void *emit_main(void *p)
 int emit_new(struct err *e, struct emit **out, struct stage *s)
 {
     struct emit *m = calloc(1, sizeof *m);
-    size_t flat = kv_packed_bytes(&s->layout, s->layout.n_layer, KERN_KV_BLOCK);
-    if (!m || !(m->flat = malloc(flat))) {
+    size_t packed = kv_packed_bytes(&s->layout, s->layout.n_layer, KERN_KV_BLOCK);
+    if (!m || !(m->packed = malloc(packed))) {
         free(m);
-        return err_nomem(e, "the output queue", flat);
+        return err_nomem(e, "the output queue", packed);
     }
     m->s = s;
     m->tail = &m->head;
@@ -97,7 +97,7 @@ int emit_new(struct err *e, struct emit **out, struct stage *s)
     pthread_cond_init(&m->more, NULL);
     pthread_cond_init(&m->less, NULL);
     if (pthread_create(&m->thread, NULL, emit_main, m)) {
-        free(m->flat);
+        free(m->packed);
         free(m);
         return err_sys(e, "cannot start the writing thread");
     }
@@ -124,7 +124,7 @@ void emit_free(struct emit *m)
     pthread_mutex_destroy(&m->lock);
     pthread_cond_destroy(&m->more);
     pthread_cond_destroy(&m->less);
-    free(m->flat);
+    free(m->packed);
     free(m);
 }
 

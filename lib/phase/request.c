@@ -179,7 +179,6 @@ void request_free(struct request *q, struct stage *s)
     free(q->span);
     free(q->arrived);
     free(q->all);
-    free(q->truth);
     wire_req_free(q->r);
     free(q);
 }

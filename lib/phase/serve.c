@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "link/notify.h"
-#include "phase/fake.h"
 #include "proc/proc.h"
 
 #define WAIT_IDLE_MS 200 /* looks at signals and at what is due */
@@ -45,7 +44,7 @@ static void name_it(struct serve *v)
     snprintf(v->store_name, sizeof v->store_name, "%s", o->store ? o->store : proc_host());
     snprintf(v->compat, sizeof v->compat, "model %02x%02x%02x%02x%02x%02x, vocabulary %02x%02x%02x%02x, %s, %s, %s",
              fp[0], fp[1], fp[2], fp[3], fp[4], fp[5], vocab[0], vocab[1], vocab[2], vocab[3], kern_kv_name(v->s.kv),
-             v->s.arith, KV_LAYOUT);
+             v->s.kind.arith, v->s.kind.layout);
 }
 
 static int join(struct err *e, struct serve *v)
@@ -61,8 +60,7 @@ static int join(struct err *e, struct serve *v)
                                  .max_len = (uint32_t)v->s.context,
                                  .chunk = (uint32_t)o->batched_tokens};
     name_it(v);
-    if (v->s.fake)
-        fake_cost(v->s.fake, w.pre, w.dec);
+    engine_cost(v->s.g, w.pre, w.dec);
     return worker_link_open(e, &v->link, &w);
 }
 

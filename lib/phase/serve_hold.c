@@ -93,14 +93,8 @@ static int map_arena(struct err *e, struct serve *v)
 
 int hold_open(struct err *e, struct serve *v)
 {
-    struct kv_kind k = {.n_layer = (uint32_t)v->s.m->c.n_layer,
-                        .n_kv_head = (uint32_t)v->s.m->c.n_kv_head,
-                        .head_dim = (uint32_t)v->s.m->c.head_dim};
-    memcpy(k.model, v->s.m->fingerprint, sizeof k.model);
-    memccpy(k.arith, v->s.arith, 0, sizeof k.arith);
-    memccpy(k.layout, KV_LAYOUT, 0, sizeof k.layout);
-    int rc = kv_type_parse(e, &k.type, v->s.o->kv_type);
-    struct store_client_opts o = {.url = v->s.o->kv, .name = v->s.o->prog, .kind = &k, .timeout_ms = CALL_MS};
+    struct store_client_opts o = {.url = v->s.o->kv, .name = v->s.o->prog, .kind = &v->s.kind, .timeout_ms = CALL_MS};
+    int rc = 0;
     bool said = false;
     while (!rc && (rc = store_client_open(e, &v->store, &o)) == ERR_SYS && !proc_term_count()) {
         if (!said)
@@ -140,7 +134,7 @@ static void forget(struct serve *v, struct task *o)
     *t = (struct kv_table){0};
     o->has_seq = o->seq_tail = false;
     o->n_pub = 0;
-    o->q->n_kv = o->q->n_checked = 0;
+    o->q->n_kv = 0;
 }
 
 /* What was handed over and not taken yet would lie in the store until its time is over. */

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "phase/fake.h"
 #include "proc/cores.h"
 #include "proc/proc.h"
 
@@ -47,8 +46,9 @@ int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
     if (open_cores(e, s))
         return e->code;
     struct model_opts mo = {.path = o->model, .progress = o->progress, .progress_arg = o->progress_arg};
-    s->arith = o->engine ? FAKE_ARITH : KV_ARITH;
-    int rc = o->engine ? fake_open(e, &s->fake, &s->m, o) : model_open(e, &s->m, &mo);
+    int rc = engine_model(e, &s->m, o->engine, &mo);
+    rc = rc ? rc : kv_type_parse(e, &s->kv, o->kv_type);
+    rc = rc ? rc : engine_kv_kind(e, &s->kind, o->engine, s->m, s->kv);
     if (!rc)
         rc = text_open(e, &s->text, s->m->gguf);
     if (!rc && text_n_token(s->text) > s->m->c.vocab) /* fewer are well: rows that pad the matrix */
@@ -70,15 +70,9 @@ int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
 
 static void close_engine(struct stage *s)
 {
-    for (int i = 0; s->sampler && i < s->n_thread; i++)
-        sampler_free(s->sampler[i]);
-    free(s->sampler);
-    free(s->logits);
     batch_free(s->batch);
     engine_free(s->g);
     kv_pool_free(s->pool);
-    s->sampler = NULL;
-    s->logits = NULL;
     s->batch = NULL;
     s->g = NULL;
     s->pool = NULL;
@@ -89,7 +83,6 @@ void stage_close(struct stage *s)
     close_engine(s);
     wire_writer_free(s->out);
     text_free(s->text);
-    fake_free(s->fake);
     cores_close(s->cores);
     model_free(s->m);
 }
@@ -107,10 +100,9 @@ static void say_start(const struct stage *s)
     snprintf(
         line, sizeof line,
         "%s: %s, %d thread%s, weights %.1f MiB %s, %.1f MiB in huge pages; %s KV, %lld blocks of %d tokens, %.1f MiB",
-        s->m->path, s->fake ? "no weights" : engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s",
-        mib(s->m->weight_bytes), s->m->shared ? "shared" : s->m->not_shared.text, mib(model_huge_bytes(s->m)),
-        kern_kv_name(s->kv), (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK,
-        mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
+        s->m->path, engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s", mib(s->m->weight_bytes),
+        s->m->shared ? "shared" : s->m->not_shared.text, mib(model_huge_bytes(s->m)), kern_kv_name(s->kv),
+        (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK, mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
     s->o->say(s->o->say_arg, line);
 }
 
@@ -131,27 +123,19 @@ void stage_say_profile(const struct stage *s)
 /* Over s->pool. */
 static int open_engine(struct err *e, struct stage *s)
 {
-    struct engine_opts eo = {.isa = s->o->isa,
+    struct engine_opts eo = {.backend = s->o->engine,
+                             .text = s->text,
+                             .isa = s->o->isa,
                              .threads = s->n_thread,
                              .cores = s->cores,
                              .kv = s->kv,
                              .row_max = (int64_t)s->o->batched_tokens,
                              .delay_seed = s->o->delay_seed};
-    int rc = s->fake ? 0 : engine_open(e, &s->g, s->m, s->pool, &eo);
-    if (!rc && s->g)
-        s->n_thread = engine_threads(s->g);
-    if (!rc)
-        rc = batch_new(e, &s->batch, s);
-    if (rc || s->fake)
+    int rc = engine_open(e, &s->g, s->m, s->pool, &eo);
+    if (rc)
         return rc;
-    size_t n = LOGITS_ROWS * (size_t)engine_logits_ld(s->g) * sizeof(float);
-    s->logits = aligned_alloc(64, n);
-    s->sampler = calloc((size_t)s->n_thread, sizeof *s->sampler);
-    if (!s->logits || !s->sampler)
-        return err_nomem(e, "logits", n);
-    for (int i = 0; i < s->n_thread && !rc; i++)
-        rc = sampler_new(e, &s->sampler[i], engine_ops(s->g), s->m->c.vocab);
-    return rc;
+    s->n_thread = engine_threads(s->g);
+    return batch_new(e, &s->batch, s);
 }
 
 int stage_engine_take(struct err *e, struct stage *s, enum kern_kv kv, struct kv_pool *pool)
@@ -160,8 +144,9 @@ int stage_engine_take(struct err *e, struct stage *s, enum kern_kv kv, struct kv
     close_engine(s);
     s->kv = kv;
     s->pool = pool;
-    engine_layout(&s->layout, s->m, kv);
-    int rc = open_engine(e, s);
+    s->layout = *kv_pool_layout(pool);
+    int rc = engine_kv_kind(e, &s->kind, s->o->engine, s->m, kv);
+    rc = rc ? rc : open_engine(e, s);
     s->load_ns += proc_now_ns() - t0;
     if (!rc)
         say_start(s);
@@ -177,9 +162,10 @@ int stage_engine(struct err *e, struct stage *s, enum kern_kv kv)
     if (bytes > memory)
         return err_set(e, ERR_USAGE, "KV budget of %llu bytes is over the %llu bytes of memory this process may use",
                        (unsigned long long)bytes, (unsigned long long)memory);
+    struct kv_layout l;
     close_engine(s);
-    engine_layout(&s->layout, s->m, kv);
-    int rc = kv_pool_new(e, &pool, &s->layout, bytes);
+    kv_layout_init(&l, kv, s->m->c.n_layer, s->m->c.n_kv_head, s->m->c.head_dim);
+    int rc = kv_pool_new(e, &pool, &l, bytes);
     return rc ? rc : stage_engine_take(e, s, kv, pool);
 }
 
@@ -195,8 +181,8 @@ void stage_hello(const struct stage *s, struct wire_hello *h, bool with_kv)
     h->has_kv = true;
     h->model_fp = (struct wire_bytes){s->m->fingerprint, 32};
     h->kv_type = wire_str_of(kern_kv_name(s->kv));
-    h->arith = wire_str_of(s->arith);
-    h->layout = wire_str_of(KV_LAYOUT);
+    h->arith = wire_str_of(s->kind.arith);
+    h->layout = wire_str_of(s->kind.layout);
     h->n_layer = (uint32_t)s->m->c.n_layer;
     h->n_kv_head = (uint32_t)s->m->c.n_kv_head;
     h->head_dim = (uint32_t)s->m->c.head_dim;
@@ -220,12 +206,12 @@ int stage_check_hello(struct err *e, const struct stage *s, const struct wire_he
         return 0;
     if (h->model_fp.n != 32 || memcmp(h->model_fp.p, s->m->fingerprint, 32))
         return err_set(e, ERR_PROTO, "KV of %.*s was made by another model than %s", from, h->from.p, s->m->path);
-    if (differs(h->arith, s->arith))
+    if (differs(h->arith, s->kind.arith))
         return err_set(e, ERR_PROTO, "KV of %.*s was made by arithmetic %.*s, here it is %s", from, h->from.p,
-                       (int)h->arith.n, h->arith.p, s->arith);
-    if (differs(h->layout, KV_LAYOUT))
+                       (int)h->arith.n, h->arith.p, s->kind.arith);
+    if (differs(h->layout, s->kind.layout))
         return err_set(e, ERR_PROTO, "KV of %.*s has layout %.*s, here it is %s", from, h->from.p, (int)h->layout.n,
-                       h->layout.p, KV_LAYOUT);
+                       h->layout.p, s->kind.layout);
     if (h->n_layer != c->n_layer || (int)h->n_kv_head != c->n_kv_head || (int)h->head_dim != c->head_dim)
         return err_set(e, ERR_PROTO, "KV of %.*s has shape %u layers, %u heads of %u; %s has %lld, %d of %d", from,
                        h->from.p, h->n_layer, h->n_kv_head, h->head_dim, s->m->path, (long long)c->n_layer,

@@ -10,27 +10,22 @@
 #include "wire/wire.h"
 
 #define EMPTY_STREAM "stdin: empty, not even a hello: the stage before failed"
-#define LOGITS_ROWS 32 /* logits held at once; a multiple of 8 */
 
 struct cores;
-struct fake;
 
 struct stage {
     const struct phase_opts *o;
-    struct fake *fake; /* in the engine's place; NULL: a real one */
-    const char *arith; /* what makes the KV */
     struct model *m;
     struct text *text;
     struct kv_pool *pool;
     struct engine *g;
+    struct kv_kind kind; /* of KV that the engine computes; before there is one, of --kv-cache-dtype */
     struct kv_layout layout;
     enum kern_kv kv;
     int64_t context;
     uint64_t load_ns;
     int n_thread;
-    struct cores *cores;      /* where own processors were given */
-    struct sampler **sampler; /* [n_thread] */
-    float *logits;            /* [LOGITS_ROWS][ld] */
+    struct cores *cores; /* where own processors were given */
     struct wire_writer *out;
     struct batch *batch;
 };
@@ -94,10 +89,6 @@ struct request {
     uint32_t *all; /* [n_all] the prompt and behind it the answer so far */
     int64_t n_all, cap_all;
     struct task *task;
-
-    /* the fake engine */
-    uint64_t *truth; /* [n_truth] what the KV of each token must be */
-    int64_t n_truth, cap_truth, n_checked;
 };
 
 /* Takes over a copy of r and checks it against the model and the pool. A request that cannot run gets err set. */

@@ -14,6 +14,7 @@
 
 #include "cli/cli.h"
 #include "engine/engine.h"
+#include "kv/bytes.h"
 #include "proc/proc.h"
 
 #define WARM_ROWS 64 /* of a prompt before the one that is timed: every weight is read once */
@@ -33,10 +34,10 @@ struct bench {
     struct kv_pool *pool; /* of n_kv tables of n_block blocks */
     struct kv_table *kv;
     int64_t n_kv, n_block;
-    int64_t filled; /* tokens that every table holds: those of `ids` */
-    uint32_t *ids;  /* [32 * n_block] */
-    uint32_t *next; /* [n_kv] */
-    float *logits;  /* [n_kv][ld] */
+    int64_t filled;         /* tokens that every table holds: those of `ids` */
+    uint32_t *ids;          /* [32 * n_block] */
+    uint32_t *next;         /* [n_kv] */
+    struct engine_row *row; /* [n_kv] */
 };
 
 static enum kern_kv kv_of(const char *name)
@@ -51,7 +52,7 @@ static void bench_close(struct bench *b)
     free(b->kv);
     free(b->ids);
     free(b->next);
-    free(b->logits);
+    free(b->row);
     engine_free(b->g);
     kv_pool_free(b->pool);
     *b = (struct bench){.m = b->m, .isa = b->isa};
@@ -79,7 +80,7 @@ static int bench_open(struct err *e, struct bench *b, bool *fresh, const struct 
         return 0;
     bench_close(b);
     struct kv_layout l;
-    engine_layout(&l, b->m, type);
+    kv_layout_init(&l, type, b->m->c.n_layer, b->m->c.n_kv_head, b->m->c.head_dim);
     int rc = kv_pool_new(e, &b->pool, &l, (uint64_t)(n_block * n_kv) * l.slot_bytes);
     struct engine_opts eo = {.isa = b->isa, .threads = (int)j->threads, .kv = type, .row_max = (int64_t)j->rows};
     if (!rc)
@@ -92,8 +93,8 @@ static int bench_open(struct err *e, struct bench *b, bool *fresh, const struct 
     b->kv = calloc((size_t)n_kv, sizeof *b->kv);
     b->ids = malloc((size_t)(32 * n_block) * sizeof *b->ids);
     b->next = calloc((size_t)n_kv, sizeof *b->next);
-    b->logits = aligned_alloc(64, (size_t)n_kv * (size_t)engine_logits_ld(b->g) * sizeof *b->logits);
-    if (!b->kv || !b->ids || !b->next || !b->logits)
+    b->row = calloc((size_t)n_kv, sizeof *b->row);
+    if (!b->kv || !b->ids || !b->next || !b->row)
         return err_nomem(e, "the benchmark", 0);
     b->n_kv = n_kv;
     b->n_block = n_block;
@@ -103,18 +104,34 @@ static int bench_open(struct err *e, struct bench *b, bool *fresh, const struct 
     return rc;
 }
 
+/* The next id of each of n sequences of `pos` tokens: the best one. */
+static int choose(struct err *e, struct bench *b, int64_t n, int64_t pos)
+{
+    static const struct sample_params greedy = {
+        .top_p = 1, .typical_p = 1, .repetition_penalty = 1, .penalty_last_n = -1, .logprobs = -1};
+    for (int64_t i = 0; i < n; i++)
+        b->row[i] = (struct engine_row){.use = ENGINE_CHOOSE, .position = pos, .params = &greedy};
+    int rc = engine_sample(e, b->g, b->row, 0, n);
+    for (int64_t i = 0; !rc && i < n; i++) {
+        if (b->row[i].err.code)
+            *e = b->row[i].err;
+        rc = b->row[i].err.code;
+        b->next[i] = b->row[i].out.id;
+    }
+    return rc;
+}
+
 static int prefill(struct err *e, struct bench *b, int64_t n)
 {
     int64_t row_max = (int64_t)b->rows;
     for (int64_t pos = 0; pos < n; pos += row_max) {
         int64_t rows = n - pos < row_max ? n - pos : row_max;
-        struct engine_chunk c = {&b->kv[0], b->ids + pos, rows, pos, pos + rows == n ? ENGINE_LAST : ENGINE_NONE};
+        struct engine_chunk c = {&b->kv[0], b->ids + pos, rows, pos, pos + rows == n ? ENGINE_LAST : ENGINE_NONE, n};
         int rc = engine_step(e, b->g, &c, 1, NULL, NULL);
         if (rc)
             return rc;
     }
-    engine_logits(b->g, b->logits, 0, 1);
-    return 0;
+    return choose(e, b, 1, n);
 }
 
 /* The KV of the first sequence, computed, and copied into the others: what the same prompt gives, in memory of its own.
@@ -135,16 +152,9 @@ static int deepen(struct err *e, struct bench *b, int64_t depth)
 static int decode(struct err *e, struct bench *b, struct engine_chunk *c, int64_t batch, int64_t pos)
 {
     for (int64_t i = 0; i < batch; i++)
-        c[i] = (struct engine_chunk){&b->kv[i], b->next + i, 1, pos, ENGINE_LAST};
+        c[i] = (struct engine_chunk){&b->kv[i], b->next + i, 1, pos, ENGINE_LAST, pos};
     int rc = engine_step(e, b->g, c, batch, NULL, NULL);
-    if (rc)
-        return rc;
-    engine_logits(b->g, b->logits, 0, batch);
-    for (int64_t i = 0; i < batch; i++) {
-        float max;
-        b->next[i] = (uint32_t)engine_ops(b->g)->argmax(b->logits + i * engine_logits_ld(b->g), b->m->c.vocab, &max);
-    }
-    return 0;
+    return rc ? rc : choose(e, b, batch, pos + 1);
 }
 
 /* ---- what was computed and read ---- */

@@ -291,8 +291,8 @@ int main(int argc, char **argv)
     if (argc < 3)
         return ERR_USAGE;
     memset(k.model, (int)strtol(argv[2], NULL, 16), sizeof k.model);
-    snprintf(k.arith, sizeof k.arith, "%s", argc > 3 ? argv[3] : KV_ARITH);
-    snprintf(k.layout, sizeof k.layout, "%s", KV_LAYOUT);
+    snprintf(k.arith, sizeof k.arith, "%s", argc > 3 ? argv[3] : "pp1");
+    snprintf(k.layout, sizeof k.layout, "%s", "cpu-hl1");
     struct store_client_opts o = {
         .url = argv[1], .name = "kv_client", .kind = only_watch ? NULL : &k, .timeout_ms = 3000};
     if (store_client_open(&e, &c, &o)) {

@@ -77,12 +77,12 @@ static int run(struct err *e, struct sink *s, struct engine *g, struct kv_pool *
     float *x = aligned_alloc(64, 32 * (size_t)s->ld * sizeof *x);
     int rc = x ? kv_table_grow(e, &kv, pool, (n + 31) / 32) : err_nomem(e, "logits", 32 * (size_t)s->ld * sizeof *x);
     for (int64_t pos = 0; !rc && pos < n; pos += chunk) {
-        struct engine_chunk c = {&kv, ids + pos, n - pos < chunk ? n - pos : chunk, pos, ENGINE_ALL};
+        struct engine_chunk c = {&kv, ids + pos, n - pos < chunk ? n - pos : chunk, pos, ENGINE_ALL, 0};
         rc = engine_step(e, g, &c, 1, NULL, NULL);
         for (int64_t i = 0; !rc && i < c.n; i += 32) {
             int64_t rows = c.n - i < 32 ? c.n - i : 32;
-            engine_logits(g, x, i, rows);
-            rc = take_rows(e, s, x, pos + i, rows);
+            rc = engine_logits(e, g, x, i, rows);
+            rc = rc ? rc : take_rows(e, s, x, pos + i, rows);
         }
     }
     kv_table_release(&kv, pool);
@@ -139,7 +139,7 @@ int main(int argc, char **argv)
     if (!rc)
         rc = read_ids(&e, &ids, &n, m->c.vocab);
     if (!rc) {
-        engine_layout(&l, m, type);
+        kv_layout_init(&l, type, m->c.n_layer, m->c.n_kv_head, m->c.head_dim);
         rc = kv_pool_new(&e, &pool, &l, (uint64_t)(n / 32 + 1) * l.slot_bytes);
     }
     struct engine_opts eo = {.isa = isa, .threads = (int)threads, .kv = type, .row_max = (int64_t)chunk};

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "kv/bytes.h"
 #include "unit/kv_build.h"
 
 static void holds_what_was_asked_for(void **state)

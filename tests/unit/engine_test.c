@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "engine/engine.h"
+#include "kv/bytes.h"
 #include "proc/cores.h"
 
 #define N 300 /* tokens: two partitions */
@@ -206,7 +207,7 @@ static void run(float *out, const struct model *m, const struct how *h, int64_t 
     struct kv_pool *pool = NULL;
     struct engine *g = NULL;
     struct lender lender = {0};
-    engine_layout(&l, m, h->kv);
+    kv_layout_init(&l, h->kv, m->c.n_layer, m->c.n_kv_head, m->c.head_dim);
     assert_int_equal(kv_pool_new(&e, &pool, &l, 32 * l.slot_bytes), 0);
     if (h->lent)
         lender_start(&lender, h->lent);
@@ -226,15 +227,15 @@ static void run(float *out, const struct model *m, const struct how *h, int64_t 
             memset(kv_layer(pool, kv.slot[i], 0), 0xff, l.layer_bytes * (size_t)l.n_layer);
     for (int64_t pos = 0; pos < n; pos += h->chunk) {
         int64_t rows = n - pos < h->chunk ? n - pos : h->chunk;
-        struct engine_chunk c[2] = {{&mate, ids, 1, pos / h->chunk, ENGINE_ALL},
-                                    {&kv, ids + pos, rows, pos, ENGINE_LAST}};
+        struct engine_chunk c[2] = {{&mate, ids, 1, pos / h->chunk, ENGINE_ALL, 0},
+                                    {&kv, ids + pos, rows, pos, ENGINE_LAST, 0}};
         bool beside = h->mate && pos / h->chunk < n;
         assert_int_equal(engine_step(&e, g, beside ? c : c + 1, beside ? 2 : 1, NULL, NULL), 0);
         if (pos + rows < n)
             continue;
         float *x = aligned_alloc(64, 8 * (size_t)engine_logits_ld(g) * sizeof *x);
         assert_non_null(x);
-        engine_logits(g, x, 0, beside ? 2 : 1);
+        assert_int_equal(engine_logits(&e, g, x, 0, beside ? 2 : 1), 0);
         memcpy(out, x + (beside ? engine_logits_ld(g) : 0), (size_t)m->c.vocab * sizeof *x);
         free(x);
     }
@@ -361,7 +362,7 @@ static void longer(float *out, const struct model *m, const char *isa, enum kern
     struct kv_table t[MATES] = {{0}};
     struct engine_chunk c[MATES];
     uint32_t text[LONG + 1];
-    engine_layout(&l, m, kv);
+    kv_layout_init(&l, kv, m->c.n_layer, m->c.n_kv_head, m->c.head_dim);
     assert_int_equal(kv_pool_new(&e, &pool, &l, (LONG / 32 + 2) * MATES * l.slot_bytes), 0);
     struct engine_opts o = {.isa = isa, .threads = threads, .kv = kv, .row_max = LONG, .delay_seed = together};
     assert_int_equal(engine_open(&e, &g, m, pool, &o), 0);
@@ -372,14 +373,14 @@ static void longer(float *out, const struct model *m, const char *isa, enum kern
     for (int i = 0; i < MATES; i++) {
         int64_t n = LONG - 6 * i;
         assert_int_equal(kv_table_grow(&e, &t[i], pool, n / 32 + 1), 0);
-        c[i] = (struct engine_chunk){&t[i], text + i % 3, n, 0, ENGINE_NONE};
+        c[i] = (struct engine_chunk){&t[i], text + i % 3, n, 0, ENGINE_NONE, 0};
         assert_int_equal(engine_step(&e, g, &c[i], 1, NULL, NULL), 0);
-        c[i] = (struct engine_chunk){&t[i], text + i, 1, n, ENGINE_LAST};
+        c[i] = (struct engine_chunk){&t[i], text + i, 1, n, ENGINE_LAST, 0};
     }
     for (int i = 0; i < MATES; i += together ? MATES : 1) {
         int n = together ? MATES : 1;
         assert_int_equal(engine_step(&e, g, c + i, n, NULL, NULL), 0);
-        engine_logits(g, x, 0, n);
+        assert_int_equal(engine_logits(&e, g, x, 0, n), 0);
         for (int j = 0; j < n; j++)
             memcpy(out + (i + j) * m->c.vocab, x + j * engine_logits_ld(g), (size_t)m->c.vocab * sizeof *x);
     }
@@ -431,12 +432,12 @@ static void layers_in_order(void **state)
             struct engine *g = NULL;
             struct kv_table kv = {0};
             int64_t next = 0;
-            engine_layout(&l, m, KERN_KV_INT8);
+            kv_layout_init(&l, KERN_KV_INT8, m->c.n_layer, m->c.n_kv_head, m->c.head_dim);
             assert_int_equal(kv_pool_new(&e, &pool, &l, 16 * l.slot_bytes), 0);
             struct engine_opts o = {.threads = threads, .kv = KERN_KV_INT8, .row_max = 512, .delay_seed = (uint64_t)n};
             assert_int_equal(engine_open(&e, &g, m, pool, &o), 0);
             assert_int_equal(kv_table_grow(&e, &kv, pool, (n + 31) / 32), 0);
-            struct engine_chunk c = {&kv, ids, n, 0, ENGINE_NONE};
+            struct engine_chunk c = {&kv, ids, n, 0, ENGINE_NONE, 0};
             assert_int_equal(engine_step(&e, g, &c, 1, layer_is_next, &next), 0);
             assert_int_equal(next, m->c.n_layer);
             kv_table_release(&kv, pool);

@@ -23,8 +23,8 @@ static inline struct kv_kind small_kind(void)
 {
     struct kv_kind k = {.type = KERN_KV_INT8, .n_layer = 1, .n_kv_head = 1, .head_dim = 16};
     memset(k.model, 7, sizeof k.model);
-    strncpy(k.arith, KV_ARITH, sizeof k.arith - 1);
-    strncpy(k.layout, KV_LAYOUT, sizeof k.layout - 1);
+    strncpy(k.arith, "pp1", sizeof k.arith - 1);
+    strncpy(k.layout, "cpu-hl1", sizeof k.layout - 1);
     return k;
 }
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "kv/kv.h"
+#include "kv/bytes.h"
 
 static struct kv_layout layout(enum kern_kv type, int hd)
 {

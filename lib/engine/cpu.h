@@ -1,12 +1,15 @@
-/* What engine.c, step.c and attend.c share. Private to lib/engine. */
-#ifndef ENGINE_PRIVATE_H
-#define ENGINE_PRIVATE_H
+/* The CPU backend: what its files share. Private to lib/engine. */
+#ifndef ENGINE_CPU_H
+#define ENGINE_CPU_H
 
-#include "engine/engine.h"
+#include "engine/backend.h"
+#include "engine/sample.h"
 #include "engine/team.h"
+#include "kv/bytes.h"
 
 #define BLOCK_ROWS 64
-#define ROWS_ALONE 8 /* up to here every thread makes its own copy of normed rows: waiting costs more */
+#define LOGITS_ROWS 32 /* logits of a pass of cpu_sample; a multiple of 8 */
+#define ROWS_ALONE 8   /* up to here every thread makes its own copy of normed rows: waiting costs more */
 
 struct seat {                     /* one thread's memory */
     struct kern_act act;          /* normed rows, where few */
@@ -51,16 +54,13 @@ struct step {
     void *layer_arg;
 };
 
-struct engine {
-    const struct model *m;
-    struct kv_pool *pool;
+struct cpu {
+    struct engine e; /* first */
     const struct kern_ops *k;
     struct team *team;
-    enum kern_kv kv;
-    int64_t row_max;
-    int n_thread, group; /* group: query heads a kv head */
-    int width;           /* threads that the present run can have */
-    int64_t ldq;         /* row of qkv: q, k, v, each padded to 16 */
+    int group;   /* query heads a kv head */
+    int width;   /* threads that the present run can have */
+    int64_t ldq; /* row of qkv: q, k, v, each padded to 16 */
     int64_t off_k, off_v;
     int attn_tokens, attn_rows; /* tokens and rows of an attention unit */
     size_t q_bytes;
@@ -81,13 +81,21 @@ struct engine {
     uint64_t mem_bytes;
 
     struct step s;
-    float *logits; /* job of engine_logits */
+    uint64_t mark, waited; /* engine_times: as of the last mark */
+
+    float *logits; /* the job of cpu_logits */
     int64_t logits_first, logits_n;
-    void (*each_fn)(void *, int64_t, int);
-    void *each_arg;
-    int64_t each_n;
-    uint64_t time_ns[PART_N], mark, waited; /* engine_times; as of the last mark */
+
+    struct sampler **sampler; /* [n_thread] */
+    float *sample_logits;     /* [LOGITS_ROWS][ld] */
+    struct engine_row *row;   /* the job of a pass of cpu_sample: [n_pass] */
+    int64_t n_pass;
 };
+
+static inline struct cpu *cpu_of(struct engine *g)
+{
+    return (struct cpu *)g;
+}
 
 static inline int64_t min64(int64_t a, int64_t b)
 {
@@ -100,33 +108,37 @@ static inline int64_t max64(int64_t a, int64_t b)
 }
 
 /* Attention of one layer, run by every thread; uses one or two phases from *phase on. */
-void attend(struct engine *g, int tid, int64_t layer, int *phase);
+void attend(struct cpu *g, int tid, int64_t layer, int *phase);
 /* Splits the step's attention into units; grows the partials. */
-int attend_plan(struct err *e, struct engine *g);
+int attend_plan(struct err *e, struct cpu *g);
 /* The same for n tokens of chunk c from token `first`, all heads, by one thread; o: [n][n_head·hd]. */
-void attend_rows(struct engine *g, int tid, int64_t layer, int64_t c, int64_t first, int64_t n, float *o);
+void attend_rows(struct cpu *g, int tid, int64_t layer, int64_t c, int64_t first, int64_t n, float *o);
 /* Rotates n tokens of chunk c from token `first` for one kv head, stores K and V, prepares q; row: their q, k and v. */
-void rotate_store(struct engine *g, int64_t layer, int64_t c, int64_t first, int64_t n, int head, float *row);
+void rotate_store(struct cpu *g, int64_t layer, int64_t c, int64_t first, int64_t n, int head, float *row);
 
 /* Pieces of a step that both of its forms use. */
 int64_t groups(const struct kern_mat *w);
 /* n <= KERN_TILE rows of x from r0, normed, become rows at … of a. */
-void norm_tile(struct engine *g, struct seat *t, struct kern_act *a, int64_t at, const float *w, int64_t r0, int64_t n);
+void norm_tile(struct cpu *g, struct seat *t, struct kern_act *a, int64_t at, const float *w, int64_t r0, int64_t n);
 /* x += W·a for groups g0 … g1-1 and n rows of x from r0. */
-void add_panels(struct engine *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t g0,
+void add_panels(struct cpu *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t g0,
                 int64_t g1, int64_t r0, int64_t n);
 /* silu(gate)·up of n rows for groups g0 … g1-1: into h_act, or into h [n][ffn] where ffn is no multiple of 32. */
-void gate_up_panels(struct engine *g, struct seat *t, const struct model_layer *l, const struct kern_act *a,
+void gate_up_panels(struct cpu *g, struct seat *t, const struct model_layer *l, const struct kern_act *a,
                     struct kern_act *h_act, float *h, int64_t g0, int64_t g1, int64_t n);
-void embed_rows(struct engine *g, int64_t r0, int64_t r1);
+void embed_rows(struct cpu *g, int64_t r0, int64_t r1);
 void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t last, int64_t rows, int64_t n_row);
 int64_t chunk_of(const struct step *s, int64_t r); /* the chunk that holds row r */
 
 /* Many rows: the layers of a step, block of rows by block of rows; uses phases from 0 to *phase. */
-void blocks_run(struct engine *g, int tid, int *phase);
+void blocks_run(struct cpu *g, int tid, int *phase);
 /* Sets the rows of a block, 0 where the step goes by columns. */
-void blocks_plan(struct engine *g);
+void blocks_plan(struct cpu *g);
 
-void part_time(struct engine *g, int tid, enum engine_part p);
+void part_time(struct cpu *g, int tid, enum engine_part p);
+
+int cpu_step(struct err *e, struct engine *engine, const struct engine_chunk *chunk, int64_t n_chunk,
+             engine_layer_fn *layer_done, void *arg);
+int cpu_logits(struct err *e, struct engine *engine, float *out, int64_t first, int64_t n);
 
 #endif
