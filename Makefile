@@ -11,7 +11,7 @@ CFLAGS  += $(CSTD) $(WARN) $(OPT) -ffp-contract=off -fno-math-errno -D_GNU_SOURC
 LDFLAGS += -pthread
 LDLIBS  += -lmicrohttpd -lgnutls -lnng -lmsgpackc -lutf8proc -ljansson -lsodium -lxxhash -lm
 
-AREAS   := err cli proc wire text model kv engine phase request gateway sched link http api load
+AREAS   := err base cli proc wire text model kv engine phase request gateway sched link http api load
 LIB_SRC := $(foreach a,$(AREAS),$(wildcard lib/$(a)/*.c)) $(wildcard kernels/*.c) $(wildcard kernels/cpu/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
 LIB     := $(B)/libphasepipe.a

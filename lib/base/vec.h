@@ -1,0 +1,26 @@
+/*
+ * Growth of an array that its owner keeps as three fields: pointer, count, capacity in elements.
+ *
+ *     rc = vec_reserve(e, &v->ids, &v->cap, v->n + 1, sizeof *v->ids, "the ids of an answer");
+ *     if (!rc)
+ *         v->ids[v->n++] = id;
+ *
+ * The capacity at least doubles, so that appending n elements costs O(n). New elements are not initialised. On failure
+ * the array and its capacity are unchanged. The owner frees the pointer with free().
+ */
+#ifndef BASE_VEC_H
+#define BASE_VEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "err/err.h"
+
+/* array: address of the pointer to the elements (NULL while *cap is 0). n: elements that must fit. ERR_SYS "out of
+ * memory for WHAT (N bytes)". */
+int vec_reserve(struct err *e, void *array, size_t *cap, size_t n, size_t elem_size, const char *what);
+
+/* The same for callers that report the failure in another way. False: no memory. */
+bool vec_grow(void *array, size_t *cap, size_t n, size_t elem_size);
+
+#endif
