@@ -6,8 +6,8 @@
 #include "cmd/stream/service.h"
 #include "request/lines.h"
 
-/* Waits for a slot. False: nobody wants it any more. Takes the text. */
-static bool give(struct service *s, char *text, size_t n, uint64_t line)
+/* Waits for a slot. False: nobody wants it any more. Takes what l owns. */
+static bool give(struct service *s, struct ask_line *l, uint64_t line)
 {
     struct piece *x = calloc(1, sizeof *x);
     pthread_mutex_lock(&s->lock);
@@ -20,16 +20,16 @@ static bool give(struct service *s, char *text, size_t n, uint64_t line)
             at++;
         *at = (struct slot){.used = true, .seq = s->next_seq++, .line = line};
         s->n_used++;
-        *x = (struct piece){.seq = at->seq, .p = (uint8_t *)text, .n = n};
+        *x = (struct piece){.seq = at->seq, .p = (uint8_t *)l->text, .n = l->n, .id = l->id, .n_id = l->n_id};
         pieces_add(&s->lines, x);
     } else if (!x) {
-        err_nomem(&s->reader_err, "a line", n);
+        err_nomem(&s->reader_err, "a line", l->n);
     }
     pthread_mutex_unlock(&s->lock);
     if (ok) {
         service_wake(s);
     } else {
-        free(text);
+        ask_line_free(l);
         free(x);
     }
     return ok;
@@ -37,25 +37,23 @@ static bool give(struct service *s, char *text, size_t n, uint64_t line)
 
 static int text(struct err *e, struct service *s, const char *p, size_t n, uint64_t line, bool *go_on)
 {
-    char *out = NULL;
-    size_t n_out = 0;
+    struct ask_line out = {0};
     if (n > WIRE_STR_BYTES_MAX)
-        n_out = n; /* the gateway says that it is too long */
-    else if (ask_line_of_text(e, &out, &n_out, s->o->ask, s->o->raw, p, n))
+        out.n = n; /* the gateway says that it is too long */
+    else if (ask_line_of_text(e, &out, s->o->ask, s->o->raw, p, n))
         return e->code;
-    *go_on = give(s, out, n_out, line);
+    *go_on = give(s, &out, line);
     return 0;
 }
 
 static int json(struct err *e, struct service *s, const char *p, size_t n, uint64_t line, bool *go_on)
 {
-    char *out = NULL;
-    size_t n_out = 0;
+    struct ask_line out = {0};
     if (n > GATEWAY_LINE_BYTES_MAX)
-        n_out = n;
-    else if (ask_line_with_flags(e, &out, &n_out, s->o->ask, p, n))
+        out.n = n;
+    else if (ask_line_with_flags(e, &out, s->o->ask, p, n))
         return e->code;
-    *go_on = give(s, out, n_out, line);
+    *go_on = give(s, &out, line);
     return 0;
 }
 

@@ -38,6 +38,7 @@ static void pieces_free(struct piece *x)
     for (struct piece *next; x; x = next) {
         next = x->next;
         free(x->p);
+        free(x->id);
         free(x);
     }
 }
@@ -158,7 +159,7 @@ static void take_lines(struct service *s)
     struct piece *all = pieces_all(&s->lines);
     pthread_mutex_unlock(&s->lock);
     for (struct piece *x = all; x; x = x->next)
-        if (gateway_ask(&e, s->g, x->seq, (const char *)x->p, x->n))
+        if (gateway_ask(&e, s->g, x->seq, (struct wire_str){x->id, x->n_id}, (const char *)x->p, x->n))
             fail(s, &e);
     if (all)
         s->heard_ns = proc_now_ns();

@@ -21,6 +21,8 @@ struct slot {         /* a line that is not answered in print */
 struct piece { /* a line for the gateway, or a frame for the printer; p: malloc'd, NULL: over the limit */
     struct piece *next;
     uint64_t seq;
+    char *id; /* of a line; malloc'd, NULL: none */
+    size_t n_id;
     uint8_t *p;
     size_t n;
 };

@@ -277,7 +277,8 @@ static int ask_all(struct err *e, struct call *c, const json_t *const *line)
     for (uint32_t i = 0; i < c->n_line && !rc; i++) {
         struct call_line *l = &c->line[i];
         char *text = in_window(a, line[i]);
-        rc = text ? gateway_ask(e, a->gateway, l->seq, text, strlen(text)) : err_nomem(e, "a request", 0);
+        rc = text ? gateway_ask(e, a->gateway, l->seq, (struct wire_str){0}, text, strlen(text))
+                  : err_nomem(e, "a request", 0);
         free(text);
         if (!rc)
             hash(l);

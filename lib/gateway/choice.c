@@ -7,7 +7,6 @@
 
 #include "gateway/gateway_impl.h"
 #include "proc/proc.h"
-#include "request/ask.h"
 
 static size_t bucket(uint64_t x)
 {
@@ -29,15 +28,34 @@ struct gw_request *gw_request_find(const struct gateway *g, uint64_t seq)
     return r;
 }
 
-int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, const char *line, size_t n)
+static void free_line(struct gw_request *r)
+{
+    free(r->line);
+    free(r->id);
+    r->line = r->id = NULL;
+}
+
+/* False: no memory. */
+static bool copy_line(struct gw_request *r, struct wire_str id, const char *line, size_t n)
+{
+    if (n <= GATEWAY_LINE_BYTES_MAX && !(r->line = malloc(n + 1)))
+        return false;
+    if (r->line)
+        memcpy(r->line, line, r->n_line = n);
+    if (!id.n || id.n > WIRE_ID_BYTES_MAX)
+        return true;
+    if (!(r->id = malloc(id.n)))
+        return false;
+    memcpy(r->id, id.p, r->n_id = id.n);
+    return true;
+}
+
+int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n)
 {
     struct gw_request *r = calloc(1, sizeof *r);
-    bool over = n > GATEWAY_LINE_BYTES_MAX;
-    if (r && !over && (r->line = malloc(n + 1))) {
-        memcpy(r->line, line, n);
-        r->n_line = n;
-    }
-    if (!r || (!over && !r->line)) {
+    if (!r || !copy_line(r, id, line, n)) {
+        if (r)
+            free_line(r);
         free(r);
         return err_nomem(e, "a request", n);
     }
@@ -48,7 +66,7 @@ int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, const char *l
         r->deadline_ns = g->o.deadline_ns < UINT64_MAX - r->born_ns ? r->born_ns + g->o.deadline_ns : UINT64_MAX;
         gw_timer(g, r->deadline_ns);
     }
-    if (over)
+    if (n > GATEWAY_LINE_BYTES_MAX)
         err_set(&r->why, ERR_NO, "more than %u bytes, the limit of a request to a service", GATEWAY_LINE_BYTES_MAX);
     r->next_hash = g->by_seq[bucket(seq)];
     g->by_seq[bucket(seq)] = r;
@@ -71,8 +89,7 @@ static void request_over(struct gateway *g, struct gw_request *r)
         at = &(*at)->next_hash;
     *at = r->next_hash;
     r->over = true;
-    free(r->line);
-    r->line = NULL;
+    free_line(r);
 }
 
 void gw_request_unref(struct gateway *g, struct gw_request *r)
@@ -91,15 +108,10 @@ void gw_request_unref(struct gateway *g, struct gw_request *r)
 }
 
 /* The id of a request that tokenize has not read yet. */
-static struct wire_str id_of(struct ask *a, char buf[32], const struct gw_request *r)
+static struct wire_str id_of(char buf[32], const struct gw_request *r)
 {
-    struct ask base;
-    struct err none;
-    ask_default(&base);
-    if (r->line)
-        (void)ask_read(&none, a, &base, r->line, r->n_line);
-    if (a->id && a->n_id <= WIRE_ID_BYTES_MAX)
-        return (struct wire_str){a->id, a->n_id};
+    if (r->id)
+        return (struct wire_str){r->id, r->n_id};
     return (struct wire_str){buf, (size_t)snprintf(buf, 32, "req-%" PRIu64, r->seq)};
 }
 
@@ -107,8 +119,9 @@ static struct wire_str id_of(struct ask *a, char buf[32], const struct gw_reques
 static void request_end(struct gateway *g, struct gw_request *r, struct wire_frame *f)
 {
     char buf[32];
-    struct ask a = {0};
-    struct wire_str id = id_of(&a, buf, r);
+    struct wire_str id = id_of(buf, r);
+    char *kept = r->id; /* until the frame is out */
+    r->id = NULL;
     if (f->kind == WIRE_ERR)
         f->error.id = id;
     else
@@ -116,7 +129,7 @@ static void request_end(struct gateway *g, struct gw_request *r, struct wire_fra
     request_over(g, r);
     g->n_running--;
     emit(g, f);
-    ask_free(&a);
+    free(kept);
     gw_request_unref(g, r);
 }
 
@@ -164,8 +177,7 @@ void gw_request_refused(struct gateway *g, struct gw_request *r, const struct wi
 
 void gw_request_read(struct gw_request *r)
 {
-    free(r->line);
-    r->line = NULL;
+    free_line(r);
 }
 
 /* ---- choices ---- */
@@ -405,7 +417,7 @@ void gw_free_all(struct gateway *g)
         next = r->next;
         while (r->choices)
             choice_free(g, r->choices);
-        free(r->line);
+        free_line(r);
         free(r);
     }
 }

@@ -166,11 +166,11 @@ void gateway_close(struct gateway *g)
 
 /* ---- the step ---- */
 
-int gateway_ask(struct err *e, struct gateway *g, uint64_t seq, const char *line, size_t n)
+int gateway_ask(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n)
 {
     if (gw_request_find(g, seq))
         return err_set(e, ERR_USAGE, "request %" PRIu64 " runs already", seq);
-    return gw_request_new(e, g, seq, line, n);
+    return gw_request_new(e, g, seq, id, line, n);
 }
 
 void gateway_cancel(struct gateway *g, uint64_t seq)

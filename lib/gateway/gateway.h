@@ -43,9 +43,10 @@ void gateway_close(struct gateway *g); /* what runs is cancelled */
 
 #define GATEWAY_LINE_BYTES_MAX WIRE_STR_BYTES_MAX
 
-/* seq: of the caller's choice, not of one that runs. A line over the limit is not looked at and answered by an err
- * frame. */
-int gateway_ask(struct err *e, struct gateway *g, uint64_t seq, const char *line, size_t n);
+/* seq: of the caller's choice, not of one that runs. id: that of the line, for the frames of a request that ends before
+ * tokenize has read it; none (n 0) or over WIRE_ID_BYTES_MAX: "req-SEQ". A line over the limit is not looked at and
+ * answered by an err frame. Both are copied. */
+int gateway_ask(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n);
 void gateway_cancel(struct gateway *g, uint64_t seq); /* end frames with reason cancelled follow, in the next step */
 uint64_t gateway_running(const struct gateway *g);    /* answers that have not ended */
 /* The url of a service that is not connected, and since when (CLOCK_MONOTONIC); NULL: both are. */

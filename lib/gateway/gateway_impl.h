@@ -29,6 +29,8 @@ struct gw_request {
     uint64_t seq;
     char *line; /* until tokenize has answered */
     size_t n_line;
+    char *id; /* of the line, for the same time; NULL: none */
+    size_t n_id;
     bool asked;                    /* a question is open: it is not freed before */
     bool over;                     /* has ended; only its question keeps it */
     bool cancelled;                /* by the caller */
@@ -122,7 +124,7 @@ void gw_broken(struct gateway *g, const struct err *e);
 /* ---- choice.c: requests and their choices, and how they end ---- */
 
 struct gw_request *gw_request_find(const struct gateway *g, uint64_t seq);
-int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, const char *line, size_t n);
+int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n);
 void gw_request_unref(struct gateway *g, struct gw_request *r); /* frees one that is over and not asked */
 /* Ends all of a request by an err frame each, or (cancelled) an end frame. */
 void gw_request_fail(struct gateway *g, struct gw_request *r, const struct err *why);

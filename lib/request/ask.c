@@ -195,6 +195,33 @@ int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const c
     return 0;
 }
 
+/* Takes the ids of one object in the order of the table of fields; false: one of them is wrong. */
+static bool ids_of(struct ask *a, const json_t *o)
+{
+    static const char *const names[] = {"id", "request_id", "custom_id"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct err none;
+        struct ask_path at = {.n = 0};
+        const json_t *v = json_object_get(o, names[i]);
+        if (v && !json_is_null(v) && field_id(&none, a, &at, v))
+            return false;
+    }
+    return true;
+}
+
+struct wire_str ask_id(char buf[ASK_ID_TEXT], const json_t *o)
+{
+    struct ask a = {0};
+    const json_t *body = json_object_get(o, "body");
+    bool batch = body && json_object_get(o, "url");
+    if (ids_of(&a, o) && batch)
+        (void)ids_of(&a, body);
+    if (a.id != a.id_text)
+        return (struct wire_str){a.id, a.n_id};
+    memcpy(buf, a.id_text, sizeof a.id_text);
+    return (struct wire_str){buf, a.n_id};
+}
+
 int ask_check_ids(struct err *e, const struct ask *a, int64_t n_row)
 {
     for (size_t i = 0; i < a->n_ids; i++)

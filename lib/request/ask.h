@@ -25,6 +25,8 @@
 #define ASK_BIAS_ABS_MAX 100.0
 #define ASK_TEMPERATURE_MAX 10000.0
 
+#define ASK_ID_TEXT 24 /* of an id that is a number */
+
 enum ask_kind {
     ASK_TEXT = 1,     /* completed as it stands */
     ASK_IDS = 2,      /* the same, already ids */
@@ -62,7 +64,7 @@ struct ask {
 
     /* Owned memory behind the pointers above. */
     json_t *json;
-    char id_text[24];
+    char id_text[ASK_ID_TEXT];
     struct wire_str *stop;
     uint32_t *stop_ids;
     struct wire_bias *bias;
@@ -81,6 +83,9 @@ void ask_free(struct ask *a);
 
 /* Only the JSON of a line, an object (new reference). Seeds and ids beyond its integers have become texts. */
 int ask_parse(struct err *e, json_t **out, const char *line, size_t n);
+
+/* The id of a request that is parsed already, as ask_read takes it: borrowed from o or from buf; none: its n is 0. */
+struct wire_str ask_id(char buf[ASK_ID_TEXT], const json_t *o);
 
 /* Whether a field of this name means something here, be it only that it is refused. */
 bool ask_knows(const char *name);

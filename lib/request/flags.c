@@ -258,19 +258,20 @@ static json_t *message(const char *role, json_t *content)
     return json_pack("{s:s,s:o}", "role", role, "content", content);
 }
 
-static int dump(struct err *e, char **out, size_t *n_out, json_t *o)
+static int dump(struct err *e, struct ask_line *out, const json_t *o)
 {
-    *out = o ? json_dumps(o, JSON_COMPACT) : NULL;
-    if (!*out)
+    out->text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    if (!out->text)
         return err_nomem(e, "a request", 0);
-    *n_out = strlen(*out);
+    out->n = strlen(out->text);
     return 0;
 }
 
-int ask_line_of_text(struct err *e, char **out, size_t *n_out, const struct ask_flags *f, bool raw, const char *text,
+int ask_line_of_text(struct err *e, struct ask_line *out, const struct ask_flags *f, bool raw, const char *text,
                      size_t n)
 {
     json_t *o;
+    *out = (struct ask_line){0};
     if (ask_flags_json(e, &o, f))
         return e->code;
     int bad = 0;
@@ -283,7 +284,7 @@ int ask_line_of_text(struct err *e, char **out, size_t *n_out, const struct ask_
         bad |= json_array_append_new(m, message("user", text_json(text, n)));
         bad |= json_object_set_new(o, "messages", m);
     }
-    int rc = bad ? err_nomem(e, "a request", n) : dump(e, out, n_out, o);
+    int rc = bad ? err_nomem(e, "a request", n) : dump(e, out, o);
     json_decref(o);
     return rc;
 }
@@ -312,36 +313,62 @@ static int with_system(json_t *o, const struct ask_flags *f)
     return json_array_insert_new(m, 0, message("system", text_json(f->system, strlen(f->system))));
 }
 
-int ask_line_with_flags(struct err *e, char **out, size_t *n_out, const struct ask_flags *f, const char *line, size_t n)
+/* Sets the flags in a parsed line, or in the body of a line of a batch file. */
+static int set_flags(json_t *o, const json_t *flags, const struct ask_flags *f)
 {
-    json_t *o = NULL, *flags = NULL, *v;
     const char *key;
-    struct err none;
+    json_t *v, *body = o;
     int bad = 0;
-    if (ask_flags_json(e, &flags, f))
-        return e->code;
-    bool plain = !f->system && !json_object_size(flags);
-    if (plain || ask_parse(&none, &o, line, n)) {
-        json_decref(flags);
-        *n_out = n;
-        *out = malloc(n + 1);
-        if (!*out)
-            return err_nomem(e, "a request", n);
-        memcpy(*out, line, n);
-        (*out)[n] = 0;
-        return 0;
-    }
-    json_t *body = o;
     if (json_is_object(json_object_get(o, "body")) && has(o, "url"))
         body = json_object_get(o, "body");
-    json_object_foreach(flags, key, v)
+    json_object_foreach((json_t *)(uintptr_t)flags, key, v)
     {
         if (!has(body, key) && !has_other(body, key))
             bad |= json_object_set(body, key, v);
     }
-    bad |= with_system(body, f);
-    int rc = bad ? err_nomem(e, "a request", n) : dump(e, out, n_out, o);
+    return bad | with_system(body, f);
+}
+
+static int copy(struct err *e, char **out, size_t *n_out, const char *p, size_t n)
+{
+    *out = malloc(n + 1);
+    if (!*out)
+        return err_nomem(e, "a request", n);
+    memcpy(*out, p, n);
+    (*out)[n] = 0;
+    *n_out = n;
+    return 0;
+}
+
+int ask_line_with_flags(struct err *e, struct ask_line *out, const struct ask_flags *f, const char *line, size_t n)
+{
+    json_t *o = NULL, *flags = NULL;
+    struct err none;
+    *out = (struct ask_line){0};
+    if (ask_flags_json(e, &flags, f))
+        return e->code;
+    bool plain = !f->system && !json_object_size(flags);
+    bool parsed = !ask_parse(&none, &o, line, n);
+    int rc = 0;
+    if (parsed) {
+        char buf[ASK_ID_TEXT];
+        struct wire_str id = ask_id(buf, o);
+        rc = id.n ? copy(e, &out->id, &out->n_id, id.p, id.n) : 0;
+    }
+    if (!rc && (plain || !parsed))
+        rc = copy(e, &out->text, &out->n, line, n);
+    else if (!rc)
+        rc = set_flags(o, flags, f) ? err_nomem(e, "a request", n) : dump(e, out, o);
     json_decref(o);
     json_decref(flags);
+    if (rc)
+        ask_line_free(out);
     return rc;
+}
+
+void ask_line_free(struct ask_line *l)
+{
+    free(l->text);
+    free(l->id);
+    *l = (struct ask_line){0};
 }

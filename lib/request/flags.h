@@ -31,12 +31,20 @@ int ask_flags_defaults(struct err *e, struct ask *a, const struct ask_flags *f);
 
 /* Those given, as fields of a JSON object (new reference). */
 int ask_flags_json(struct err *e, json_t **out, const struct ask_flags *f);
-/* A request of one text, as a line of JSON: completed as it stands (raw), or a user message. *out: malloc'd. */
-int ask_line_of_text(struct err *e, char **out, size_t *n_out, const struct ask_flags *f, bool raw, const char *text,
+
+/* A request as a line of JSON, and its id; both malloc'd. */
+struct ask_line {
+    char *text;
+    size_t n;
+    char *id; /* NULL: the line has none */
+    size_t n_id;
+};
+/* A request of one text: completed as it stands (raw), or a user message. */
+int ask_line_of_text(struct err *e, struct ask_line *out, const struct ask_flags *f, bool raw, const char *text,
                      size_t n);
-/* A line with the flags as the defaults of the fields that it leaves out. What is no request stays as it is: whoever
- * reads it says so. *out: malloc'd. */
-int ask_line_with_flags(struct err *e, char **out, size_t *n_out, const struct ask_flags *f, const char *line,
-                        size_t n);
+/* A line with the flags as the defaults of the fields that it leaves out. The line is parsed once, for both. Without
+ * flags, or if the line is not a request, the text is kept as it is: the error is reported by who reads the fields. */
+int ask_line_with_flags(struct err *e, struct ask_line *out, const struct ask_flags *f, const char *line, size_t n);
+void ask_line_free(struct ask_line *l);
 
 #endif

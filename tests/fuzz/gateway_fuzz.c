@@ -124,7 +124,7 @@ static void on_frame(void *arg, const struct wire_frame *f)
     if (!wire_encode(&e, &p, &n, f))
         free(p);
     if (f->kind == WIRE_END && f->end.seq % 3 == 0 && next_seq < 200) {
-        if (gateway_ask(&e, g, next_seq, "{\"prompt\":\"x\"}", 14))
+        if (gateway_ask(&e, g, next_seq, (struct wire_str){0}, "{\"prompt\":\"x\"}", 14))
             abort();
         next_seq++;
     }
@@ -177,7 +177,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
     for (int i = 0; i < 2; i++)
         event(&(struct link_event){.what = LINK_UP, .arg = dialers[i]->arg, .peer = 1});
     for (uint64_t i = 0; i < next_seq; i++)
-        if (gateway_ask(&e, g, i, "{\"prompt\":\"x\",\"id\":\"a\"}", 23))
+        if (gateway_ask(&e, g, i, (struct wire_str){"a", 1}, "{\"prompt\":\"x\",\"id\":\"a\"}", 23))
             abort();
     while (n >= 3) {
         size_t len = p[1] | (size_t)p[2] << 8;

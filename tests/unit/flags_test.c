@@ -38,13 +38,19 @@ static void read_with(struct ask *a, char **line, const char *s)
 {
     struct err e = {0};
     struct ask base;
-    size_t n;
-    if (ask_line_with_flags(&e, line, &n, &f, s, strlen(s)))
+    struct ask_line l;
+    if (ask_line_with_flags(&e, &l, &f, s, strlen(s)))
         fail_msg("%s", e.text);
-    assert_int_equal(n, strlen(*line));
+    *line = l.text;
+    assert_int_equal(l.n, strlen(l.text));
     ask_default(&base);
-    if (ask_read(&e, a, &base, *line, n))
-        fail_msg("%s: %s", *line, e.text);
+    if (ask_read(&e, a, &base, l.text, l.n))
+        fail_msg("%s: %s", l.text, e.text);
+    /* The id beside the line is the one that is read from it. */
+    assert_int_equal(l.n_id, a->n_id);
+    if (a->n_id)
+        assert_memory_equal(l.id, a->id, a->n_id);
+    free(l.id);
 }
 
 static void test_lines_fields_count(void **state)
@@ -114,12 +120,45 @@ static void test_what_is_no_request_stays(void **state)
     struct err e;
     f.given.max_tokens = true;
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        char *out;
-        size_t n;
-        assert_int_equal(ask_line_with_flags(&e, &out, &n, &f, lines[i], strlen(lines[i])), 0);
-        assert_int_equal(n, strlen(lines[i]));
-        assert_string_equal(out, lines[i]);
-        free(out);
+        struct ask_line l;
+        assert_int_equal(ask_line_with_flags(&e, &l, &f, lines[i], strlen(lines[i])), 0);
+        assert_int_equal(l.n, strlen(lines[i]));
+        assert_string_equal(l.text, lines[i]);
+        assert_null(l.id);
+        ask_line_free(&l);
+    }
+}
+
+/* Without flags the text of a line is kept byte by byte; its id is known all the same. */
+static void test_ids(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *id; /* NULL: none */
+    } cases[] = {
+        {"{ \"prompt\": \"x\" }", NULL},
+        {"{\"prompt\":\"x\",\"id\":null}", NULL},
+        {"{\"prompt\":\"x\",\"id\":\"\"}", NULL}, /* wrong, and no id */
+        {"{ \"prompt\": \"x\", \"id\": \"mine\" }", "mine"},
+        {"{\"prompt\":\"x\",\"id\":7}", "7"},
+        {"{\"prompt\":\"x\",\"id\":18446744073709551615}", "18446744073709551615"},
+        {"{\"custom_id\":\"c\",\"id\":\"a\",\"request_id\":\"b\"}", "c"},
+        {"{\"id\":\"a\",\"request_id\":[]}", "a"},
+        {"{\"custom_id\":\"c\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":\"x\"}}", "c"},
+        {"{\"custom_id\":\"c\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":\"x\",\"id\":\"b\"}}", "b"},
+    };
+    struct err e;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ask_line l;
+        assert_int_equal(ask_line_with_flags(&e, &l, &f, cases[i].line, strlen(cases[i].line)), 0);
+        assert_string_equal(l.text, cases[i].line);
+        if (cases[i].id) {
+            assert_int_equal(l.n_id, strlen(cases[i].id));
+            assert_string_equal(l.id, cases[i].id);
+        } else {
+            assert_null(l.id);
+        }
+        ask_line_free(&l);
     }
 }
 
@@ -128,26 +167,25 @@ static void test_a_text(void **state)
     (void)state;
     struct err e;
     struct ask base, a;
-    char *out;
-    size_t n;
+    struct ask_line l;
     ask_default(&base);
     f.system = "s";
     f.echo = true;
-    assert_int_equal(ask_line_of_text(&e, &out, &n, &f, false, "a\0\"\xff", 4), 0);
-    assert_int_equal(ask_read(&e, &a, &base, out, n), 0);
+    assert_int_equal(ask_line_of_text(&e, &l, &f, false, "a\0\"\xff", 4), 0);
+    assert_int_equal(ask_read(&e, &a, &base, l.text, l.n), 0);
     assert_int_equal(a.n_message, 2);
     assert_int_equal(a.messages[1].n_content, 6);
     assert_memory_equal(a.messages[1].content, "a\0\"\xef\xbf\xbd", 6);
     assert_true(a.s.echo);
     ask_free(&a);
-    free(out);
+    ask_line_free(&l);
     f.system = NULL;
-    assert_int_equal(ask_line_of_text(&e, &out, &n, &f, true, "x", 1), 0);
-    assert_int_equal(ask_read(&e, &a, &base, out, n), 0);
+    assert_int_equal(ask_line_of_text(&e, &l, &f, true, "x", 1), 0);
+    assert_int_equal(ask_read(&e, &a, &base, l.text, l.n), 0);
     assert_int_equal(a.kind, ASK_TEXT);
     assert_int_equal(a.s.max_tokens, 512);
     ask_free(&a);
-    free(out);
+    ask_line_free(&l);
 }
 
 static void test_wrong_flags(void **state)
@@ -171,6 +209,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lines_fields_count, setup, teardown),
         cmocka_unit_test_setup_teardown(test_system, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_is_no_request_stays, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_ids, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_text, setup, teardown),
         cmocka_unit_test_setup_teardown(test_wrong_flags, setup, teardown),
     };

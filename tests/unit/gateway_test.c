@@ -316,11 +316,13 @@ static const char *list(const json_t *o, const char *field)
 
 /* ---- what the peers say ---- */
 
+static const struct wire_str none; /* id of a line without one */
+
 static uint64_t ask(struct world *w, uint64_t seq)
 {
     size_t n = count(w->told, "submit");
     const char *line = "{\"prompt\":\"x\",\"id\":\"mine\"}";
-    OK(gateway_ask(e, w->g, seq, line, strlen(line)));
+    OK(gateway_ask(e, w->g, seq, (struct wire_str){"mine", 4}, line, strlen(line)));
     UNTIL(count(w->told, "submit") > n);
     return number(nth(w->told, "submit", n), "job");
 }
@@ -709,7 +711,7 @@ static void test_cancelled(void **state)
 
     w->n_choice = 0; /* before tokenize has answered */
     const char *line = "{\"prompt\":\"x\",\"id\":\"its own\"}";
-    OK(gateway_ask(e, w->g, 7, line, strlen(line)));
+    OK(gateway_ask(e, w->g, 7, (struct wire_str){"its own", 7}, line, strlen(line)));
     UNTIL(w->line);
     gateway_cancel(w->g, 7);
     UNTIL(gateway_running(w->g) == 0);
@@ -727,16 +729,16 @@ static void test_tokenize_refuses(void **state)
     (void)state;
     struct world *w = open_world(NULL);
     w->n_choice = -1;
-    OK(gateway_ask(e, w->g, 1, "{}", 2));
+    OK(gateway_ask(e, w->g, 1, none, "{}", 2));
     UNTIL(gateway_running(w->g) == 0);
     assert_string_equal(text(nth(w->given, "err", 0), "text"), "no such field");
     assert_int_equal(number(nth(w->given, "err", 0), "seq"), 1);
     w->n_choice = -2;
-    OK(gateway_ask(e, w->g, 2, "{}", 2));
+    OK(gateway_ask(e, w->g, 2, none, "{}", 2));
     UNTIL(gateway_running(w->g) == 0);
     assert_int_equal(number(nth(w->given, "err", 1), "code"), ERR_PROTO);
     assert_string_equal(text(nth(w->given, "err", 1), "id"), "req-2");
-    OK(gateway_ask(e, w->g, 3, NULL, (size_t)GATEWAY_LINE_BYTES_MAX + 1));
+    OK(gateway_ask(e, w->g, 3, none, NULL, (size_t)GATEWAY_LINE_BYTES_MAX + 1));
     UNTIL(gateway_running(w->g) == 0);
     assert_int_equal(number(nth(w->given, "err", 2), "code"), ERR_NO);
     assert_int_equal(count(w->told, "submit"), 0);
@@ -748,7 +750,7 @@ static void test_tokenize_restarts(void **state)
     (void)state;
     struct world *w = open_world(NULL);
     w->n_choice = 0;
-    OK(gateway_ask(e, w->g, 1, "{}", 2));
+    OK(gateway_ask(e, w->g, 1, none, "{}", 2));
     UNTIL(w->line);
     link_listener_free(w->tokenize);
     w->n_choice = 1;
@@ -765,7 +767,7 @@ static void test_deadline(void **state)
     struct gateway_opts o = {.deadline_ns = 300000000};
     struct world *w = open_world(&o);
     w->n_choice = 0;
-    OK(gateway_ask(e, w->g, 1, "{\"prompt\":1,\"id\":\"slow\"}", 24));
+    OK(gateway_ask(e, w->g, 1, (struct wire_str){"slow", 4}, "{\"prompt\":1,\"id\":\"slow\"}", 24));
     UNTIL(gateway_running(w->g) == 0);
     assert_string_equal(text(nth(w->given, "err", 0), "id"), "slow");
     assert_non_null(strstr(text(nth(w->given, "err", 0), "text"), "deadline of 0.3 s"));
@@ -834,7 +836,7 @@ static void test_messages_that_fail(void **state)
     w->mute = true;
     uint64_t job = ask(w, 1);
     const char *line = "{\"prompt\":\"x\"}";
-    OK(gateway_ask(e, w->g, 2, line, strlen(line)));
+    OK(gateway_ask(e, w->g, 2, none, line, strlen(line)));
     pause_ms(w, 50);
     assert_int_equal(count(w->told, "submit"), 1); /* one message at a time */
     link_listener_free(w->sched);
