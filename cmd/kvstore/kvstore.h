@@ -2,23 +2,29 @@
 #ifndef CMD_KVSTORE_H
 #define CMD_KVSTORE_H
 
+#include "base/loop.h"
 #include "kv/store.h"
 #include "kv/tier.h"
 #include "link/server.h"
 
 #define PROG "kvstore"
 
-struct late { /* a lease that is answered when its blocks are read from the file tier */
-    struct late *next;
+struct late {         /* a lease that is answered when its blocks are read from the file tier */
+    struct list node; /* peer.late */
     uint64_t tag, seq, gen;
+};
+
+struct digests {
+    uint8_t *p;
+    size_t n, cap; /* bytes */
 };
 
 struct peer { /* of a connection */
     struct link_conn *conn;
-    struct peer *prev, *next; /* watchers */
-    bool open, watches, lagging;
+    struct list node; /* kvstore.watchers; in none unless it watches */
+    bool open, lagging;
     uint32_t client; /* KV_NONE: it only asks and watches */
-    struct late *late;
+    struct list late;
     char name[WIRE_NAME_BYTES_MAX + 1];
 };
 
@@ -29,13 +35,14 @@ struct kvstore {
     struct kv_arena *arena; /* NULL: none yet, one may still be brought */
     uint64_t huge_bytes;    /* of it in huge pages, looked up once: the kernel walks every page for it */
     struct kv_store *store;
+    struct loop *loop;
+    struct loop_fd tier;
     struct link_server *server;
     struct peer **of_client; /* [n_client] */
-    struct peer *watchers;
+    struct list watchers;
     bool draining, verbose;
     /* Blocks that came and went since watchers were told last. */
-    uint8_t *stored, *evicted;
-    size_t n_stored, n_evicted, stored_size, evicted_size; /* bytes */
+    struct digests stored, evicted;
 };
 
 extern const struct link_ops kvstore_ops; /* arg: struct kvstore */

@@ -124,12 +124,18 @@ static int until_ms(uint64_t ns, uint64_t now)
     return ms > 1000 ? 1000 : (int)ms;
 }
 
-/* One turn: what the file tier has done, what is due, a block to the file tier, and what came. */
-static int turn(struct err *e, struct kvstore *k, bool *did, bool absent)
+static void tier_ready(void *arg, uint32_t events)
 {
-    uint64_t now = proc_now_ns();
+    struct kvstore *k = arg;
+    (void)events;
     if (k->store)
         kv_store_tier(k->store);
+}
+
+/* One turn: what is due, a block to the file tier, then what came, of clients and of the file tier. */
+static int turn(struct err *e, struct kvstore *k, bool absent)
+{
+    uint64_t now = proc_now_ns();
     int wait = k->store ? until_ms(kv_store_tick(k->store, now), now) : 20;
     if (k->store && kv_store_flush(k->store))
         wait = 0;
@@ -138,7 +144,7 @@ static int turn(struct err *e, struct kvstore *k, bool *did, bool absent)
     if (k->draining && wait > DRAIN_MS_STEP)
         wait = DRAIN_MS_STEP;
     kvstore_tell_watchers(k);
-    return link_server_step(e, k->server, did, wait);
+    return loop_step(e, k->loop, NULL, wait);
 }
 
 /* At the end: as long as the disk goes on taking them, blocks that it has not yet. */
@@ -156,7 +162,7 @@ static void write_rest(struct kvstore *k)
 static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool stale)
 {
     uint64_t adopt_ns = proc_now_ns() + (stale ? ADOPT_MS * 1000000ull : 0), drain_ns = 0, look_ns = 0;
-    bool did, absent = false, ready = false;
+    bool absent = false, ready = false;
     int rc = 0;
     while (!rc) {
         uint64_t now = proc_now_ns();
@@ -182,7 +188,7 @@ static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool s
             absent = kvstore_bury_absent(k);
             look_ns = now + ABSENT_MS * 1000000ull;
         }
-        rc = rc ? rc : turn(e, k, &did, absent);
+        rc = rc ? rc : turn(e, k, absent);
     }
     if (!rc && k->store)
         write_rest(k);
@@ -193,6 +199,7 @@ static int run(struct err *e, const struct flags *f)
 {
     struct kvstore k = {.bytes = f->bytes, .verbose = f->verbose};
     bool stale = false;
+    list_init(&k.watchers);
     int rc = kind_of(e, &k.kind, f);
     k.o = (struct kv_store_opts){.lease_ns = f->lease_ms * 1000000,
                                  .handed_ns = f->handed_ms * 1000000,
@@ -202,9 +209,10 @@ static int run(struct err *e, const struct flags *f)
                                  .tell_arg = &k};
     if (!rc && f->disk)
         rc = kv_tier_open(e, &k.o.tier, f->disk, f->disk_bytes, &k.kind);
-    rc = rc ? rc : link_server_new(e, &k.server, &stale, f->listen, &kvstore_ops, &k);
+    rc = rc ? rc : loop_new(e, &k.loop);
+    rc = rc ? rc : link_server_new(e, &k.server, &stale, k.loop, f->listen, &kvstore_ops, &k);
     if (!rc && k.o.tier)
-        rc = link_server_wake_on(e, k.server, kv_tier_fd(k.o.tier));
+        rc = loop_fd_add(e, k.loop, &k.tier, kv_tier_fd(k.o.tier), EPOLLIN, tier_ready, &k);
     if (!rc) {
         adopt_kept(&k);
         rc = serve(e, &k, f, stale);
@@ -216,8 +224,9 @@ static int run(struct err *e, const struct flags *f)
     kv_arena_free(k.arena);
     kv_tier_free(k.o.tier);
     free(k.of_client);
-    free(k.stored);
-    free(k.evicted);
+    free(k.stored.p);
+    free(k.evicted.p);
+    loop_free(k.loop);
     return rc;
 }
 

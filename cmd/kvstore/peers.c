@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "cli/cli.h"
 #include "cmd/kvstore/kvstore.h"
 #include "proc/proc.h"
@@ -61,18 +62,14 @@ int kvstore_over(struct err *e, struct kvstore *k, struct kv_arena *a)
 
 /* ---- watchers ---- */
 
-static void add_digest(uint8_t **list, size_t *n, size_t *size, const uint8_t *digest)
+/* Without memory it is left out. */
+static void add_digest(void *arg, const uint8_t *digest)
 {
-    if (*n == *size) {
-        size_t more = *size ? 2 * *size : 64 * KV_DIGEST;
-        uint8_t *p = realloc(*list, more);
-        if (!p)
-            return;
-        *list = p;
-        *size = more;
-    }
-    memcpy(*list + *n, digest, KV_DIGEST);
-    *n += KV_DIGEST;
+    struct digests *d = arg;
+    if (!vec_grow(&d->p, &d->cap, d->n + KV_DIGEST, 1))
+        return;
+    memcpy(d->p + d->n, digest, KV_DIGEST);
+    d->n += KV_DIGEST;
 }
 
 void kvstore_news(void *arg, const struct kv_news *n)
@@ -83,10 +80,10 @@ void kvstore_news(void *arg, const struct kv_news *n)
     struct err e = {0};
     if (n->kind == KV_NEWS_TIER)
         cli_warn(PROG, "%s", n->text);
-    if (n->kind == KV_NEWS_STORED && k->watchers)
-        add_digest(&k->stored, &k->n_stored, &k->stored_size, n->digest);
-    if (n->kind == KV_NEWS_EVICTED && k->watchers)
-        add_digest(&k->evicted, &k->n_evicted, &k->evicted_size, n->digest);
+    if (n->kind == KV_NEWS_STORED && !list_empty(&k->watchers))
+        add_digest(&k->stored, n->digest);
+    if (n->kind == KV_NEWS_EVICTED && !list_empty(&k->watchers))
+        add_digest(&k->evicted, n->digest);
     if (p && n->kind == KV_NEWS_EXPIRED) {
         cli_warn(PROG, "%s (process %" PRId64 ") is silent: its lease has ended", p->name, link_pid(p->conn));
         err_set(&e, ERR_NO, "the lease has ended: all that was held is gone");
@@ -98,59 +95,48 @@ void kvstore_news(void *arg, const struct kv_news *n)
     }
 }
 
-static void send_events(struct peer *p, bool reset, const uint8_t *stored, size_t n_stored, const uint8_t *evicted,
-                        size_t n_evicted)
+static void send_events(struct peer *p, bool reset, const struct digests *stored, const struct digests *evicted)
 {
+    static const uint8_t none[1];
+    size_t at_s = 0, at_v = 0;
     do {
-        size_t s = n_stored < EVENT_BYTES ? n_stored : EVENT_BYTES,
-               v = n_evicted < EVENT_BYTES ? n_evicted : EVENT_BYTES;
+        size_t s = stored->n - at_s < EVENT_BYTES ? stored->n - at_s : EVENT_BYTES;
+        size_t v = evicted->n - at_v < EVENT_BYTES ? evicted->n - at_v : EVENT_BYTES;
         struct wire_frame f = {.kind = WIRE_KV_EVENT,
-                               .kv_event = {.reset = reset, .stored = {stored, s}, .evicted = {evicted, v}}};
+                               .kv_event = {.reset = reset,
+                                            .stored = {s ? stored->p + at_s : none, s},
+                                            .evicted = {v ? evicted->p + at_v : none, v}}};
         link_send(p->conn, &f, -1);
         reset = false;
-        stored += s;
-        n_stored -= s;
-        evicted += v;
-        n_evicted -= v;
-    } while (n_stored || n_evicted);
-}
-
-struct digests {
-    uint8_t *p;
-    size_t n, size;
-};
-
-static void add_there(void *arg, const uint8_t *digest)
-{
-    struct digests *d = arg;
-    add_digest(&d->p, &d->n, &d->size, digest);
+        at_s += s;
+        at_v += v;
+    } while (at_s < stored->n || at_v < evicted->n);
 }
 
 static void tell_all(struct kvstore *k, struct peer *p)
 {
-    static const uint8_t none[1];
-    struct digests d = {0};
+    struct digests all = {0}, none = {0};
     if (k->store)
-        kv_store_each(k->store, add_there, &d);
-    send_events(p, true, d.p ? d.p : none, d.n, none, 0);
-    free(d.p);
+        kv_store_each(k->store, add_digest, &all);
+    send_events(p, true, &all, &none);
+    free(all.p);
     p->lagging = false;
 }
 
 void kvstore_tell_watchers(struct kvstore *k)
 {
-    static const uint8_t none[1];
-    for (struct peer *p = k->watchers; p; p = p->next) {
+    list_for_each(n, &k->watchers)
+    {
+        struct peer *p = list_entry(n, struct peer, node);
         if (p->lagging && !link_queued(p->conn))
             tell_all(k, p);
-        else if (!p->lagging && (k->n_stored || k->n_evicted)) {
+        else if (!p->lagging && (k->stored.n || k->evicted.n)) {
             p->lagging = link_queued(p->conn) > LAG_BYTES;
             if (!p->lagging)
-                send_events(p, false, k->stored ? k->stored : none, k->n_stored, k->evicted ? k->evicted : none,
-                            k->n_evicted);
+                send_events(p, false, &k->stored, &k->evicted);
         }
     }
-    k->n_stored = k->n_evicted = 0;
+    k->stored.n = k->evicted.n = 0;
 }
 
 /* ---- opening ---- */
@@ -278,6 +264,8 @@ static void on_frame(void *arg, struct link_conn *c, const struct wire_frame *f)
         }
         p->conn = c;
         p->client = KV_NONE;
+        list_init(&p->node);
+        list_init(&p->late);
         link_set_data(c, p);
     }
     if (f->kind == WIRE_KV_OPEN) {
@@ -288,14 +276,8 @@ static void on_frame(void *arg, struct link_conn *c, const struct wire_frame *f)
         link_close(c);
     } else if (f->kind == WIRE_KV_WATCH) {
         link_send(c, f, -1);
-        if (!p->watches) {
-            p->watches = true;
-            p->prev = NULL;
-            p->next = k->watchers;
-            if (p->next)
-                p->next->prev = p;
-            k->watchers = p;
-        }
+        if (list_empty(&p->node))
+            list_push_front(&k->watchers, &p->node);
         tell_all(k, p);
     } else {
         kvstore_serve(k, p, f);
@@ -317,20 +299,13 @@ static void on_closed(void *arg, struct link_conn *c)
     struct peer *p = link_data(c);
     if (!p)
         return;
-    if (p->watches) {
-        *(p->prev ? &p->prev->next : &k->watchers) = p->next;
-        if (p->next)
-            p->next->prev = p->prev;
-    }
+    list_remove(&p->node);
     if (p->client != KV_NONE) {
         k->of_client[p->client] = NULL;
         if (k->server) /* at the end the arena stays as it is, for the next one */
             kv_store_gone(k->store, p->client, proc_now_ns());
     }
-    for (struct late *l; (l = p->late);) {
-        p->late = l->next;
-        free(l);
-    }
+    list_for_each_safe(n, &p->late) free(list_entry(n, struct late, node));
     free(p);
 }
 

@@ -32,17 +32,19 @@ static void answer_seq(struct peer *p, uint64_t tag, const struct kv_seq_info *q
 /* A client that did not ask to wait is owed one answer, when nothing is to be waited for. */
 void kvstore_seq_news(struct peer *p, const struct kv_seq_info *q)
 {
-    struct late **at = &p->late, *l;
-    while (*at && ((*at)->seq != q->seq || (*at)->gen != q->gen))
-        at = &(*at)->next;
-    l = *at;
+    struct late *l = NULL;
+    list_for_each(n, &p->late)
+    {
+        struct late *at = list_entry(n, struct late, node);
+        if (!l && at->seq == q->seq && at->gen == q->gen)
+            l = at;
+    }
     if (l && q->pending)
         return;
     answer_seq(p, l ? l->tag : 0, q);
-    if (l) {
-        *at = l->next;
-        free(l);
-    }
+    if (l)
+        list_remove(&l->node);
+    free(l);
 }
 
 static int answer_later(struct err *e, struct peer *p, uint64_t tag, const struct kv_seq_info *q)
@@ -50,8 +52,8 @@ static int answer_later(struct err *e, struct peer *p, uint64_t tag, const struc
     struct late *l = malloc(sizeof *l);
     if (!l)
         return err_nomem(e, "an answer", sizeof *l);
-    *l = (struct late){p->late, tag, q->seq, q->gen};
-    p->late = l;
+    *l = (struct late){.tag = tag, .seq = q->seq, .gen = q->gen};
+    list_push_front(&p->late, &l->node);
     return 0;
 }
 

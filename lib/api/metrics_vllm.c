@@ -2,8 +2,7 @@
 #include <stdio.h>
 
 #include "api/metrics_impl.h"
-
-#define BLOCK_TOKENS 32
+#include "base/kv_block.h"
 
 static void counter(struct page *p, const char *name, const char *help, uint64_t v)
 {
@@ -100,7 +99,7 @@ static void cache(struct page *p, const struct api_watch *w)
         page_number(p, NULL, 0, used);
     if (blocks)
         snprintf(n, sizeof n, "%llu", (unsigned long long)blocks);
-    snprintf(tokens, sizeof tokens, "%d", BLOCK_TOKENS);
+    snprintf(tokens, sizeof tokens, "%d", KV_BLOCK);
     const struct label l[] = {label_of("block_size", tokens), label_str("cache_dtype", kv_type(x, n_worker)),
                               label_of("enable_prefix_caching", "True"), label_of("num_gpu_blocks", n)};
     page_family(p, "vllm:cache_config_info", "gauge", "The pool of KV blocks; always 1.");

@@ -2,6 +2,7 @@
 #ifndef BASE_KV_BLOCK_H
 #define BASE_KV_BLOCK_H
 
-#define KV_BLOCK 32 /* tokens */
+#define KV_BLOCK 32  /* tokens */
+#define KV_DIGEST 32 /* bytes of the digest that names a full block */
 
 #endif

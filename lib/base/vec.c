@@ -14,11 +14,9 @@ static size_t new_cap(size_t cap, size_t n, size_t elem_size)
     return to > n ? to : n;
 }
 
-bool vec_grow(void *array, size_t *cap, size_t n, size_t elem_size)
+bool vec_grow_more(void *array, size_t *cap, size_t n, size_t elem_size)
 {
     void *old;
-    if (n <= *cap)
-        return true;
     size_t to = new_cap(*cap, n, elem_size);
     if (to > PTRDIFF_MAX / elem_size)
         return false;
@@ -31,9 +29,9 @@ bool vec_grow(void *array, size_t *cap, size_t n, size_t elem_size)
     return true;
 }
 
-int vec_reserve(struct err *e, void *array, size_t *cap, size_t n, size_t elem_size, const char *what)
+int vec_reserve_more(struct err *e, void *array, size_t *cap, size_t n, size_t elem_size, const char *what)
 {
-    if (vec_grow(array, cap, n, elem_size))
+    if (vec_grow_more(array, cap, n, elem_size))
         return 0;
     return err_nomem(e, what, n > SIZE_MAX / elem_size ? SIZE_MAX : n * elem_size);
 }

@@ -16,11 +16,21 @@
 
 #include "err/err.h"
 
+/* What the two below do if n elements do not fit. */
+int vec_reserve_more(struct err *e, void *array, size_t *cap, size_t n, size_t elem_size, const char *what);
+bool vec_grow_more(void *array, size_t *cap, size_t n, size_t elem_size);
+
 /* array: address of the pointer to the elements (NULL while *cap is 0). n: elements that must fit. ERR_SYS "out of
  * memory for WHAT (N bytes)". */
-int vec_reserve(struct err *e, void *array, size_t *cap, size_t n, size_t elem_size, const char *what);
+static inline int vec_reserve(struct err *e, void *array, size_t *cap, size_t n, size_t elem_size, const char *what)
+{
+    return n <= *cap ? 0 : vec_reserve_more(e, array, cap, n, elem_size, what);
+}
 
 /* The same for callers that report the failure in another way. False: no memory. */
-bool vec_grow(void *array, size_t *cap, size_t n, size_t elem_size);
+static inline bool vec_grow(void *array, size_t *cap, size_t n, size_t elem_size)
+{
+    return n <= *cap || vec_grow_more(array, cap, n, elem_size);
+}
 
 #endif

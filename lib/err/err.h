@@ -2,9 +2,29 @@
  * Errors: the whole theory.
  *
  * A function that can fail takes `struct err *` first, returns an int, and returns 0 on success. On failure it returns
- * one of the codes below and has written a text that names the thing and the limit. Callers forward the code as it is,
- * adding context with err_prefix() where it helps; only a main prints the text and turns the code into its exit status.
- * Nothing under lib prints or exits. Codes are the exit codes that phasepipe(7) documents.
+ * one of the codes below and has written a text that names the thing and the limit; its outputs are then NULL, or as
+ * they were. The pointer is never NULL. On success what it points to is not changed.
+ *
+ * Steps that follow each other are chained in one way:
+ *
+ *     int rc = open_model(e, &m);
+ *     rc = rc ? rc : open_engine(e, &g, m);
+ *     if (!rc)
+ *         run(g);
+ *     engine_free(g);
+ *     model_free(m);
+ *     return rc;
+ *
+ * Each step runs only if all before it have succeeded, and one cleanup, of functions for which NULL is nothing, follows
+ * all. A function that has nothing to clean up may return at the first failure: `if (rc) return rc;`.
+ *
+ * Callers forward the code as it is, adding context with err_prefix() where it helps. ERR_NO is about one request or
+ * file: whoever holds the request answers it with the text and goes on. Every other code travels up to a main, which
+ * alone prints the text and turns the code into its exit status. Nothing under lib prints or exits. Codes are the exit
+ * codes that phasepipe(7) documents.
+ *
+ * A helper whose only failure is memory may return NULL or false instead; the caller names what the memory was for.
+ * base/str.h keeps such a failure until the text is whole.
  *
  * A programming error (a broken precondition) is an assert, never an err. Input from outside never reaches an assert.
  */
@@ -29,7 +49,7 @@ struct err {
 /* Writes code and text, returns code. */
 int err_set(struct err *e, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* The same with ERR_SYS and ": strerror(errno)" behind the text. */
+/* The same with ERR_SYS and ": strerror(errno)" after the text. */
 int err_sys(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Puts "text: " before what is there, returns e->code. */

@@ -15,11 +15,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/kv_block.h"
 #include "err/err.h"
 #include "kv/kv.h"
 
 #define KV_ARENA_VERSION 1
-#define KV_DIGEST 32
 #define KV_NONE UINT32_MAX /* no slot, no page */
 
 /* 0, or ERR_PROTO that says in words what differs; `whose` names the other side ("prefill"). */

@@ -4,19 +4,20 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/loop.h"
+#include "base/vec.h"
 #include "link/socket.h"
 
 #define READ_BYTES ((size_t)64 << 10) /* of one connection at a time, so that none keeps the others waiting */
 #define PAUSE_BYTES ((size_t)1 << 20) /* queued: until this has gone out, nothing more is read */
 #define KEEP_BYTES ((size_t)1 << 20)  /* a buffer over this is given back when it is empty */
-#define EVENTS 64
+#define ACCEPTS 64                    /* of one turn */
 
 struct out { /* bytes to go, with a descriptor beside the first */
-    struct out *next;
+    struct list node;
     size_t n, at;
     int fd;
     uint8_t *bytes;
@@ -24,116 +25,90 @@ struct out { /* bytes to go, with a descriptor beside the first */
 
 struct link_conn {
     struct link_server *s;
-    struct link_conn *prev, *next;
-    int sock, fd_in;
+    struct list node; /* link_server.conns */
+    struct loop_fd sock;
+    int fd_in;
     int64_t pid;
     void *data;
     uint8_t *in;
     size_t in_size, in_n;
-    struct out *first, *last;
+    struct list outs;
     uint64_t queued;
-    bool closing, dead; /* after what is queued; now */
-    uint32_t events;
+    bool closing; /* after what is queued */
 };
 
 struct link_server {
-    int epoll, sock;
+    struct loop *loop;
+    struct loop_fd sock;
     struct sockaddr_un address;
     struct link_ops ops;
     void *arg;
-    struct link_conn *conns;
+    struct list conns;
     int n_conn;
     struct wire_arena *arena;
-    struct link_conn *doomed; /* to be freed at the end of a step (by next) */
-    char waker;               /* its address stands for a descriptor of the caller's among the events */
 };
 
 /* ---- connections ---- */
 
 static void watch(struct link_conn *c)
 {
+    struct err e;
     uint32_t want = EPOLLRDHUP;
-    if (c->first)
+    if (!list_empty(&c->outs))
         want |= EPOLLOUT;
     if (!c->closing && c->queued < PAUSE_BYTES)
         want |= EPOLLIN;
-    if (want == c->events)
-        return;
-    struct epoll_event ev = {.events = want, .data.ptr = c};
-    epoll_ctl(c->s->epoll, c->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, c->sock, &ev);
-    c->events = want;
+    (void)loop_fd_set(&e, &c->sock, want); /* cannot fail for a descriptor that is in the loop */
 }
 
-static void pop_out(struct link_conn *c)
+static void out_free(struct out *o)
 {
-    struct out *o = c->first;
-    c->first = o->next;
-    c->last = c->first ? c->last : NULL;
+    list_remove(&o->node);
     if (o->fd >= 0)
         close(o->fd);
     free(o->bytes);
     free(o);
 }
 
-/* Off the list at once; the memory goes when the events of this step are done. */
 static void end(struct link_conn *c)
 {
-    if (c->dead)
-        return;
-    c->dead = true;
-    *(c->prev ? &c->prev->next : &c->s->conns) = c->next;
-    if (c->next)
-        c->next->prev = c->prev;
+    list_remove(&c->node);
     c->s->n_conn--;
     c->s->ops.closed(c->s->arg, c);
-    close(c->sock);
+    loop_fd_remove(&c->sock);
+    close(c->sock.fd);
     if (c->fd_in >= 0)
         close(c->fd_in);
-    while (c->first)
-        pop_out(c);
+    list_for_each_safe(n, &c->outs) out_free(list_entry(n, struct out, node));
     free(c->in);
-    c->in = NULL;
-    c->next = c->s->doomed;
-    c->s->doomed = c;
+    free(c);
 }
 
-static void bury(struct link_server *s)
+/* False: the connection is at its end. */
+static bool flush(struct link_conn *c)
 {
-    while (s->doomed) {
-        struct link_conn *c = s->doomed;
-        s->doomed = c->next;
-        free(c);
-    }
-}
-
-static void flush(struct link_conn *c)
-{
-    while (c->first) {
-        struct out *o = c->first;
-        ssize_t n = socket_send(c->sock, o->bytes + o->at, o->n - o->at, o->at ? -1 : o->fd);
+    while (!list_empty(&c->outs)) {
+        struct out *o = list_entry(c->outs.next, struct out, node);
+        ssize_t n = socket_send(c->sock.fd, o->bytes + o->at, o->n - o->at, o->at ? -1 : o->fd);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             break;
-        if (n <= 0) {
-            end(c);
-            return;
-        }
+        if (n <= 0)
+            return false;
         o->at += (size_t)n;
         c->queued -= (size_t)n;
         if (o->at == o->n)
-            pop_out(c);
+            out_free(o);
     }
-    if (c->closing && !c->first)
-        end(c);
-    else
-        watch(c);
+    watch(c);
+    return !c->closing || !list_empty(&c->outs);
 }
 
 void link_send(struct link_conn *c, const struct wire_frame *f, int fd)
 {
     struct err e;
-    if (c->dead || c->closing)
+    if (c->closing)
         return;
     struct out *o = calloc(1, sizeof *o);
     if (!o || frame_bytes(&e, &o->bytes, &o->n, f)) {
@@ -143,12 +118,11 @@ void link_send(struct link_conn *c, const struct wire_frame *f, int fd)
         return;
     }
     o->fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
-    *(c->last ? &c->last->next : &c->first) = o;
-    c->last = o;
+    list_push_back(&c->outs, &o->node);
     c->queued += o->n;
     if (c->queued > LINK_QUEUE_BYTES_MAX) {
         c->closing = true;
-        shutdown(c->sock, SHUT_RDWR); /* the next step sees it, and ends it */
+        shutdown(c->sock.fd, SHUT_RDWR); /* the next turn sees it, and ends it */
     }
     watch(c);
 }
@@ -160,11 +134,9 @@ uint64_t link_queued(const struct link_conn *c)
 
 void link_close(struct link_conn *c)
 {
-    if (c->dead)
-        return;
     c->closing = true;
-    if (!c->first)
-        shutdown(c->sock, SHUT_RDWR);
+    if (list_empty(&c->outs))
+        shutdown(c->sock.fd, SHUT_RDWR);
     watch(c);
 }
 
@@ -204,7 +176,7 @@ static void frames(struct link_conn *c)
     struct err e = {0};
     size_t at = 0;
     uint64_t size;
-    while (!c->dead && !c->closing && !frame_size(&e, &size, c->in + at, c->in_n - at, LINK_FRAME_BYTES_MAX) && size &&
+    while (!c->closing && !frame_size(&e, &size, c->in + at, c->in_n - at, LINK_FRAME_BYTES_MAX) && size &&
            c->in_n - at >= size) {
         struct wire_frame f;
         wire_arena_reset(c->s->arena);
@@ -215,8 +187,6 @@ static void frames(struct link_conn *c)
         c->s->ops.frame(c->s->arg, c, &f);
         at += size;
     }
-    if (c->dead)
-        return;
     if (e.code) {
         refuse(c, &e);
         return;
@@ -230,58 +200,57 @@ static void frames(struct link_conn *c)
     }
 }
 
-/* The buffer grows with what has come, not with what a frame says of itself. */
-static bool room(struct link_conn *c)
+/* The buffer grows with what has come, not with what a frame says of itself. False: the connection is at its end. */
+static bool take(struct link_conn *c)
 {
-    if (c->in_size - c->in_n >= READ_BYTES)
-        return true;
-    size_t size = c->in_size ? 2 * c->in_size : 2 * READ_BYTES;
-    uint8_t *in = realloc(c->in, size);
-    if (!in)
+    if (!vec_grow(&c->in, &c->in_size, c->in_n + READ_BYTES, 1))
         return false;
-    c->in = in;
-    c->in_size = size;
+    ssize_t n = socket_recv(c->sock.fd, c->in + c->in_n, READ_BYTES, &c->fd_in);
+    if (n <= 0)
+        return n < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK);
+    c->in_n += (size_t)n;
+    frames(c);
     return true;
 }
 
-static void take(struct link_conn *c)
+static void ready(void *arg, uint32_t events)
 {
-    ssize_t n = room(c) ? socket_recv(c->sock, c->in + c->in_n, READ_BYTES, &c->fd_in) : 0;
-    if (n < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK))
-        return;
-    if (n <= 0) {
+    struct link_conn *c = arg;
+    bool lives = !(events & EPOLLIN) || take(c);
+    if (lives && events & EPOLLOUT)
+        lives = flush(c);
+    if (!lives || (events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP) && !(events & EPOLLIN)))
         end(c);
-        return;
-    }
-    c->in_n += (size_t)n;
-    frames(c);
 }
 
 /* ---- the listening socket ---- */
 
 static void admit(struct link_server *s, int sock)
 {
+    struct err e;
     struct ucred u;
     socklen_t n = sizeof u;
     struct link_conn *c = s->n_conn < LINK_CONNS_MAX ? calloc(1, sizeof *c) : NULL;
-    if (!c) { /* past the limit one is dropped at once, so that it knows */
-        close(sock);
+    if (!c || loop_fd_add(&e, s->loop, &c->sock, sock, EPOLLIN | EPOLLRDHUP, ready, c)) {
+        close(sock); /* past the limit one is dropped at once, so that it knows */
+        free(c);
         return;
     }
-    *c = (struct link_conn){.s = s, .sock = sock, .fd_in = -1, .next = s->conns};
+    c->s = s;
+    c->fd_in = -1;
+    list_init(&c->outs);
     if (!getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &u, &n))
         c->pid = u.pid;
-    if (s->conns)
-        s->conns->prev = c;
-    s->conns = c;
+    list_push_front(&s->conns, &c->node);
     s->n_conn++;
-    watch(c);
 }
 
-static void welcome(struct link_server *s)
+static void accept_all(void *arg, uint32_t events)
 {
-    for (int i = 0; i < EVENTS; i++) {
-        int sock = accept4(s->sock, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    struct link_server *s = arg;
+    (void)events;
+    for (int i = 0; i < ACCEPTS; i++) {
+        int sock = accept4(s->sock.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (sock < 0)
             return;
         admit(s, sock);
@@ -306,36 +275,33 @@ static int listen_at(struct err *e, struct link_server *s, bool *stale)
         return err_set(e, ERR_NO, "%s: another program listens there", path);
     if (*stale && unlink(path))
         return err_sys(e, "%s", path);
-    s->sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     mode_t old = umask(0177);
-    int bad = s->sock < 0 || bind(s->sock, (const struct sockaddr *)(const void *)&s->address, sizeof s->address) ||
-              listen(s->sock, SOMAXCONN);
+    int bad = sock < 0 || bind(sock, (const struct sockaddr *)(const void *)&s->address, sizeof s->address) ||
+              listen(sock, SOMAXCONN);
     umask(old);
-    if (bad)
-        return err_sys(e, "%s", path);
-    struct epoll_event ev = {.events = EPOLLIN};
-    return epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->sock, &ev) ? err_sys(e, "epoll") : 0;
+    int rc = bad ? err_sys(e, "%s", path) : loop_fd_add(e, s->loop, &s->sock, sock, EPOLLIN, accept_all, s);
+    if (rc && sock >= 0)
+        close(sock);
+    return rc;
 }
 
-int link_server_new(struct err *e, struct link_server **out, bool *stale, const char *url, const struct link_ops *ops,
-                    void *arg)
+int link_server_new(struct err *e, struct link_server **out, bool *stale, struct loop *l, const char *url,
+                    const struct link_ops *ops, void *arg)
 {
     struct link_server *s = calloc(1, sizeof *s);
     if (!s)
         return err_nomem(e, "a server", sizeof *s);
+    s->loop = l;
     s->ops = *ops;
     s->arg = arg;
-    s->sock = -1;
-    s->epoll = epoll_create1(EPOLL_CLOEXEC);
+    list_init(&s->conns);
     s->arena = wire_arena_new();
-    int rc = s->epoll < 0 ? err_sys(e, "epoll") : s->arena ? 0 : err_nomem(e, "a server", sizeof *s);
+    int rc = s->arena ? 0 : err_nomem(e, "a server", sizeof *s);
     rc = rc ? rc : socket_address(e, &s->address, url);
     rc = rc ? rc : listen_at(e, s, stale);
     if (rc) {
-        if (s->sock >= 0)
-            close(s->sock);
-        s->sock = -1; /* a socket that is another's stays */
-        link_server_free(s);
+        link_server_free(s); /* a socket that is another's stays */
         return rc;
     }
     *out = s;
@@ -344,10 +310,10 @@ int link_server_new(struct err *e, struct link_server **out, bool *stale, const 
 
 void link_server_stop_accepting(struct link_server *s)
 {
-    if (s->sock < 0)
+    if (!s->sock.loop)
         return;
-    close(s->sock);
-    s->sock = -1;
+    loop_fd_remove(&s->sock);
+    close(s->sock.fd);
     unlink(s->address.sun_path);
 }
 
@@ -355,44 +321,8 @@ void link_server_free(struct link_server *s)
 {
     if (!s)
         return;
-    while (s->conns)
-        end(s->conns);
-    bury(s);
+    list_for_each_safe(n, &s->conns) end(list_entry(n, struct link_conn, node));
     link_server_stop_accepting(s);
-    if (s->epoll >= 0)
-        close(s->epoll);
     wire_arena_free(s->arena);
     free(s);
-}
-
-int link_server_wake_on(struct err *e, struct link_server *s, int fd)
-{
-    struct epoll_event ev = {.events = EPOLLIN, .data.ptr = &s->waker};
-    return epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &ev) ? err_sys(e, "epoll") : 0;
-}
-
-int link_server_step(struct err *e, struct link_server *s, bool *did, int timeout_ms)
-{
-    struct epoll_event ev[EVENTS];
-    int n = epoll_wait(s->epoll, ev, EVENTS, timeout_ms);
-    *did = n > 0;
-    if (n < 0 && errno != EINTR)
-        return err_sys(e, "epoll");
-    for (int i = 0; i < n; i++) {
-        struct link_conn *c = ev[i].data.ptr;
-        if (ev[i].data.ptr == &s->waker)
-            continue;
-        if (!c) {
-            welcome(s);
-            continue;
-        }
-        if (!c->dead && ev[i].events & EPOLLIN)
-            take(c);
-        if (!c->dead && ev[i].events & EPOLLOUT)
-            flush(c);
-        if (!c->dead && ev[i].events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP) && !(ev[i].events & EPOLLIN))
-            end(c);
-    }
-    bury(s);
-    return 0;
 }

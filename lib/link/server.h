@@ -1,7 +1,7 @@
 /*
- * Frames over a Unix socket, the listening side: one loop, one thread, many connections. A connection reads and writes
- * at its own pace: one that does not read is not read from, one that sends half a frame waits alone, and one whose
- * answers pile up past a limit is closed.
+ * Frames over a Unix socket, the listening side: many connections in the caller's event loop, whose thread alone calls
+ * what is below. A connection reads and writes at its own pace: one that does not read is not read from, one that sends
+ * half a frame waits alone, and one whose answers pile up past a limit is closed.
  *
  * Frames have their length before them, as on a pipe. A descriptor may come or go beside a frame.
  */
@@ -18,6 +18,7 @@
 #define LINK_QUEUE_BYTES_MAX (64u << 20) /* what waits to go out to one connection; more closes it */
 #define LINK_CONNS_MAX 4096
 
+struct loop;
 struct link_server;
 struct link_conn;
 
@@ -32,15 +33,10 @@ struct link_ops {
 
 /* url: "unix:PATH". A socket that nobody listens on any more is replaced, *stale then says so; ERR_NO where somebody
  * does. Mode 0600. */
-int link_server_new(struct err *e, struct link_server **out, bool *stale, const char *url, const struct link_ops *ops,
-                    void *arg);
+int link_server_new(struct err *e, struct link_server **out, bool *stale, struct loop *l, const char *url,
+                    const struct link_ops *ops, void *arg);
 void link_server_free(struct link_server *s); /* closes all, removes the socket */
-/* Waits for at most timeout_ms (-1: for ever) and does what there is to do. False: nothing was. A signal ends the
- * wait. */
-int link_server_step(struct err *e, struct link_server *s, bool *did, int timeout_ms);
 void link_server_stop_accepting(struct link_server *s);
-/* A descriptor of the caller's that ends a wait while it is readable. */
-int link_server_wake_on(struct err *e, struct link_server *s, int fd);
 
 /* Queues a frame, and a copy of a descriptor beside it (-1: none). A failure closes the connection. */
 void link_send(struct link_conn *c, const struct wire_frame *f, int fd);

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BLOCK 32
+#include "base/kv_block.h"
 
 static struct order **bucket(const struct worker_link *w, uint64_t id)
 {
@@ -158,7 +158,7 @@ static struct need need_of(const struct worker_link *w, const struct wire_order 
     uint64_t all = (uint64_t)f->n_prompt + (prefill ? (uint64_t)f->n_out + 1 : f->max_tokens);
     uint64_t most = w->o.max_len ? w->o.max_len : UINT32_MAX;
     uint32_t n_new = f->n_prompt > f->cached ? f->n_prompt - f->cached : 0;
-    return (struct need){1, decode ? 0 : n_new, ((all < most ? all : most) + BLOCK - 1) / BLOCK};
+    return (struct need){1, decode ? 0 : n_new, ((all < most ? all : most) + KV_BLOCK - 1) / KV_BLOCK};
 }
 
 static bool among(const uint64_t *v, uint32_t n, uint64_t x)

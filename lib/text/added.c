@@ -1,20 +1,15 @@
 /* Added spellings: a trie by bytes, walked from each place; the cost of a place is bounded by the longest spelling. */
 #include <stdlib.h>
 
+#include "base/vec.h"
 #include "text/text_private.h"
 
 static int node_new(struct err *e, uint32_t *out, struct text_added *a, uint8_t byte)
 {
-    if (a->n == a->cap) {
-        size_t cap = a->cap == 0 ? 256 : 2 * a->cap;
-        struct text_trie_node *p = realloc(a->node, cap * sizeof *p);
-        if (p == NULL)
-            return err_nomem(e, "added tokens", cap * sizeof *p);
-        a->node = p;
-        a->cap = cap;
-        if (a->n == 0)
-            a->n = 1;
-    }
+    a->n += a->n == 0; /* node 0 is unused */
+    int rc = vec_reserve(e, &a->node, &a->cap, a->n + 1, sizeof *a->node, "added tokens");
+    if (rc)
+        return rc;
     *out = (uint32_t)a->n++;
     a->node[*out] = (struct text_trie_node){0, 0, TEXT_NONE, byte};
     return 0;
@@ -33,16 +28,16 @@ int text_added_put(struct err *e, struct text_added *a, const char *s, size_t n,
     if (n == 0)
         return 0;
     uint32_t at = a->first[(uint8_t)s[0]];
-    int r = at == 0 ? node_new(e, &at, a, (uint8_t)s[0]) : 0;
-    if (r != 0)
-        return r;
+    int rc = at == 0 ? node_new(e, &at, a, (uint8_t)s[0]) : 0;
+    if (rc)
+        return rc;
     a->first[(uint8_t)s[0]] = at;
     for (size_t i = 1; i < n; i++) {
         uint32_t c = child_of(a, at, (uint8_t)s[i]);
         if (c == 0) {
-            r = node_new(e, &c, a, (uint8_t)s[i]);
-            if (r != 0)
-                return r;
+            rc = node_new(e, &c, a, (uint8_t)s[i]);
+            if (rc)
+                return rc;
             a->node[c].sibling = a->node[at].child;
             a->node[at].child = c;
         }

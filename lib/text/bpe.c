@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "text/text_private.h"
 
 static size_t hash_pair(uint64_t pair)
@@ -19,7 +20,7 @@ int text_merges_new(struct err *e, struct text_merges *m, size_t n)
     while (n_slot < 2 * n)
         n_slot *= 2;
     m->slot = malloc(n_slot * sizeof *m->slot);
-    if (m->slot == NULL)
+    if (!m->slot)
         return err_nomem(e, "merges", n_slot * sizeof *m->slot);
     m->n_slot = n_slot;
     memset(m->slot, 0xff, n_slot * sizeof *m->slot);
@@ -55,23 +56,8 @@ void text_bpe_free(struct text_bpe *b)
 /* n symbols give n - 1 first steps, and each of at most n - 1 merges adds two and takes one. */
 static int reserve(struct err *e, struct text_bpe *b, size_t n)
 {
-    if (n > b->cap_sym) {
-        size_t cap = n < 64 ? 64 : n;
-        struct text_symbol *p = realloc(b->sym, cap * sizeof *p);
-        if (p == NULL)
-            return err_nomem(e, "symbols of a piece of text", cap * sizeof *p);
-        b->sym = p;
-        b->cap_sym = cap;
-    }
-    if (2 * n > b->cap_heap) {
-        size_t cap = n < 64 ? 128 : 2 * n;
-        struct text_step *p = realloc(b->heap, cap * sizeof *p);
-        if (p == NULL)
-            return err_nomem(e, "merges of a piece of text", cap * sizeof *p);
-        b->heap = p;
-        b->cap_heap = cap;
-    }
-    return 0;
+    int rc = vec_reserve(e, &b->sym, &b->cap_sym, n, sizeof *b->sym, "symbols of a piece of text");
+    return rc ? rc : vec_reserve(e, &b->heap, &b->cap_heap, 2 * n, sizeof *b->heap, "merges of a piece of text");
 }
 
 static bool before(const struct text_step *a, const struct text_step *b)
@@ -112,7 +98,7 @@ static void consider(struct text_bpe *b, const struct text_merges *m, uint32_t p
     if (next == TEXT_NONE)
         return;
     const struct text_merge *g = merge_find(m, b->sym[pos].id, b->sym[next].id);
-    if (g != NULL)
+    if (g)
         heap_push(b, (struct text_step){g->rank, pos, g->id});
 }
 
@@ -123,7 +109,7 @@ static void apply(struct text_bpe *b, const struct text_merges *m, const struct 
         return;
     struct text_symbol *right = &b->sym[left->next];
     const struct text_merge *g = merge_find(m, left->id, right->id);
-    if (g == NULL || g->id != s->id)
+    if (!g || g->id != s->id)
         return;
     left->id = g->id;
     left->next = right->next;
@@ -138,9 +124,9 @@ static void apply(struct text_bpe *b, const struct text_merges *m, const struct 
 int text_bpe_encode(struct err *e, struct text_ids *out, struct text_bpe *b, const struct text *t, const uint8_t *s,
                     size_t n)
 {
-    int r = reserve(e, b, n);
-    if (r != 0)
-        return r;
+    int rc = reserve(e, b, n);
+    if (rc)
+        return rc;
     uint32_t n_sym = 0;
     for (size_t i = 0; i < n; i++) {
         if (t->byte_id[s[i]] == TEXT_NONE)
@@ -159,9 +145,9 @@ int text_bpe_encode(struct err *e, struct text_ids *out, struct text_bpe *b, con
         apply(b, &t->merges, &step);
     }
     for (uint32_t i = 0; i != TEXT_NONE; i = b->sym[i].next) {
-        r = text_ids_push(e, out, b->sym[i].id);
-        if (r != 0)
-            return r;
+        rc = text_ids_push(e, out, b->sym[i].id);
+        if (rc)
+            return rc;
     }
     return 0;
 }

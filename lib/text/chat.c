@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/str.h"
+#include "base/vec.h"
 #include "text/text_private.h"
 
 struct part {
@@ -19,8 +21,7 @@ struct part {
 struct chat {
     const struct text *t;
     const struct text_chat_style *style;
-    char *p;
-    size_t n, cap;
+    struct str out;
     struct part *part;
     size_t n_part, cap_part;
     bool bos;                        /* begins with the begin token, which is the first part */
@@ -29,36 +30,20 @@ struct chat {
 
 static void chat_free(struct chat *c)
 {
-    free(c->p);
+    str_free(&c->out);
     free(c->part);
 }
 
 static int put(struct err *e, struct chat *c, const char *s, size_t n, bool template)
 {
-    if (n > TEXT_N_MAX - c->n)
+    if (n > TEXT_N_MAX - c->out.n)
         return err_set(e, ERR_NO, "a chat is over the limit of %zu bytes", TEXT_N_MAX);
-    if (c->n + n + 1 > c->cap) {
-        size_t cap = 2 * (c->n + n) + 256;
-        char *p = realloc(c->p, cap);
-        if (p == NULL)
-            return err_nomem(e, "rendered chat", cap);
-        c->p = p;
-        c->cap = cap;
-    }
-    if (c->n_part == c->cap_part) {
-        size_t cap = 2 * c->cap_part + 32;
-        struct part *p = realloc(c->part, cap * sizeof *p);
-        if (p == NULL)
-            return err_nomem(e, "rendered chat", cap * sizeof *p);
-        c->part = p;
-        c->cap_part = cap;
-    }
-    if (n != 0)
-        memcpy(c->p + c->n, s, n);
-    c->n += n;
-    c->p[c->n] = 0;
-    c->part[c->n_part++] = (struct part){c->n, template};
-    return 0;
+    str_add(&c->out, s, n);
+    int rc = str_check(e, &c->out, "rendered chat");
+    rc = rc ? rc : vec_reserve(e, &c->part, &c->cap_part, c->n_part + 1, sizeof *c->part, "rendered chat");
+    if (!rc)
+        c->part[c->n_part++] = (struct part){c->out.n, template};
+    return rc;
 }
 
 static int put_mark(struct err *e, struct chat *c, const char *s)
@@ -96,16 +81,16 @@ static int put_content(struct err *e, struct chat *c, const char *s, size_t n, b
 {
     char *repaired = NULL;
     if (!text_utf8_valid(s, n)) {
-        int r = text_utf8_repair(e, &repaired, &n, s, n);
-        if (r != 0)
-            return r;
+        int rc = text_utf8_repair(e, &repaired, &n, s, n);
+        if (rc)
+            return rc;
         s = repaired;
     }
     if (trim)
         strip(&s, &n);
-    int r = put(e, c, s, n, false);
+    int rc = put(e, c, s, n, false);
     free(repaired);
-    return r;
+    return rc;
 }
 
 static bool is_role(const struct text_message *m, const char *role)
@@ -130,14 +115,11 @@ static int refuse_role(struct err *e, const struct chat *c, const struct text_me
 
 static int chatml_turn(struct err *e, struct chat *c, const char *role, const char *s, size_t n, bool open)
 {
-    int r = put_mark(e, c, "<|im_start|>");
-    if (r == 0)
-        r = put_mark(e, c, role);
-    if (r == 0)
-        r = put_mark(e, c, "\n");
-    if (r == 0)
-        r = put_content(e, c, s, n, c->style->trims);
-    return r == 0 && !open ? put_mark(e, c, "<|im_end|>\n") : r;
+    int rc = put_mark(e, c, "<|im_start|>");
+    rc = rc ? rc : put_mark(e, c, role);
+    rc = rc ? rc : put_mark(e, c, "\n");
+    rc = rc ? rc : put_content(e, c, s, n, c->style->trims);
+    return !rc && !open ? put_mark(e, c, "<|im_end|>\n") : rc;
 }
 
 /* Models that reason: what they thought in a turn that is over is not told again, only what follows it. (In a turn that
@@ -160,12 +142,12 @@ static int render_chatml(struct err *e, struct chat *c, const struct text_messag
 {
     const struct text_chat_style *style = c->style;
     size_t last_user = n;
-    int r = 0;
+    int rc = 0;
     while (last_user > 0 && !is_role(&m[last_user - 1], "user"))
         last_user--;
-    if (style->default_system != NULL && !is_role(&m[0], "system"))
-        r = chatml_turn(e, c, "system", style->default_system, style->n_default_system, false);
-    for (size_t i = 0; r == 0 && i < n; i++) {
+    if (style->default_system && !is_role(&m[0], "system"))
+        rc = chatml_turn(e, c, "system", style->default_system, style->n_default_system, false);
+    for (size_t i = 0; !rc && i < n; i++) {
         const char *s = m[i].content;
         size_t n_s = m[i].n_content;
         bool known = is_role(&m[i], "system") || is_role(&m[i], "user") || is_role(&m[i], "assistant");
@@ -178,50 +160,47 @@ static int render_chatml(struct err *e, struct chat *c, const struct text_messag
                                text_file(c->t));
             leave_out_reasoning(&s, &n_s);
         }
-        r = chatml_turn(e, c, m[i].role, s, n_s, &m[i] == c->open);
+        rc = chatml_turn(e, c, m[i].role, s, n_s, &m[i] == c->open);
     }
-    return r == 0 && answer ? put_mark(e, c, "<|im_start|>assistant\n") : r;
+    return !rc && answer ? put_mark(e, c, "<|im_start|>assistant\n") : rc;
 }
 
 /* ---- llama3 ---- */
 
 static int llama3_header(struct err *e, struct chat *c, const char *role)
 {
-    int r = put_mark(e, c, "<|start_header_id|>");
-    if (r == 0)
-        r = put_mark(e, c, role);
-    return r == 0 ? put_mark(e, c, "<|end_header_id|>\n\n") : r;
+    int rc = put_mark(e, c, "<|start_header_id|>");
+    rc = rc ? rc : put_mark(e, c, role);
+    return rc ? rc : put_mark(e, c, "<|end_header_id|>\n\n");
 }
 
 /* The day is the one the template falls back to: with the real one the same chat would give other ids tomorrow. */
 static int llama3_dates(struct err *e, struct chat *c, const struct text_message *system)
 {
-    int r = llama3_header(e, c, "system");
-    if (r == 0)
-        r = put_mark(e, c, "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n");
-    if (r == 0 && system != NULL)
-        r = put_content(e, c, system->content, system->n_content, true);
-    return r == 0 && (system == NULL || system != c->open) ? put_mark(e, c, "<|eot_id|>") : r;
+    int rc = llama3_header(e, c, "system");
+    rc = rc ? rc : put_mark(e, c, "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n");
+    if (!rc && system)
+        rc = put_content(e, c, system->content, system->n_content, true);
+    return !rc && (!system || system != c->open) ? put_mark(e, c, "<|eot_id|>") : rc;
 }
 
 static int render_llama3(struct err *e, struct chat *c, const struct text_message *m, size_t n, bool answer)
 {
     size_t i = 0;
-    int r = 0;
+    int rc = 0;
     if (c->style->dated) {
         i = is_role(&m[0], "system");
-        r = llama3_dates(e, c, i == 1 ? &m[0] : NULL);
+        rc = llama3_dates(e, c, i == 1 ? &m[0] : NULL);
     }
-    for (; r == 0 && i < n; i++) {
+    for (; !rc && i < n; i++) {
         if (!is_role(&m[i], "system") && !is_role(&m[i], "user") && !is_role(&m[i], "assistant"))
             return refuse_role(e, c, &m[i], i);
-        r = llama3_header(e, c, m[i].role);
-        if (r == 0)
-            r = put_content(e, c, m[i].content, m[i].n_content, c->style->trims);
-        if (r == 0 && &m[i] != c->open)
-            r = put_mark(e, c, "<|eot_id|>");
+        rc = llama3_header(e, c, m[i].role);
+        rc = rc ? rc : put_content(e, c, m[i].content, m[i].n_content, c->style->trims);
+        if (!rc && &m[i] != c->open)
+            rc = put_mark(e, c, "<|eot_id|>");
     }
-    return r == 0 && answer ? llama3_header(e, c, "assistant") : r;
+    return !rc && answer ? llama3_header(e, c, "assistant") : rc;
 }
 
 /* ---- kinds whose turns alternate ---- */
@@ -250,62 +229,59 @@ static int take_system(struct err *e, const struct text_message **system, const 
 
 static int put_system_before(struct err *e, struct chat *c, const struct text_message *system)
 {
-    if (system == NULL)
+    if (!system)
         return 0;
-    int r = put_content(e, c, system->content, system->n_content, false);
-    return r == 0 ? put_mark(e, c, "\n\n") : r;
+    int rc = put_content(e, c, system->content, system->n_content, false);
+    return rc ? rc : put_mark(e, c, "\n\n");
 }
 
 static int mistral_answer(struct err *e, struct chat *c, const struct text_message *m)
 {
-    int r = put_mark(e, c, c->style->answer_open);
-    if (r == 0)
-        r = put_content(e, c, m->content, m->n_content, c->style->trims);
-    if (r != 0 || m == c->open)
-        return r;
+    int rc = put_mark(e, c, c->style->answer_open);
+    rc = rc ? rc : put_content(e, c, m->content, m->n_content, c->style->trims);
+    if (rc || m == c->open)
+        return rc;
     if (c->t->eos != TEXT_NONE)
-        r = put(e, c, c->t->row[c->t->eos].entry, c->t->row[c->t->eos].n_entry, true);
-    return r == 0 ? put_mark(e, c, c->style->answer_close) : r;
+        rc = put(e, c, c->t->row[c->t->eos].entry, c->t->row[c->t->eos].n_entry, true);
+    return rc ? rc : put_mark(e, c, c->style->answer_close);
 }
 
 static int render_mistral(struct err *e, struct chat *c, const struct text_message *m, size_t n)
 {
     const struct text_message *system;
-    int r = take_system(e, &system, c, m, n);
-    size_t first = r == 0 && system != NULL, with_system = first;
+    int rc = take_system(e, &system, c, m, n);
+    size_t first = !rc && system, with_system = first;
     if (c->style->system_last)
         with_system = n - 1; /* where that is an answer the template says no system message at all */
-    for (size_t i = first; r == 0 && i < n; i++) {
+    for (size_t i = first; !rc && i < n; i++) {
         if (is_role(&m[i], "assistant")) {
-            r = mistral_answer(e, c, &m[i]);
+            rc = mistral_answer(e, c, &m[i]);
             continue;
         }
-        r = put_mark(e, c, c->style->inst_open);
-        if (r == 0 && i == with_system)
-            r = put_system_before(e, c, system);
-        if (r == 0)
-            r = put_content(e, c, m[i].content, m[i].n_content, false);
-        if (r == 0 && &m[i] != c->open)
-            r = put_mark(e, c, c->style->inst_close);
+        rc = put_mark(e, c, c->style->inst_open);
+        if (!rc && i == with_system)
+            rc = put_system_before(e, c, system);
+        rc = rc ? rc : put_content(e, c, m[i].content, m[i].n_content, false);
+        if (!rc && &m[i] != c->open)
+            rc = put_mark(e, c, c->style->inst_close);
     }
-    return r;
+    return rc;
 }
 
 static int render_gemma(struct err *e, struct chat *c, const struct text_message *m, size_t n, bool answer)
 {
     const struct text_message *system;
-    int r = take_system(e, &system, c, m, n);
-    size_t first = r == 0 && system != NULL;
-    for (size_t i = first; r == 0 && i < n; i++) {
-        r = put_mark(e, c, is_role(&m[i], "user") ? "<start_of_turn>user\n" : "<start_of_turn>model\n");
-        if (r == 0 && i == first)
-            r = put_system_before(e, c, system);
-        if (r == 0)
-            r = put_content(e, c, m[i].content, m[i].n_content, c->style->trims);
-        if (r == 0 && &m[i] != c->open)
-            r = put_mark(e, c, "<end_of_turn>\n");
+    int rc = take_system(e, &system, c, m, n);
+    size_t first = !rc && system;
+    for (size_t i = first; !rc && i < n; i++) {
+        rc = put_mark(e, c, is_role(&m[i], "user") ? "<start_of_turn>user\n" : "<start_of_turn>model\n");
+        if (!rc && i == first)
+            rc = put_system_before(e, c, system);
+        rc = rc ? rc : put_content(e, c, m[i].content, m[i].n_content, c->style->trims);
+        if (!rc && &m[i] != c->open)
+            rc = put_mark(e, c, "<end_of_turn>\n");
     }
-    return r == 0 && answer ? put_mark(e, c, "<start_of_turn>model\n") : r;
+    return !rc && answer ? put_mark(e, c, "<start_of_turn>model\n") : rc;
 }
 
 /* ---- all kinds ---- */
@@ -323,9 +299,9 @@ static int render(struct err *e, struct chat *c, const struct text *t, const str
         return err_set(e, ERR_NO, "a chat without messages");
     /* One begin token: the template's own, or the one the file wants before all text. */
     c->bos = t->bos != TEXT_NONE && (t->chat.writes_bos || t->add_bos);
-    int r = put(e, c, c->bos ? t->row[t->bos].entry : "", c->bos ? t->row[t->bos].n_entry : 0, true);
-    if (r != 0)
-        return r;
+    int rc = put(e, c, c->bos ? t->row[t->bos].entry : "", c->bos ? t->row[t->bos].n_entry : 0, true);
+    if (rc)
+        return rc;
     switch (t->chat.kind) {
     case CHAT_CHATML:
         return render_chatml(e, c, m, n, answer);
@@ -346,36 +322,31 @@ int text_chat_render(struct err *e, const struct text *t, char **out, size_t *n_
                      size_t n, enum text_chat_end end)
 {
     struct chat c;
-    int r = render(e, &c, t, m, n, end);
-    if (r == 0) {
-        *out = c.p;
-        *n_out = c.n;
-        c.p = NULL;
-    }
+    int rc = render(e, &c, t, m, n, end);
+    rc = rc ? rc : str_take(e, out, n_out, &c.out, "rendered chat");
     chat_free(&c);
-    return r;
+    return rc;
 }
 
 static int encode_parts(struct err *e, struct text_ids *out, struct text_run *w, const struct chat *c)
 {
     size_t run = c->part[0].end, from = run;
-    int r = c->bos && out->n == 0 ? text_ids_push(e, out, c->t->bos) : 0;
-    for (size_t i = 1; r == 0 && i < c->n_part; from = c->part[i++].end) {
+    int rc = c->bos && out->n == 0 ? text_ids_push(e, out, c->t->bos) : 0;
+    for (size_t i = 1; !rc && i < c->n_part; from = c->part[i++].end) {
         size_t at, len, end = c->part[i].end;
-        while (r == 0 && c->part[i].template) {
-            uint32_t id = text_added_find(&c->t->control, &at, &len, c->p, end, from);
+        while (!rc && c->part[i].template) {
+            uint32_t id = text_added_find(&c->t->control, &at, &len, c->out.p, end, from);
             if (id == TEXT_NONE)
                 break;
             from = at + len;
             if (c->t->row[id].kind != ENTRY_CONTROL)
                 continue;
-            r = text_encode_run(e, out, w, c->t, c->p + run, at - run);
-            if (r == 0)
-                r = text_ids_push(e, out, id);
+            rc = text_encode_run(e, out, w, c->t, c->out.p + run, at - run);
+            rc = rc ? rc : text_ids_push(e, out, id);
             run = from;
         }
     }
-    return r == 0 ? text_encode_run(e, out, w, c->t, c->p + run, c->n - run) : r;
+    return rc ? rc : text_encode_run(e, out, w, c->t, c->out.p + run, c->out.n - run);
 }
 
 int text_chat(struct err *e, const struct text *t, struct text_ids *out, const struct text_message *m, size_t n,
@@ -384,12 +355,11 @@ int text_chat(struct err *e, const struct text *t, struct text_ids *out, const s
     struct chat c;
     struct text_run w = {0};
     size_t n_before = out->n;
-    int r = render(e, &c, t, m, n, end);
-    if (r == 0)
-        r = encode_parts(e, out, &w, &c);
-    if (r != 0)
+    int rc = render(e, &c, t, m, n, end);
+    rc = rc ? rc : encode_parts(e, out, &w, &c);
+    if (rc)
         out->n = n_before;
     text_run_free(&w);
     chat_free(&c);
-    return r;
+    return rc;
 }

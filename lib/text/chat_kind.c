@@ -20,7 +20,7 @@ static bool has(const struct tpl *t, const char *s)
 
 static bool has_any(const struct tpl *t, const char *const *s)
 {
-    for (; *s != NULL; s++)
+    for (; *s; s++)
         if (has(t, *s))
             return true;
     return false;
@@ -80,13 +80,13 @@ static int find_default_system(struct err *e, struct text_chat_style *out, const
         else
             continue;
         const char *stop = memmem(p, (size_t)(end - p), end_mark, sizeof end_mark - 1);
-        if (stop == NULL)
+        if (!stop)
             return 0;
         size_t n = (size_t)(stop - p);
         if (n == 0 || memchr(p, '\'', n) != NULL || memchr(p, '"', n) != NULL || memchr(p, '{', n) != NULL)
             continue;
         out->default_system = malloc(n + 1);
-        if (out->default_system == NULL)
+        if (!out->default_system)
             return err_nomem(e, "chat template", n + 1);
         for (size_t i = 0; i < n; i++) {
             bool escape = p[i] == '\\' && i + 1 < n && p[i + 1] == 'n';
@@ -145,7 +145,7 @@ int text_chat_recognise(struct err *e, struct text_chat_style *out, const char *
     }
     size_t head = n < 60 ? n : 60;
     out->head = malloc(head + 1);
-    if (out->head == NULL)
+    if (!out->head)
         return err_nomem(e, "chat template", head + 1);
     for (size_t i = 0; i < head; i++)
         out->head[i] = (unsigned char)template[i] < ' ' ? ' ' : template[i];

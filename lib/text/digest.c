@@ -54,7 +54,7 @@ void text_digest(uint8_t out[TEXT_DIGEST], const uint8_t *parent, const uint32_t
     for (int i = 0; i < TEXT_BLOCK; i++)
         put_le(le + 4 * i, ids[i], 4);
     crypto_generichash_init(&h, NULL, 0, TEXT_DIGEST);
-    crypto_generichash_update(&h, parent != NULL ? parent : zero, TEXT_DIGEST);
+    crypto_generichash_update(&h, parent ? parent : zero, TEXT_DIGEST);
     crypto_generichash_update(&h, le, sizeof le);
     add_bytes(&h, salt, n_salt);
     crypto_generichash_final(&h, out, TEXT_DIGEST);

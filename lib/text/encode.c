@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "text/text_private.h"
 
 void text_ids_free(struct text_ids *v)
@@ -18,32 +19,24 @@ void text_ids_free(struct text_ids *v)
 
 static int ids_room(struct err *e, struct text_ids *v)
 {
-    if (v->n < v->cap)
-        return 0;
-    size_t cap = v->cap < 32 ? 64 : 2 * v->cap;
-    uint32_t *p = realloc(v->ids, cap * sizeof *p);
-    if (p == NULL)
-        return err_nomem(e, "token ids", cap * sizeof *p);
-    v->ids = p;
-    v->cap = cap;
-    return 0;
+    return vec_reserve(e, &v->ids, &v->cap, v->n + 1, sizeof *v->ids, "token ids");
 }
 
 int text_ids_push(struct err *e, struct text_ids *v, uint32_t id)
 {
-    int r = ids_room(e, v);
-    if (r == 0)
+    int rc = ids_room(e, v);
+    if (!rc)
         v->ids[v->n++] = id;
-    return r;
+    return rc;
 }
 
 int text_put_bos(struct err *e, struct text_ids *out, uint32_t id)
 {
     if (out->n > 0 && out->ids[0] == id)
         return 0;
-    int r = ids_room(e, out);
-    if (r != 0)
-        return r;
+    int rc = ids_room(e, out);
+    if (rc)
+        return rc;
     memmove(out->ids + 1, out->ids, out->n * sizeof *out->ids);
     out->ids[0] = id;
     out->n++;
@@ -62,9 +55,9 @@ static int whole_piece(struct err *e, uint32_t *id, struct text_run *w, const st
     *id = TEXT_NONE;
     if (n > t->n_entry_max)
         return 0;
-    if (w->spelt == NULL) {
+    if (!w->spelt) {
         w->spelt = malloc(2 * t->n_entry_max + 4);
-        if (w->spelt == NULL)
+        if (!w->spelt)
             return err_nomem(e, "spelling", 2 * t->n_entry_max + 4);
     }
     size_t at = 0;
@@ -82,13 +75,13 @@ static int encode_pieces(struct err *e, struct text_ids *out, struct text_run *w
     for (size_t i = 0; i < n;) {
         size_t k = text_split_next(t->split, s, n, i);
         uint32_t whole = TEXT_NONE;
-        int r = t->ignore_merges ? whole_piece(e, &whole, w, t, s + i, k) : 0;
-        if (r == 0 && whole != TEXT_NONE)
-            r = text_ids_push(e, out, whole);
-        else if (r == 0)
-            r = text_bpe_encode(e, out, &w->bpe, t, (const uint8_t *)s + i, k);
-        if (r != 0)
-            return r;
+        int rc = t->ignore_merges ? whole_piece(e, &whole, w, t, s + i, k) : 0;
+        if (!rc && whole != TEXT_NONE)
+            rc = text_ids_push(e, out, whole);
+        else
+            rc = rc ? rc : text_bpe_encode(e, out, &w->bpe, t, (const uint8_t *)s + i, k);
+        if (rc)
+            return rc;
         i += k;
     }
     return 0;
@@ -100,32 +93,31 @@ static int encode_gap(struct err *e, struct text_ids *out, struct text_run *w, c
     char *composed = NULL;
     size_t n_composed;
     if (t->nfc) {
-        int r = text_nfc(e, &composed, &n_composed, s, n);
-        if (r != 0)
-            return r;
+        int rc = text_nfc(e, &composed, &n_composed, s, n);
+        if (rc)
+            return rc;
     }
-    int r = composed != NULL ? encode_pieces(e, out, w, t, composed, n_composed) : encode_pieces(e, out, w, t, s, n);
+    int rc = composed ? encode_pieces(e, out, w, t, composed, n_composed) : encode_pieces(e, out, w, t, s, n);
     free(composed);
-    return r;
+    return rc;
 }
 
 static int encode_with(struct err *e, struct text_ids *out, struct text_run *w, const struct text *t,
                        const struct text_added *added, const char *s, size_t n)
 {
     size_t from = 0, at, len;
-    int r = 0;
-    while (r == 0 && from < n) {
+    int rc = 0;
+    while (!rc && from < n) {
         uint32_t id = text_added_find(added, &at, &len, s, n, from);
         size_t end = id != TEXT_NONE ? at : n;
         if (end > from)
-            r = encode_gap(e, out, w, t, s + from, end - from);
+            rc = encode_gap(e, out, w, t, s + from, end - from);
         if (id == TEXT_NONE)
             break;
-        if (r == 0)
-            r = text_ids_push(e, out, id);
+        rc = rc ? rc : text_ids_push(e, out, id);
         from = at + len;
     }
-    return r;
+    return rc;
 }
 
 int text_encode_run(struct err *e, struct text_ids *out, struct text_run *w, const struct text *t, const char *s,
@@ -139,22 +131,21 @@ int text_encode(struct err *e, const struct text *t, struct text_ids *out, const
     size_t n_before = out->n;
     char *repaired = NULL;
     struct text_run w = {0};
-    int r = 0;
+    int rc = 0;
     if (n > TEXT_N_MAX)
         return err_set(e, ERR_NO, "a text of %zu bytes is over the limit of %zu", n, TEXT_N_MAX);
     if (!text_utf8_valid(s, n)) {
-        r = text_utf8_repair(e, &repaired, &n, s, n);
+        rc = text_utf8_repair(e, &repaired, &n, s, n);
         s = repaired;
     }
-    if (r == 0 && n > TEXT_N_MAX)
-        r = err_set(e, ERR_NO, "a text of %zu bytes is over the limit of %zu", n, TEXT_N_MAX);
-    if (r == 0)
-        r = encode_with(e, out, &w, t, (flags & TEXT_CONTROL) != 0 ? &t->control : &t->added, s, n);
-    if (r == 0 && (flags & TEXT_BOS) != 0 && t->add_bos)
-        r = text_put_bos(e, out, t->bos);
-    if (r != 0)
+    if (!rc && n > TEXT_N_MAX)
+        rc = err_set(e, ERR_NO, "a text of %zu bytes is over the limit of %zu", n, TEXT_N_MAX);
+    rc = rc ? rc : encode_with(e, out, &w, t, (flags & TEXT_CONTROL) != 0 ? &t->control : &t->added, s, n);
+    if (!rc && (flags & TEXT_BOS) != 0 && t->add_bos)
+        rc = text_put_bos(e, out, t->bos);
+    if (rc)
         out->n = n_before;
     text_run_free(&w);
     free(repaired);
-    return r;
+    return rc;
 }

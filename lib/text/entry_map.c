@@ -11,7 +11,7 @@ int text_entry_map_build(struct err *e, struct text_entry_map *map, const struct
     while (n_slot < 2 * (size_t)n)
         n_slot *= 2;
     map->slot = malloc(n_slot * sizeof *map->slot);
-    if (map->slot == NULL)
+    if (!map->slot)
         return err_nomem(e, "vocabulary index", n_slot * sizeof *map->slot);
     map->n_slot = n_slot;
     memset(map->slot, 0xff, n_slot * sizeof *map->slot);

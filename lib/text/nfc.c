@@ -84,7 +84,7 @@ int text_nfc(struct err *e, char **out, size_t *n_out, const char *s, size_t n)
     size_t cap = 2 * n + 8;
     int32_t *cps = malloc(2 * cap * sizeof *cps);
     char *o = malloc(4 * cap);
-    if (cps == NULL || o == NULL) {
+    if (!cps || !o) {
         free(cps);
         free(o);
         return err_nomem(e, "text in NFC", 12 * cap);

@@ -83,7 +83,7 @@ static int copy_stops(struct err *e, struct text_out *o, size_t *longest, const 
     o->stop = calloc(n_stop + 1, sizeof *o->stop);
     o->stop_bytes = malloc(total + 1);
     o->fail_cells = malloc((total + n_stop + 1) * sizeof *o->fail_cells);
-    if (o->stop == NULL || o->stop_bytes == NULL || o->fail_cells == NULL)
+    if (!o->stop || !o->stop_bytes || !o->fail_cells)
         return err_nomem(e, "stop strings", 5 * total);
     uint8_t *p = o->stop_bytes;
     uint32_t *f = o->fail_cells;
@@ -102,21 +102,21 @@ int text_out_new(struct err *e, struct text_out **out, const struct text *t, con
                  const char *const *stop, const size_t *stop_len, size_t n_stop)
 {
     struct text_out *o = calloc(1, sizeof *o);
-    if (o == NULL)
+    if (!o)
         return err_nomem(e, "answer", sizeof *o);
     o->t = t;
     o->stopped = -1;
     size_t longest = 0;
-    int r = copy_stops(e, o, &longest, stop, stop_len, n_stop);
+    int rc = copy_stops(e, o, &longest, stop, stop_len, n_stop);
     /* Held text is shorter than a stop; each byte of a piece and of a broken character gives at most one U+FFFD. */
     size_t n_max = t->n_piece_max > t->n_entry_max ? t->n_piece_max : t->n_entry_max;
     size_t cap = longest + 3 * (n_max + 4) + 4;
-    o->buf = r == 0 ? malloc(cap) : NULL;
-    if (r == 0 && o->buf == NULL)
-        r = err_nomem(e, "answer", cap);
-    if (r != 0) {
+    o->buf = !rc ? malloc(cap) : NULL;
+    if (!rc && !o->buf)
+        rc = err_nomem(e, "answer", cap);
+    if (rc) {
         text_out_free(o);
-        return r;
+        return rc;
     }
     take_half_character(o, prompt, n_prompt);
     *out = o;
@@ -125,7 +125,7 @@ int text_out_new(struct err *e, struct text_out **out, const struct text *t, con
 
 void text_out_free(struct text_out *o)
 {
-    if (o == NULL)
+    if (!o)
         return;
     free(o->stop);
     free(o->stop_bytes);

@@ -108,7 +108,7 @@ int text_utf8_repair(struct err *e, char **out, size_t *n_out, const char *s, si
         i += k > 0 ? (size_t)k : k < 0 ? (size_t)-k : n - i;
     }
     char *o = malloc(size + 1);
-    if (o == NULL)
+    if (!o)
         return err_nomem(e, "repaired text", size + 1);
     size_t at = 0;
     for (size_t i = 0; i < n;) {

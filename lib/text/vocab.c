@@ -40,14 +40,14 @@ static bool same(struct gguf_str a, const char *b)
 static int open_kind(struct err *e, struct text *t, const struct gguf *g)
 {
     struct gguf_str model, pre = {"gpt-2", 5};
-    int r = gguf_string(e, g, "tokenizer.ggml.model", &model);
-    if (r != 0)
-        return r;
+    int rc = gguf_string(e, g, "tokenizer.ggml.model", &model);
+    if (rc)
+        return rc;
     if (!same(model, "gpt2"))
         return err_set(e, ERR_NO, "%s: tokenizer.ggml.model '%.*s' is not known (known: gpt2)", t->path,
                        model.n < 60 ? (int)model.n : 60, model.p);
-    if (gguf_has(g, "tokenizer.ggml.pre") && (r = gguf_string(e, g, "tokenizer.ggml.pre", &pre)) != 0)
-        return r;
+    if (gguf_has(g, "tokenizer.ggml.pre") && (rc = gguf_string(e, g, "tokenizer.ggml.pre", &pre)) != 0)
+        return rc;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         if (!same(pre, kinds[i].name))
             continue;
@@ -99,9 +99,9 @@ static int copy_entries(struct err *e, struct text *t, const struct gguf *g)
 {
     const struct gguf_str *s;
     uint64_t n, total = 0;
-    int r = gguf_strs(e, g, "tokenizer.ggml.tokens", &s, &n);
-    if (r != 0)
-        return r;
+    int rc = gguf_strs(e, g, "tokenizer.ggml.tokens", &s, &n);
+    if (rc)
+        return rc;
     if (n == 0 || n > INT32_MAX)
         return err_set(e, ERR_NO, "%s: tokenizer.ggml.tokens has %llu entries", t->path, (unsigned long long)n);
     for (uint64_t i = 0; i < n; i++)
@@ -109,7 +109,7 @@ static int copy_entries(struct err *e, struct text *t, const struct gguf *g)
     t->row = calloc(n, sizeof *t->row);
     t->entry_bytes = malloc(total + 1);
     t->piece_bytes = malloc(total + 1);
-    if (t->row == NULL || t->entry_bytes == NULL || t->piece_bytes == NULL)
+    if (!t->row || !t->entry_bytes || !t->piece_bytes)
         return err_nomem(e, "vocabulary", n * sizeof *t->row + 2 * total);
     t->n_token = (uint32_t)n;
     char *p = t->entry_bytes;
@@ -134,9 +134,9 @@ static int read_entry_kinds(struct err *e, struct text *t, const struct gguf *g)
     uint64_t n;
     if (!gguf_has(g, "tokenizer.ggml.token_type"))
         return 0;
-    int r = gguf_i32s(e, g, "tokenizer.ggml.token_type", &kind, &n);
-    if (r != 0)
-        return r;
+    int rc = gguf_i32s(e, g, "tokenizer.ggml.token_type", &kind, &n);
+    if (rc)
+        return rc;
     if (n != t->n_token)
         return err_set(e, ERR_NO, "%s: tokenizer.ggml.token_type has %llu elements for %u entries", t->path,
                        (unsigned long long)n, t->n_token);
@@ -152,9 +152,9 @@ static int read_id(struct err *e, uint32_t *out, const struct text *t, const str
 {
     uint64_t id = TEXT_NONE;
     if (gguf_has(g, key)) {
-        int r = gguf_u64(e, g, key, &id, 0, t->n_token - 1);
-        if (r != 0)
-            return r;
+        int rc = gguf_u64(e, g, key, &id, 0, t->n_token - 1);
+        if (rc)
+            return rc;
     }
     *out = (uint32_t)id;
     return 0;
@@ -176,31 +176,31 @@ static int read_special(struct err *e, struct text *t, const struct gguf *g)
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
     static const char *const end_marks[] = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>"};
-    int r = read_id(e, &t->bos, t, g, "tokenizer.ggml.bos_token_id");
-    if (r == 0)
-        r = read_id(e, &t->eos, t, g, ends[0]);
+    int rc = read_id(e, &t->bos, t, g, "tokenizer.ggml.bos_token_id");
+    rc = rc ? rc : read_id(e, &t->eos, t, g, ends[0]);
     struct err none; /* a padding token is only shown: one that is not there is none */
-    if (r == 0 && read_id(&none, &t->pad, t, g, "tokenizer.ggml.padding_token_id"))
+    if (!rc && read_id(&none, &t->pad, t, g, "tokenizer.ggml.padding_token_id"))
         t->pad = TEXT_NONE;
     mark_control(t, t->bos, false);
-    for (size_t i = 0; r == 0 && i < 3; i++) {
+    for (size_t i = 0; !rc && i < 3; i++) {
         uint32_t id;
-        r = read_id(e, &id, t, g, ends[i]);
-        if (r == 0)
+        rc = read_id(e, &id, t, g, ends[i]);
+        if (!rc)
             mark_control(t, id, true);
     }
-    for (const char *const *m = text_chat_markers(t->chat.kind); r == 0 && *m != NULL; m++)
+    for (const char *const *m = text_chat_markers(t->chat.kind); !rc && *m; m++)
         mark_control(t, text_entry_find(&t->map, t->row, *m, strlen(*m)), false);
-    for (size_t i = 0; r == 0 && i < sizeof end_marks / sizeof end_marks[0]; i++) {
+    for (size_t i = 0; !rc && i < sizeof end_marks / sizeof end_marks[0]; i++) {
         uint32_t id = text_entry_find(&t->map, t->row, end_marks[i], strlen(end_marks[i]));
         if (id != TEXT_NONE && t->row[id].kind == ENTRY_CONTROL)
             t->row[id].end = true;
     }
-    if (r == 0 && gguf_has(g, "tokenizer.ggml.add_bos_token"))
-        r = gguf_bool(e, g, "tokenizer.ggml.add_bos_token", &t->add_bos);
-    if (r == 0 && t->add_bos && t->bos == TEXT_NONE)
-        r = err_set(e, ERR_NO, "%s: a begin token is to be added, but tokenizer.ggml.bos_token_id is missing", t->path);
-    return r;
+    if (!rc && gguf_has(g, "tokenizer.ggml.add_bos_token"))
+        rc = gguf_bool(e, g, "tokenizer.ggml.add_bos_token", &t->add_bos);
+    if (!rc && t->add_bos && t->bos == TEXT_NONE)
+        rc =
+            err_set(e, ERR_NO, "%s: a begin token is to be added, but tokenizer.ggml.bos_token_id is missing", t->path);
+    return rc;
 }
 
 static int index_entries(struct err *e, struct text *t)
@@ -213,13 +213,13 @@ static int index_entries(struct err *e, struct text *t)
         p += row->n_piece;
         if (row->n_piece > t->n_piece_max)
             t->n_piece_max = row->n_piece;
-        int r = 0;
+        int rc = 0;
         if (row->kind == ENTRY_USER)
-            r = text_added_put(e, &t->added, row->entry, row->n_entry, id);
-        if (r == 0 && (row->kind == ENTRY_USER || row->kind == ENTRY_CONTROL))
-            r = text_added_put(e, &t->control, row->entry, row->n_entry, id);
-        if (r != 0)
-            return r;
+            rc = text_added_put(e, &t->added, row->entry, row->n_entry, id);
+        if (!rc && (row->kind == ENTRY_USER || row->kind == ENTRY_CONTROL))
+            rc = text_added_put(e, &t->control, row->entry, row->n_entry, id);
+        if (rc)
+            return rc;
     }
     for (int b = 0; b < 256; b++) {
         uint8_t s[4];
@@ -235,18 +235,17 @@ static int read_merges(struct err *e, struct text *t, const struct gguf *g)
 {
     const struct gguf_str *s;
     uint64_t n;
-    int r = gguf_strs(e, g, "tokenizer.ggml.merges", &s, &n);
-    if (r == 0 && n > INT32_MAX)
-        r = err_set(e, ERR_NO, "%s: tokenizer.ggml.merges has %llu elements", t->path, (unsigned long long)n);
-    if (r == 0)
-        r = text_merges_new(e, &t->merges, n);
-    char *joined = r == 0 ? malloc(t->n_entry_max + 1) : NULL;
-    if (r == 0 && joined == NULL)
-        r = err_nomem(e, "merges", t->n_entry_max + 1);
-    for (uint64_t i = 0; r == 0 && i < n; i++) {
+    int rc = gguf_strs(e, g, "tokenizer.ggml.merges", &s, &n);
+    if (!rc && n > INT32_MAX)
+        rc = err_set(e, ERR_NO, "%s: tokenizer.ggml.merges has %llu elements", t->path, (unsigned long long)n);
+    rc = rc ? rc : text_merges_new(e, &t->merges, n);
+    char *joined = !rc ? malloc(t->n_entry_max + 1) : NULL;
+    if (!rc && !joined)
+        rc = err_nomem(e, "merges", t->n_entry_max + 1);
+    for (uint64_t i = 0; !rc && i < n; i++) {
         const char *gap = s[i].n > 2 ? memchr(s[i].p + 1, ' ', s[i].n - 2) : NULL;
         uint32_t left = TEXT_NONE, right = TEXT_NONE, both = TEXT_NONE;
-        if (gap != NULL && s[i].n - 1 <= t->n_entry_max) {
+        if (gap && s[i].n - 1 <= t->n_entry_max) {
             size_t n_left = (size_t)(gap - s[i].p), n_right = s[i].n - n_left - 1;
             memcpy(joined, s[i].p, n_left);
             memcpy(joined + n_left, gap + 1, n_right);
@@ -255,15 +254,15 @@ static int read_merges(struct err *e, struct text *t, const struct gguf *g)
             both = text_entry_find(&t->map, t->row, joined, n_left + n_right);
         }
         if (left == TEXT_NONE || right == TEXT_NONE || both == TEXT_NONE)
-            r = err_set(e, ERR_NO, "%s: merge %llu '%.*s' is not made of entries of the vocabulary", t->path,
-                        (unsigned long long)i, s[i].n < 60 ? (int)s[i].n : 60, s[i].p);
+            rc = err_set(e, ERR_NO, "%s: merge %llu '%.*s' is not made of entries of the vocabulary", t->path,
+                         (unsigned long long)i, s[i].n < 60 ? (int)s[i].n : 60, s[i].p);
         else if (t->row[both].kind != ENTRY_CONTROL)
             text_merges_put(&t->merges, left, right, (uint32_t)i, both);
     }
-    if (r == 0)
+    if (!rc)
         text_fingerprint_make(t, s, n);
     free(joined);
-    return r;
+    return rc;
 }
 
 static int open_chat(struct err *e, struct text *t, const struct gguf *g)
@@ -271,36 +270,29 @@ static int open_chat(struct err *e, struct text *t, const struct gguf *g)
     struct gguf_str s;
     if (!gguf_has(g, "tokenizer.chat_template"))
         return 0;
-    int r = gguf_string(e, g, "tokenizer.chat_template", &s);
-    return r != 0 ? r : text_chat_recognise(e, &t->chat, s.p, s.n);
+    int rc = gguf_string(e, g, "tokenizer.chat_template", &s);
+    return rc ? rc : text_chat_recognise(e, &t->chat, s.p, s.n);
 }
 
 int text_open(struct err *e, struct text **out, const struct gguf *g)
 {
     struct text *t = calloc(1, sizeof *t);
-    if (t == NULL)
+    if (!t)
         return err_nomem(e, "vocabulary", sizeof *t);
     t->path = strdup(gguf_path(g));
-    int r = t->path == NULL ? err_nomem(e, "path", strlen(gguf_path(g)) + 1) : 0;
-    if (r == 0 && sodium_init() < 0)
-        r = err_set(e, ERR_SYS, "libsodium does not start");
-    if (r == 0)
-        r = open_kind(e, t, g);
-    if (r == 0)
-        r = copy_entries(e, t, g);
-    if (r == 0)
-        r = read_entry_kinds(e, t, g);
-    if (r == 0)
-        r = open_chat(e, t, g);
-    if (r == 0)
-        r = read_special(e, t, g);
-    if (r == 0)
-        r = index_entries(e, t);
-    if (r == 0)
-        r = read_merges(e, t, g);
-    if (r != 0) {
+    int rc = !t->path ? err_nomem(e, "path", strlen(gguf_path(g)) + 1) : 0;
+    if (!rc && sodium_init() < 0)
+        rc = err_set(e, ERR_SYS, "libsodium does not start");
+    rc = rc ? rc : open_kind(e, t, g);
+    rc = rc ? rc : copy_entries(e, t, g);
+    rc = rc ? rc : read_entry_kinds(e, t, g);
+    rc = rc ? rc : open_chat(e, t, g);
+    rc = rc ? rc : read_special(e, t, g);
+    rc = rc ? rc : index_entries(e, t);
+    rc = rc ? rc : read_merges(e, t, g);
+    if (rc) {
         text_free(t);
-        return r;
+        return rc;
     }
     *out = t;
     return 0;
@@ -308,7 +300,7 @@ int text_open(struct err *e, struct text **out, const struct gguf *g)
 
 void text_free(struct text *t)
 {
-    if (t == NULL)
+    if (!t)
         return;
     text_chat_style_free(&t->chat);
     text_added_free(&t->added);

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/kv_block.h"
+
 /* ---- parts ---- */
 
 static const struct wire_field bias_fields[] = {
@@ -106,7 +108,7 @@ static const struct wire_field blk_fields[] = {
     INT(wire_blk, "block", TY_U64, block, 0, UINT32_MAX, REQ),
     INT(wire_blk, "layer", TY_U32, layer, 0, 65535, REQ),
     INT(wire_blk, "n_layer", TY_U32, n_layer, 1, 65536, REQ),
-    INT(wire_blk, "n_token", TY_U32, n_token, 1, 32, REQ),
+    INT(wire_blk, "n_token", TY_U32, n_token, 1, KV_BLOCK, REQ),
     U64(wire_blk, "sum", sum, REQ),
     {.name = "data", .type = TY_DATA, AT(wire_blk, n_data), ALONE, .hi = WIRE_FRAME_BYTES_MAX, REQ},
 };
@@ -357,7 +359,7 @@ int wire_check_frame(struct err *e, const struct wire_frame *f)
 {
     const char *kind = wire_kind_name(f->kind);
     if (f->kind == WIRE_TOK || f->kind == WIRE_OPEN) {
-        size_t want = (size_t)(f->req.n_id / 32) * 32;
+        size_t want = (size_t)(f->req.n_id / KV_BLOCK) * KV_DIGEST;
         if (f->req.digests.n && f->req.digests.n != want)
             return err_set(e, ERR_PROTO, "%s frame: field digests: %zu bytes, must be 0 or %zu for %u ids", kind,
                            f->req.digests.n, want, f->req.n_id);

@@ -16,6 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/loop.h"
 #include "link/notify.h"
 #include "link/server.h"
 
@@ -28,6 +29,7 @@
 static char url[80], *path = url + 5;
 
 struct seen {
+    struct loop *loop;
     struct link_server *s;
     int n_frame, n_bad, n_closed, last_kind, fd;
     char bad[480];
@@ -75,7 +77,8 @@ static int setup(void **state)
     struct seen *v = calloc(1, sizeof *v);
     v->fd = -1;
     snprintf(url, sizeof url, "unix:/tmp/link_test.%d", (int)getpid());
-    OK(link_server_new(&e, &v->s, &stale, url, &ops, v));
+    OK(loop_new(&e, &v->loop));
+    OK(link_server_new(&e, &v->s, &stale, v->loop, url, &ops, v));
     assert_false(stale);
     *state = v;
     return 0;
@@ -85,6 +88,7 @@ static int teardown(void **state)
 {
     struct seen *v = *state;
     link_server_free(v->s);
+    loop_free(v->loop);
     assert_int_not_equal(access(path, F_OK), 0);
     if (v->fd >= 0)
         close(v->fd);
@@ -106,7 +110,7 @@ static void turn(struct seen *v)
     struct err e = {0};
     bool did = true;
     for (int i = 0; i < 200 && did; i++)
-        OK(link_server_step(&e, v->s, &did, 5));
+        OK(loop_step(&e, v->loop, &did, 5));
 }
 
 /* kv_renew with tag 5, by hand from the msgpack specification. */
@@ -254,13 +258,13 @@ static void a_socket_in_use_is_not_taken(void **state)
     struct err e = {0};
     struct link_server *s;
     bool stale;
-    assert_int_equal(link_server_new(&e, &s, &stale, url, &ops, v), ERR_NO);
+    assert_int_equal(link_server_new(&e, &s, &stale, v->loop, url, &ops, v), ERR_NO);
     assert_non_null(strstr(e.text, "another program listens"));
     assert_int_equal(access(path, F_OK), 0);
-    assert_int_equal(link_server_new(&e, &s, &stale, "tcp://x", &ops, v), ERR_USAGE);
+    assert_int_equal(link_server_new(&e, &s, &stale, v->loop, "tcp://x", &ops, v), ERR_USAGE);
     char longer[300] = "unix:";
     memset(longer + 5, 'x', 200);
-    assert_int_equal(link_server_new(&e, &s, &stale, longer, &ops, v), ERR_USAGE);
+    assert_int_equal(link_server_new(&e, &s, &stale, v->loop, longer, &ops, v), ERR_USAGE);
 }
 
 static void the_manager_is_told(void **state)

@@ -18,6 +18,7 @@
 
 #include "api/metrics.h"
 #include "api/watch.h"
+#include "base/loop.h"
 #include "exposition.h"
 #include "link/ask.h"
 #include "link/server.h"
@@ -44,6 +45,7 @@ struct world {
     char sched_url[64], store_url[64];
     struct link_box *box;
     struct link_listener *l;
+    struct loop *loop; /* of the store */
     struct link_server *store;
     struct wire_stat stat; /* what the scheduler answers */
     struct wire_worker worker[80];
@@ -102,7 +104,9 @@ static void world_of(struct world *x, const char *name, bool store, bool tokeniz
     OK(link_box_new(&e, &x->box));
     OK(link_listen(&e, &x->l, x->box, x->sched_url, NULL));
     if (store)
-        OK(link_server_new(&e, &x->store, &stale, x->store_url, &ops, x));
+        OK(loop_new(&e, &x->loop));
+    if (store)
+        OK(link_server_new(&e, &x->store, &stale, x->loop, x->store_url, &ops, x));
     OK(metrics_new(&e, &x->m, "m", 8192));
     if (tokenize)
         OK(link_listen(&e, &x->tokenize, x->box, x->tokenize_url, &x->tokenize));
@@ -119,6 +123,7 @@ static void world_free(struct world *x)
     watch_close(x->w);
     metrics_free(x->m);
     link_server_free(x->store);
+    loop_free(x->loop);
     link_listener_free(x->tokenize);
     link_listener_free(x->l);
     link_box_free(x->box);
@@ -175,7 +180,6 @@ static void answer_line(struct world *x, const struct link_event *v)
 static void serve(struct world *x)
 {
     struct link_event v;
-    bool did;
     link_box_wait(x->box, 5);
     while (link_box_take(x->box, &v))
         if (v.what == LINK_QUESTION && v.arg)
@@ -183,7 +187,7 @@ static void serve(struct world *x)
         else if (v.what == LINK_QUESTION && !x->silent)
             answer(x, v.q);
     if (x->store)
-        OK(link_server_step(&e, x->store, &did, 0));
+        OK(loop_step(&e, x->loop, NULL, 0));
     uint64_t before = now_ms();
     watch_step(x->w);
     assert_true(now_ms() - before < 100); /* it never waits */
