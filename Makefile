@@ -1,4 +1,4 @@
-# phasepipe: build, test, measure. `make`, `make check`, `make san`, `make fuzz`, `make bench`; `make test-NAME` for one part.
+# phasepipe: build, test, measure. `make`, `make check`, `make san`, `make tsan`, `make fuzz`, `make bench`; `make test-NAME` for one part.
 # Incremental: no target begins by cleaning.
 
 B       ?= build
@@ -149,6 +149,18 @@ san:
 	@nice $(MAKE) -s B=build-san OPT="$(SAN_OPT)" all unit tools
 	@B=build-san ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		scripts/run-tests $(SAN_SUITES)
+
+# The same of what has threads, under ThreadSanitizer. Each process writes its races to a file of its own, since a test
+# may look neither at the standard error nor at the status of a service: one such file fails the run.
+TSAN_OPT := -O1 -g -fsanitize=thread -fno-omit-frame-pointer
+TSAN_SUITES ?= unit kernels service/sched service/workers service/stream
+.PHONY: tsan
+tsan:
+	@nice $(MAKE) -s B=build-tsan OPT="$(TSAN_OPT)" all unit tools
+	@rm -f build-tsan/race.*
+	@rc=0; B=build-tsan TSAN_OPTIONS="log_path=$(CURDIR)/build-tsan/race $(TSAN_OPTIONS)" \
+		scripts/run-tests $(TSAN_SUITES) || rc=$$?; \
+		for f in build-tsan/race.*; do [ ! -e $$f ] || { cat $$f; rc=1; }; done; exit $$rc
 
 # Each harness of tests/fuzz for FUZZ_SECONDS, beginning with its seeds and with what earlier runs found.
 FUZZ_SECONDS ?= 30

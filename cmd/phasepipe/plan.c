@@ -7,7 +7,9 @@
 
 #include "cmd/phasepipe/phasepipe.h"
 #include "cmd/phasepipe/service.h"
+#include "model/model.h"
 #include "proc/proc.h"
+#include "text/text.h"
 
 /* Turns of leaving: the edge refuses what is new and ends when its answers have, then the scheduler, then nobody needs
  * the rest. */
@@ -115,7 +117,8 @@ static int plan_worker(struct err *e, struct service *v, const struct plan *p, c
     return rc ? rc : option(e, c, "--cores", cpus ? p->cores : NULL);
 }
 
-/* What the HTTP server is told: a file of keys, a certificate and names go through as they are. */
+/* What the HTTP server is told: a file of keys, a certificate and names go through as they are. Its sockets are
+ * inherited (up_http.c). */
 static int plan_edge(struct err *e, struct command *c, const struct plan *p, const char *run)
 {
     char sched[RUN_BYTES_MAX + 32], tokenize[RUN_BYTES_MAX + 32], kv[RUN_BYTES_MAX + 32];
@@ -124,11 +127,6 @@ static int plan_edge(struct err *e, struct command *c, const struct plan *p, con
     snprintf(kv, sizeof kv, "unix:%s/kv.sock", run);
     int rc = begin(e, c, "stream");
     rc = rc ? rc : words(e, c, (const char *const[]){"--sched", sched, "--tokenize", tokenize, "--kv", kv, NULL});
-    rc = rc ? rc : option(e, c, "--http", p->http);
-    if (!rc && strcmp(p->ollama, "off"))
-        rc = option(e, c, "--ollama", p->ollama);
-    if (!rc && !p->ollama_given)
-        rc = command_add(e, c, "--ollama-if-free");
     for (size_t i = 0; i < p->names.n && !rc; i++)
         rc = option(e, c, "--served-model-name", p->names.v[i]);
     rc = rc ? rc : option(e, c, "--model", p->model);
@@ -137,6 +135,28 @@ static int plan_edge(struct err *e, struct command *c, const struct plan *p, con
     rc = rc ? rc : option(e, c, "--ssl-keyfile", p->tls_key);
     rc = rc ? rc : option(e, c, "--allowed-origins", p->origins);
     return !rc && p->access_log ? command_add(e, c, "--access-log") : rc;
+}
+
+/* ---- files ---- */
+
+int plan_check_files(struct err *e, const struct plan *p)
+{
+    const char *const file[] = {p->key_file, p->tls_cert, p->tls_key};
+    char path[PATH_MAX];
+    struct gguf *g = NULL;
+    struct text *t = NULL;
+    struct model_config c;
+    for (size_t i = 0; i < sizeof file / sizeof *file; i++)
+        if (file[i] && access(file[i], R_OK))
+            return err_sys(e, "%s", file[i]);
+    if (!p->model && model_default_path(e, path, sizeof path))
+        return e->code;
+    int rc = gguf_open(e, &g, p->model ? p->model : path);
+    rc = rc ? rc : model_config_read(e, &c, g);
+    rc = rc ? rc : text_open(e, &t, g);
+    text_free(t);
+    gguf_free(g);
+    return rc;
 }
 
 /* ---- cores ---- */

@@ -19,18 +19,20 @@
 
 #include "cli/cli.h"
 #include "err/err.h"
+#include "http/listen.h"
 
 #define UP "phasepipe up"
 
 #define RUN_BYTES_MAX 72 /* so that the path of a socket within fits the 107 bytes of its address */
 #define WORKERS_MAX 64   /* of a pool */
 #define SERVICES_MAX (4 + 2 * WORKERS_MAX)
-#define FAILS_MAX 5        /* deaths in a row of what was never ready */
+#define FAILS_MAX 5 /* deaths in a row of what was never ready; an exit status that is permanent counts at once */
 #define BACKOFF_MS_MIN 100 /* doubles */
 #define BACKOFF_MS_MAX 5000
 #define STEADY_MS 30000 /* a life so long begins the back-off anew */
 #define SLOW_MS 10000   /* to be ready; said, since a model may take longer */
 #define DRAIN_MS 40000  /* SIGTERM to SIGKILL, unless told; workers give up by themselves after 30 s */
+#define QUIT_MS 300     /* the same, where all end before they were ready */
 #define LOG_BYTES_MAX (4u << 20)
 #define KEPT_MAX 4
 
@@ -60,18 +62,6 @@ struct log {
 int log_open(struct err *e, struct log *l, const char *run, const char *name, bool file);
 void log_close(struct log *l);
 void log_line(struct log *l, const char *name, const char *p, size_t n);
-
-/* ---- where HTTP is served (up_http.c) ---- */
-
-#define SERVED_MAX 2
-struct super;
-struct served {
-    char at[SERVED_MAX][256]; /* OpenAI's address, Ollama's */
-    size_t n;
-    char without[300]; /* why Ollama's is not there; "": it is, or was not asked for */
-};
-void served_hear(struct served *d, const char *line); /* of the server's stderr, until it is ready */
-void served_say(struct super *s, const struct served *d);
 
 /* ---- a service ---- */
 
@@ -128,8 +118,7 @@ struct service {
     struct log log;
     char line[1024]; /* of its stderr, so far */
     size_t n_line;
-    char last[400];       /* whole line */
-    struct served served; /* of the edge */
+    char last[400]; /* whole line */
 };
 
 /* Starts it (spawn.c): ready_fd, err_fd, pid, born. */
@@ -153,6 +142,28 @@ struct plan {
 int plan_sched(struct err *e, struct command *out, const struct plan *p, const char *run, const char *policy);
 int plan_services(struct err *e, struct service *out, size_t *n, const struct plan *p, const char *run);
 
+/* The files of the plan: keys and certificates are there, and shape and vocabulary of the model can be read, of which
+ * only the header is looked at. What a service would refuse after it has loaded is refused here. */
+int plan_check_files(struct err *e, const struct plan *p);
+
+/* ---- where HTTP is served (up_http.c) ---- */
+
+#define EDGE_ADDRESSES_MAX 2
+struct edge {
+    struct http_socket http, ollama; /* their descriptors are in `kept` of the service */
+    bool bound, ollama_bound;
+    char without[300];                  /* why Ollama's is not there; "": it is, or was not asked for */
+    char line[EDGE_ADDRESSES_MAX][256]; /* what the server reported, for a person */
+    size_t n;
+};
+struct super;
+/* Binds the addresses of the plan, for the server to inherit. ERR_NO: one is in use. */
+int edge_bind(struct err *e, struct super *s);
+void edge_starts(struct super *s, struct service *v);                           /* before a process of v */
+void edge_ready(struct super *s, const struct service *v, const char *message); /* v's readiness message */
+void edge_announce(struct super *s);                                            /* what was reported last */
+void edge_close(struct super *s);                                               /* no connection is taken any more */
+
 /* ---- the supervisor (supervise.c) ---- */
 
 struct client {  /* of the control socket */
@@ -167,6 +178,7 @@ struct super {
     char run[RUN_BYTES_MAX + 1];
     struct service service[SERVICES_MAX];
     size_t n;
+    struct edge edge;
     int signal_fd, notify_fd, control_fd;
     struct client client[CLIENTS_MAX];
     uint64_t begun_ns;
@@ -174,7 +186,8 @@ struct super {
     void (*ready)(void *arg);
     void *ready_arg;
     bool ending;
-    int turn; /* of those that leave now */
+    bool at_once; /* it ends before all were ready: nothing is drained, and there are no turns */
+    int turn;     /* of those that leave now */
     uint64_t end_ns;
     unsigned terms;
     size_t n_killed;

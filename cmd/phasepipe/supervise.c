@@ -63,7 +63,8 @@ static void fail(struct super *s, const struct err *e)
 {
     if (!s->failed.code)
         s->failed = *e;
-    super_end(s, DRAIN_MS);
+    s->at_once = !s->all_ready;
+    super_end(s, s->at_once ? QUIT_MS : DRAIN_MS);
 }
 
 /*
@@ -106,7 +107,7 @@ static bool store_is_ready(const struct super *s)
 static void start(struct super *s, struct service *v)
 {
     struct err e = {0};
-    v->served = (struct served){0};
+    edge_starts(s, v);
     if (service_spawn(&e, v, s->run)) {
         super_say(s, "%s", e.text);
         v->due_ns = proc_now_ns() + BACKOFF_MS_MAX * MS;
@@ -125,8 +126,7 @@ static void announce(struct super *s)
         return;
     s->all_ready = true;
     publish(s);
-    for (size_t i = 0; i < s->n; i++)
-        served_say(s, &s->service[i].served);
+    edge_announce(s);
     super_say(s, "ready in %.1f s: stream --run %s -p 'Hello'", (double)(proc_now_ns() - s->begun_ns) / 1e9, s->run);
     s->ready(s->ready_arg);
 }
@@ -137,8 +137,6 @@ static void end_line(struct service *v)
         return;
     log_line(&v->log, v->name, v->line, v->n_line);
     snprintf(v->last, sizeof v->last, "%.*s", (int)v->n_line, v->line);
-    if (v->state == SERVICE_STARTING && !strcmp(v->role, "edge"))
-        served_hear(&v->served, v->last);
     v->n_line = 0;
 }
 
@@ -164,7 +162,7 @@ static bool read_lines(struct service *v)
     return true;
 }
 
-static void is_ready(struct super *s, struct service *v)
+static void is_ready(struct super *s, struct service *v, const char *message)
 {
     for (int i = 0; i < PIPE_READS && v->err_fd >= 0 && read_lines(v); i++) /* what it said before it was */
         ;
@@ -173,8 +171,9 @@ static void is_ready(struct super *s, struct service *v)
     v->slow = false;
     v->fails = 0;
     turn_to(s, v, SERVICE_READY);
-    if (s->all_ready) /* anew: Ollama's port may have become free */
-        served_say(s, &v->served);
+    edge_ready(s, v, message);
+    if (s->all_ready && !strcmp(v->role, "edge")) /* again: Ollama's port may have become free */
+        edge_announce(s);
     if (v->swapped) {
         command_free(&v->former);
         v->swapped = false;
@@ -184,16 +183,22 @@ static void is_ready(struct super *s, struct service *v)
     announce(s);
 }
 
+/* The readiness message is one write that fits a pipe (link/notify.h), so one read has all of it. */
 static void read_ready(struct super *s, struct service *v)
 {
-    char text[16];
-    ssize_t n = read(v->ready_fd, text, sizeof text);
+    char text[LINK_READY_BYTES_MAX + 96];
+    ssize_t n = read(v->ready_fd, text, sizeof text - 1);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     close(v->ready_fd);
     v->ready_fd = -1;
-    if (n > 0 && v->state == SERVICE_STARTING)
-        is_ready(s, v);
+    if (n <= 0 || v->state != SERVICE_STARTING)
+        return;
+    text[n] = 0;
+    if (!strncmp(text, "ready\n", 6))
+        is_ready(s, v, text + 6);
+    else
+        super_say(s, "%s wrote '%.20s' to --ready-fd, which is not a readiness message", v->name, text);
 }
 
 static void close_pipes(struct service *v)
@@ -224,11 +229,30 @@ static void swap_back(struct super *s, struct service *v, const char *why)
     start(s, v);
 }
 
+/* A model or a flag that is refused is refused the next time too. A lack of memory or a kill may pass. */
+static bool is_permanent(int status)
+{
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return code == ERR_NO || code == ERR_PROTO || code == ERR_USAGE;
+}
+
+static void never_ready(struct super *s, struct service *v, int status, const char *why)
+{
+    struct err e = {0};
+    char times[64] = "cannot start";
+    int code =
+        is_permanent(status) || (WIFEXITED(status) && WEXITSTATUS(status) == ERR_SYS) ? WEXITSTATUS(status) : ERR_NO;
+    if (v->fails > 1)
+        snprintf(times, sizeof times, "failed %u times before it was ready", v->fails);
+    err_set(&e, code, "%s %s: %s%s%s", v->name, times, why, *v->last ? ": " : "", v->last);
+    turn_to(s, v, SERVICE_EXITED);
+    fail(s, &e);
+}
+
 /* It died although nobody asked it to. */
 static void fell(struct super *s, struct service *v, int status)
 {
     char why[80];
-    struct err e = {0};
     uint64_t now = proc_now_ns();
     bool was_ready = v->state == SERVICE_READY;
     status_words(why, sizeof why, status);
@@ -237,13 +261,8 @@ static void fell(struct super *s, struct service *v, int status)
         swap_back(s, v, why);
         return;
     }
-    if (!v->ever_ready && v->fails >= FAILS_MAX) {
-        int code = WIFEXITED(status) ? WEXITSTATUS(status) : ERR_NO;
-        bool ours = code == ERR_NO || code == ERR_PROTO || code == ERR_USAGE || code == ERR_SYS;
-        turn_to(s, v, SERVICE_EXITED);
-        err_set(&e, ours ? code : ERR_NO, "%s failed %d times before it was ready: %s%s%s", v->name, FAILS_MAX, why,
-                *v->last ? ": " : "", v->last);
-        fail(s, &e);
+    if (!v->ever_ready && (is_permanent(status) || v->fails >= FAILS_MAX)) {
+        never_ready(s, v, status, why);
         return;
     }
     if (now - v->begun_ns >= STEADY_MS * MS || !v->backoff_ms)
@@ -314,9 +333,15 @@ void super_end(struct super *s, uint64_t timeout_ms)
     s->turn = -1;
     if (link_notify(&e, "STOPPING=1", -1))
         super_say(s, "%s", e.text);
+    edge_close(s); /* the server closes its own copies when it drains */
     for (size_t i = 0; i < s->n; i++)
         if (!s->service[i].pid)
             turn_to(s, &s->service[i], SERVICE_EXITED);
+}
+
+static bool has_turn(const struct super *s, const struct service *v)
+{
+    return s->at_once || v->leaves == s->turn;
 }
 
 /* Those whose turn it was, or all. Those behind them get their time still: kvstore has blocks to write to its disk. */
@@ -324,7 +349,7 @@ static void kill_late(struct super *s, bool all)
 {
     for (size_t i = 0; i < s->n; i++) {
         struct service *v = &s->service[i];
-        if (!v->pid || v->state == SERVICE_EXITED || (!all && v->leaves != s->turn))
+        if (!v->pid || v->state == SERVICE_EXITED || (!all && !has_turn(s, v)))
             continue;
         super_say(s, "%s (pid %d) does not end: it is killed", v->name, (int)v->pid);
         kill(v->pid, SIGKILL);
@@ -342,7 +367,7 @@ static bool leave_in_turn(struct super *s)
         const struct service *v = &s->service[i];
         any |= v->pid != 0;
         if (v->pid && v->leaves < next)
-            next = v->leaves;
+            next = s->at_once ? 0 : v->leaves;
     }
     if (!any)
         return false;
@@ -356,7 +381,7 @@ static bool leave_in_turn(struct super *s)
         s->end_ns = proc_now_ns() + LATE_MS * MS;
     s->turn = next;
     for (size_t i = 0; i < s->n; i++)
-        if (s->service[i].pid && s->service[i].leaves == next)
+        if (s->service[i].pid && has_turn(s, &s->service[i]))
             leave(s, &s->service[i], SIGTERM);
     return true;
 }

@@ -160,12 +160,15 @@ static int supervise(struct err *e, struct super *s, const struct plan *p)
     bool held = !rc;
     rc = rc ? rc : log_open(e, &s->log, s->run, "up", p->detach);
     rc = rc ? rc : plan_services(e, s->service, &s->n, p, s->run);
+    rc = rc ? rc : plan_check_files(e, p);
     rc = rc ? rc : state_end_stale(e, &stale, s->run);
     if (!rc && stale)
         super_say(s, "took over %s; %zu processes of a supervisor that was killed have ended", s->run, stale);
     if (!rc)
         run_fresh(s->run);
+    rc = rc ? rc : edge_bind(e, s); /* after the last of an earlier supervisor, which may have had the same address */
     rc = rc ? rc : super_run(e, s);
+    edge_close(s);
     if (!rc && p->detach && !s->all_ready)
         rc = err_set(e, ERR_NO, "ended before all were ready");
     if (held)

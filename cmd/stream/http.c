@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -46,16 +47,30 @@ static void on_say(void *arg, const char *text)
         ++*lost;
 }
 
+/* A line "HTTP=URL" or "OLLAMA=URL" for each address; a Unix socket is "unix:PATH". */
+static void address_lines(char *out, size_t n, const struct ready *r)
+{
+    const char *address;
+    size_t at = 0;
+    *out = 0;
+    for (size_t i = 0; (address = api_address(r->a, i)) && at < n; i++) {
+        const char *key = api_address_surface(r->a, i) == API_OLLAMA ? "OLLAMA" : "HTTP";
+        const char *scheme = !strncmp(address, "unix:", 5) ? "" : r->f->tls_cert ? "https://" : "http://";
+        at += (size_t)snprintf(out + at, n - at, "%s=%s%s\n", key, scheme, address);
+    }
+}
+
 static void on_ready(void *arg)
 {
     struct ready *r = arg;
-    char text[256];
+    char text[256], addresses[LINK_READY_BYTES_MAX];
     struct err e, manager = {0};
     for (size_t i = 0; api_address(r->a, i); i++) {
         snprintf(text, sizeof text, "listens at %s", api_address(r->a, i));
         on_say(&r->lost, text);
     }
-    if (link_ready(&e, &manager, r->f->ready_given ? (int)r->f->ready_fd : -1))
+    address_lines(addresses, sizeof addresses, r);
+    if (link_ready_at(&e, &manager, r->f->ready_given ? (int)r->f->ready_fd : -1, addresses))
         on_say(&r->lost, e.text);
     if (manager.code)
         on_say(&r->lost, manager.text);

@@ -163,6 +163,11 @@ const char *api_address(const struct api *a, size_t i)
     return http_address(a->http, i);
 }
 
+enum api_surface api_address_surface(const struct api *a, size_t i)
+{
+    return (enum api_surface)http_address_surface(a->http, i);
+}
+
 const char *api_absent(const struct api *a, uint64_t *since_ns)
 {
     const char *url = gateway_absent(a->gateway, since_ns);

@@ -59,6 +59,7 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o);
 int api_run(struct err *e, struct api *a, int signal_fd, double drain_s, void (*ready)(void *arg), void *arg);
 void api_close(struct api *a);
 const char *api_address(const struct api *a, size_t i); /* as http_address */
+enum api_surface api_address_surface(const struct api *a, size_t i);
 
 /* ---- for the surfaces: the model that is served ---- */
 

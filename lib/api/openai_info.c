@@ -91,16 +91,13 @@ static int encode(struct openai_no *no, struct text_ids *ids, const struct text 
 {
     struct err e = {0};
     struct ask base, q = {0};
-    json_t *line = json_object();
+    json_t *line = json_object(); /* of its fields, those that say what the prompt is */
     for (const char *const *name = of_tokenize; *name; name++)
         if (strcmp(*name, "model") && strcmp(*name, "return_token_strs") && json_object_get(o, *name))
             json_object_set(line, *name, json_object_get(o, *name));
-    char *text = json_dumps(line, JSON_COMPACT);
-    json_decref(line);
     ask_default(&base);
     base.control = true;
-    int rc = text ? ask_read(&e, &q, &base, text, strlen(text)) : err_nomem(&e, "a request", 0);
-    free(text);
+    int rc = line ? ask_take_json(&e, &q, &base, line) : err_nomem(&e, "a request", 0);
     if (!rc && q.kind == ASK_IDS)
         rc = err_set(&e, ERR_NO, "prompt: expected a text, got token ids");
     else if (!rc && q.kind == ASK_TEXT)

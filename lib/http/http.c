@@ -1,16 +1,9 @@
 /* The server: its listeners, each a daemon of libmicrohttpd that this loop drives, and its step. */
-#include <arpa/inet.h>
-#include <errno.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "http/http_impl.h"
@@ -151,147 +144,33 @@ static int start(struct err *e, struct http *h, int fd, int surface, const char 
     return 0;
 }
 
-static void name_of(char *out, size_t n, int fd)
-{
-    struct sockaddr_storage a = {0}; /* a Unix socket may have no name */
-    socklen_t len = sizeof a;
-    char host[INET6_ADDRSTRLEN] = "";
-    if (getsockname(fd, (struct sockaddr *)&a, &len)) {
-        snprintf(out, n, "a socket");
-    } else if (a.ss_family == AF_INET) {
-        const struct sockaddr_in *in = (const struct sockaddr_in *)&a;
-        inet_ntop(AF_INET, &in->sin_addr, host, sizeof host);
-        snprintf(out, n, "%s:%d", host, ntohs(in->sin_port));
-    } else if (a.ss_family == AF_INET6) {
-        const struct sockaddr_in6 *in = (const struct sockaddr_in6 *)&a;
-        inet_ntop(AF_INET6, &in->sin6_addr, host, sizeof host);
-        snprintf(out, n, "[%s]:%d", host, ntohs(in->sin6_port));
-    } else {
-        snprintf(out, n, "unix:%.100s", ((const struct sockaddr_un *)&a)->sun_path);
-    }
-}
-
-static bool somebody_listens(const struct sockaddr_un *a)
-{
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool yes = fd >= 0 && (!connect(fd, (const struct sockaddr *)a, sizeof *a) || errno == EAGAIN);
-    if (fd >= 0)
-        close(fd);
-    return yes;
-}
-
-static int listen_unix(struct err *e, struct http *h, const char *path, int surface)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    char address[160];
-    struct stat st;
-    if (!*path || strlen(path) >= sizeof a.sun_path)
-        return err_set(e, ERR_USAGE, "unix:%.60s: the path of a socket has from 1 to %zu bytes", path,
-                       sizeof a.sun_path - 1);
-    memcpy(a.sun_path, path, strlen(path) + 1);
-    snprintf(address, sizeof address, "unix:%s", path);
-    if (!stat(path, &st)) {
-        if (!S_ISSOCK(st.st_mode) || somebody_listens(&a))
-            return err_set(e, ERR_NO, "%s: is in use", address);
-        unlink(path);
-    }
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return err_sys(e, "%s", address);
-    mode_t mask = umask(0077);
-    int bad = bind(fd, (const struct sockaddr *)&a, sizeof a) || listen(fd, 1024);
-    umask(mask);
-    if (bad) {
-        err_sys(e, "%s", address);
-        close(fd);
-        return e->code;
-    }
-    if (start(e, h, fd, surface, address, path)) {
-        unlink(path);
-        return e->code;
-    }
-    return 0;
-}
-
-/* "HOST:PORT" into two; the host is NULL for all addresses. */
-static int split(struct err *e, char host[256], const char **port, bool *all, const char *address)
-{
-    const char *colon = strrchr(address, ':');
-    size_t n = colon ? (size_t)(colon - address) : 0;
-    const char *p = address;
-    *port = colon ? colon + 1 : address;
-    *all = colon && n == 0;
-    if (n > 2 && p[0] == '[' && p[n - 1] == ']') {
-        p++;
-        n -= 2;
-    }
-    size_t digits = strspn(*port, "0123456789");
-    if (!digits || digits > 5 || (*port)[digits] || strtoul(*port, NULL, 10) > 65535 || n > 255)
-        return err_set(e, ERR_USAGE, "'%.100s' is no address: HOST:PORT, :PORT, PORT or unix:PATH", address);
-    snprintf(host, 256, "%.*s", (int)(colon && n ? n : 9), colon && n ? p : "127.0.0.1");
-    return 0;
-}
-
-static int listen_at(struct err *e, const struct addrinfo *a, const char *address)
-{
-    int one = 1, fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) {
-        err_sys(e, "%s", address);
-        return -1;
-    }
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (a->ai_family == AF_INET6) {
-        int zero = 0;
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
-    }
-    if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, 1024))
-        return fd;
-    if (errno == EADDRINUSE)
-        err_set(e, ERR_NO, "%s: somebody listens there already", address);
-    else
-        err_sys(e, "%s", address);
-    close(fd);
-    return -1;
-}
-
 int http_listen(struct err *e, struct http *h, const char *address, int surface)
 {
-    char host[256], name[160];
-    const char *port;
-    bool all;
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found = NULL;
-    if (!strncmp(address, "unix:", 5))
-        return listen_unix(e, h, address + 5, surface);
-    if (split(e, host, &port, &all, address))
+    struct http_socket s;
+    if (http_bind(e, &s, address))
         return e->code;
-    int bad = getaddrinfo(all ? NULL : host, port, &hints, &found);
-    if (bad)
-        return err_set(e, ERR_USAGE, "%.100s: %s", address, gai_strerror(bad));
-    /* All addresses: the one of IPv6 takes both, where there is any. */
-    const struct addrinfo *a = found;
-    for (const struct addrinfo *i = found; all && i; i = i->ai_next)
-        if (i->ai_family == AF_INET6)
-            a = i;
-    int fd = listen_at(e, a, address);
-    if (fd < 0 && all && a != found && e->code != ERR_NO)
-        fd = listen_at(e, found, address);
-    freeaddrinfo(found);
-    if (fd < 0)
-        return e->code;
-    name_of(name, sizeof name, fd);
-    return start(e, h, fd, surface, name, "");
+    if (!start(e, h, s.fd, surface, s.name, s.path))
+        return 0;
+    if (*s.path)
+        unlink(s.path);
+    return e->code;
 }
 
 int http_adopt(struct err *e, struct http *h, int fd, int surface)
 {
-    char name[160];
-    name_of(name, sizeof name, fd);
+    char name[HTTP_NAME_BYTES];
+    http_name_of(name, fd);
     return start(e, h, fd, surface, name, "");
 }
 
 const char *http_address(const struct http *h, size_t i)
 {
     return i < h->n_listener ? h->listener[i]->address : NULL;
+}
+
+int http_address_surface(const struct http *h, size_t i)
+{
+    return h->listener[i]->surface;
 }
 
 void http_stop(struct http *h)

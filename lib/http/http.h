@@ -54,11 +54,12 @@ struct http_opts {
 int http_open(struct err *e, struct http **out, const struct http_opts *o);
 void http_close(struct http *h); /* what is not answered is cut off; opts.gone is called for each */
 
-/* Listens at HOST:PORT, [V6]:PORT, :PORT (all addresses), PORT (loopback) or unix:PATH; port 0: a free one. `surface`
- * is what http_surface says of its requests. ERR_NO: in use (the text names the address). ERR_USAGE: no address. */
+/* Listens at an address, with the errors of http_bind (http/listen.h). `surface` is what http_surface says of its
+ * requests. */
 int http_listen(struct err *e, struct http *h, const char *address, int surface);
 int http_adopt(struct err *e, struct http *h, int fd, int surface); /* a listening socket of a service manager; owned */
 const char *http_address(const struct http *h, size_t i); /* of the i-th listener, "127.0.0.1:8000"; NULL: none */
+int http_address_surface(const struct http *h, size_t i);
 /* No new connections, no next request on those that are there: idle ones are closed. For draining. */
 void http_stop(struct http *h);
 int http_reload(struct err *e, struct http *h); /* the TLS files again; on failure the old ones stay */

@@ -5,6 +5,7 @@
 #include <microhttpd.h>
 
 #include "http/http.h"
+#include "http/listen.h"
 
 #define BODY_BYTES_MAX ((uint64_t)32 << 20)
 #define QUEUED_BYTES_MAX ((uint64_t)64 << 20)
@@ -24,7 +25,7 @@ struct listener {
     struct http *h;
     struct MHD_Daemon *daemon;
     int surface;
-    char address[160];
+    char address[HTTP_NAME_BYTES];
     char path[108]; /* of a Unix socket, to be removed; "" */
     bool quiet;     /* takes no more connections */
 };

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -35,11 +36,21 @@ int link_notify(struct err *e, const char *text, int fd)
 
 int link_ready(struct err *e, struct err *manager, int fd)
 {
+    return link_ready_at(e, manager, fd, "");
+}
+
+int link_ready_at(struct err *e, struct err *manager, int fd, const char *addresses)
+{
+    char text[LINK_READY_BYTES_MAX + 8];
+    int n = snprintf(text, sizeof text, "ready\n%s", addresses);
+    if (n >= (int)sizeof text)
+        return err_set(e, ERR_USAGE, "the addresses of a readiness message have %zu bytes, the limit is %d",
+                       strlen(addresses), LINK_READY_BYTES_MAX);
     if (link_notify(manager ? manager : e, "READY=1", -1) && !manager)
         return e->code;
     if (fd < 0)
         return 0;
-    if (write(fd, "ready\n", 6) != 6)
+    if (write(fd, text, (size_t)n) != n)
         return err_sys(e, "--ready-fd %d", fd);
     close(fd);
     return 0;

@@ -156,10 +156,10 @@ int ask_parse(struct err *e, json_t **out, const char *line, size_t n)
     return err_set(e, ERR_NO, "not a JSON object");
 }
 
-int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const char *line, size_t n)
+/* The arrays of the defaults are used by `s`, and owned by whoever made them. */
+static void begin(struct ask *out, const struct ask *defaults)
 {
     *out = *defaults;
-    /* The arrays of the defaults are used by `s`, and owned by whoever made them. */
     out->json = out->extra = NULL;
     out->stop = NULL;
     out->stop_ids = NULL;
@@ -167,12 +167,23 @@ int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const c
     out->prefix = out->allowed = NULL;
     out->bad = NULL;
     out->has_max_tokens = false;
+}
+
+int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const char *line, size_t n)
+{
+    json_t *o = NULL;
+    begin(out, defaults);
     if (n > ASK_LINE_BYTES_MAX)
         return err_set(e, ERR_NO, "more than %u bytes, the limit of a line", ASK_LINE_BYTES_MAX);
-    if (ask_parse(e, &out->json, line, n))
-        return e->code;
-    const json_t *o = out->json;
+    return ask_parse(e, &o, line, n) ? e->code : ask_take_json(e, out, defaults, o);
+}
+
+int ask_take_json(struct err *e, struct ask *out, const struct ask *defaults, json_t *object)
+{
+    const json_t *o = object;
     struct ask_path at = {.n = 0};
+    begin(out, defaults);
+    out->json = object;
     if (json_object_get(o, "body") && json_object_get(o, "url")) {
         if (batch_body(e, &o, out, o))
             return e->code;

@@ -79,6 +79,8 @@ struct ask {
  * be sent under it. Neither line number nor file is in the text; the caller has them.
  */
 int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const char *line, size_t n);
+/* The same of an object that is parsed already; takes the reference, on failure too. */
+int ask_take_json(struct err *e, struct ask *out, const struct ask *defaults, json_t *o);
 void ask_free(struct ask *a);
 
 /* Only the JSON of a line, an object (new reference). Seeds and ids beyond its integers have become texts. */

@@ -346,46 +346,44 @@ static int dec_rec(struct decoder *d, const struct wire_rec *rec, void *base)
     return dec_pairs(d, rec, base, t.u, false);
 }
 
-/* The head of the map and "k". *rec: what the rest is read by. */
-static int dec_kind(struct decoder *d, const struct wire_rec **rec, struct wire_frame *f, uint64_t *n_pair)
+/* The field "k" of a map whose head is read: what the other fields are read by. NULL: an error. */
+static const struct wire_rec *dec_kind(struct decoder *d, struct wire_frame *f, const struct tok *map)
 {
     static const struct wire_field k = {.name = "k", .type = TY_U32, .hi = UINT32_MAX};
-    struct tok map, key;
-    uint64_t kind;
-    int rc = want(d, NULL, &map, TOK_MAP);
-    if (rc)
-        return rc;
-    rc = map.u ? want(d, NULL, &key, TOK_STR) : 0;
-    if (rc)
-        return rc;
-    if (!map.u || key.u != 1 || key.p[0] != 'k')
-        return wire_bad(d->e, d->kind, NULL, (int64_t)map.at, "its first field must be k, the kind");
-    rc = dec_uint(d, &k, &kind);
-    if (rc)
-        return rc;
-    *rec = wire_rec_of(kind);
-    if (!*rec)
-        return wire_bad(d->e, d->kind, &k, (int64_t)key.at, "%llu is no kind of wire version %d",
-                        (unsigned long long)kind, WIRE_VERSION);
+    struct tok key;
+    uint64_t kind = 0;
+    if (map->u && want(d, NULL, &key, TOK_STR))
+        return NULL;
+    if (!map->u || key.u != 1 || key.p[0] != 'k') {
+        wire_bad(d->e, d->kind, NULL, (int64_t)map->at, "its first field must be k, the kind");
+        return NULL;
+    }
+    if (dec_uint(d, &k, &kind))
+        return NULL;
+    const struct wire_rec *rec = wire_rec_of(kind);
+    if (!rec)
+        wire_bad(d->e, d->kind, &k, (int64_t)key.at, "%llu is no kind of wire version %d", (unsigned long long)kind,
+                 WIRE_VERSION);
     f->kind = (enum wire_kind)kind;
-    *n_pair = map.u - 1;
-    return 0;
+    return rec;
 }
 
 int wire_decode(struct err *e, struct wire_frame *f, struct wire_arena *a, const uint8_t *buf, size_t n)
 {
     struct decoder d = {e, a, {buf, n, 0}, "unknown"};
-    const struct wire_rec *rec;
-    uint64_t n_pair;
+    struct tok map;
     memset(f, 0, sizeof *f);
     if (n > WIRE_HEAD_BYTES_MAX)
         return err_set(e, ERR_PROTO, "a frame of %zu bytes, the limit is %u", n, WIRE_HEAD_BYTES_MAX);
-    int rc = dec_kind(&d, &rec, f, &n_pair);
+    int rc = want(&d, NULL, &map, TOK_MAP);
     if (rc)
         return rc;
+    const struct wire_rec *rec = dec_kind(&d, f, &map);
+    if (!rec)
+        return e->code;
     d.kind = rec->name;
     wire_set_defaults(rec, wire_frame_base(f));
-    rc = dec_pairs(&d, rec, wire_frame_base(f), n_pair, true);
+    rc = dec_pairs(&d, rec, wire_frame_base(f), map.u - 1, true);
     if (rc)
         return rc;
     if (d.c.at != n)

@@ -38,10 +38,11 @@ class Process:
                                       pass_fds=(w,))
         os.close(w)
         with os.fdopen(r, "rb", buffering=0) as f:
-            ready = select.select([f], [], [], seconds)[0] and f.read(6)
-        if ready != b"ready\n":
+            ready = select.select([f], [], [], seconds)[0] and f.read(4096)  # one write
+        if not (ready or b"").startswith(b"ready\n"):
             self.stop(1)
             raise Failed(f"{' '.join(cmd)}: not ready within {seconds} s\n{self.said()[-2000:]}")
+        self.addresses = dict(line.split("=", 1) for line in ready.decode().splitlines()[1:])
 
     def said(self):
         with open(self.log, encoding="utf-8", errors="replace") as f:
@@ -67,12 +68,10 @@ class Server(Process):
         if ollama:
             cmd += ["--ollama", "127.0.0.1:0"]
         super().__init__(cmd, os.path.join(services.folder, f"{name}.log"))
-        at = [line.rsplit(" ", 1)[1] for line in self.said().splitlines() if " listens at " in line]
-        at = [a if "://" in a else f"http://{a}" for a in at]
-        if len(at) != 1 + ollama:
+        if len(self.addresses) != 1 + ollama:
             self.stop()
-            raise Failed(f"{name}: says that it listens at {at}\n{self.said()}")
-        self.url, self.ollama = at[0].rstrip("/"), at[-1].rstrip("/") if ollama else ""
+            raise Failed(f"{name}: says that it listens at {self.addresses}\n{self.said()}")
+        self.url, self.ollama = self.addresses["HTTP"], self.addresses.get("OLLAMA", "")
 
 
 class Services:

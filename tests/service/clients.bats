@@ -107,7 +107,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     rc=0
     "${up[@]}" --http 127.0.0.1:0 --ollama 127.0.0.1:11434 2> err 3>&- || rc=$?
     [ "$rc" -eq 1 ]
-    grep -q 'stream failed 5 times before it was ready: .*127.0.0.1:11434: somebody listens there already' err
+    grep -qx 'phasepipe up: 127.0.0.1:11434: somebody listens there already' err
     # Not detached it says the same, at the end of its words.
     phasepipe up --run "$PWD/run" -m "$PHASEPIPE_TEST_MODEL" --engine 'fake:0,0,0,0,0,0' --http "unix:$PWD/http" 2> err 3>&- &
     up=$!

@@ -29,7 +29,7 @@ serve() {
     stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/$1.s" --served-model-name smol "${@:2}" --ready-fd 4 \
         4> "$1.ready" > "$1.log" 2>&1 3>&- &
     echo $! | tee -a pids > "$1.pid"
-    [ "$(timeout 20 cat "$1.ready")" = ready ]
+    [ "$(timeout 20 cat "$1.ready")" = "$(printf 'ready\nHTTP=unix:%s' "$PWD/$1.s")" ]
 }
 load_of() { curl -sS --max-time 20 --unix-socket "$1.s" http://localhost/load | jq .server_load; }
 # code NAME PATH [OPTION ...]
@@ -146,7 +146,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/pipe.s" --access-log --ready-fd 4 4> pipe.ready \
         > /dev/null 2>&9 3>&- &
     echo $! | tee -a pids > pipe.pid
-    [ "$(timeout 20 cat pipe.ready)" = ready ]
+    [ "$(timeout 20 cat pipe.ready)" = "$(printf 'ready\nHTTP=unix:%s' "$PWD/pipe.s")" ]
     one() { [ "$(curl -sS -o body -w '%{http_code}' --max-time 5 -H "X-Request-Id: $1" --unix-socket pipe.s http://localhost/ping)" = 200 ]; }
     one before
     timeout 5 dd if=/dev/zero bs=4096 of=err oflag=nonblock conv=notrunc 2> /dev/null || true # as much as it takes

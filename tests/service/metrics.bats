@@ -287,7 +287,7 @@ print(*[x.getsockname()[1] for x in s])')
     stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "127.0.0.1:$http" --http "unix:$PWD/second.sock" \
         --kv "unix:$RUN/kv.sock" --served-model-name second --ready-fd 4 4> second.ready 2> second.log 3>&- &
     echo $! >> pids
-    [ "$(timeout 20 cat second.ready)" = ready ]
+    [ "$(timeout 20 cat second.ready)" = "$(printf 'ready\nHTTP=http://127.0.0.1:%s\nHTTP=unix:%s' "$http" "$PWD/second.sock")" ]
     sed -e "s/127.0.0.1:8000/127.0.0.1:$http/" -e 's/: 5s/: 1s/' "$PHASEPIPE_TOP/examples/prometheus.yml" > p.yml
     prometheus --config.file=p.yml --storage.tsdb.path="$PWD/tsdb" --web.listen-address="127.0.0.1:$port" \
         --log.level=warn > prometheus.log 2>&1 3>&- &

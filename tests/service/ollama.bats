@@ -37,9 +37,10 @@ serve() {
     stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http 127.0.0.1:0 --ollama 127.0.0.1:0 "${@:2}" --ready-fd 4 \
         4> "$1.ready" > "$1.log" 2>&1 3>&- &
     echo $! | tee -a pids > "$1.pid"
-    [ "$(timeout 20 cat "$1.ready")" = ready ]
+    timeout 20 cat "$1.ready" > "$1.addresses"
+    [ "$(sed 's,=http://127.0.0.1:[1-9][0-9]*$,,' "$1.addresses")" = "$(printf 'ready\nHTTP\nOLLAMA')" ]
 }
-ollama_of() { sed -n 's/.*listens at //p' "$1.log" | tail -n 1 | sed 's,^\(http://\)*,http://,'; }
+ollama_of() { sed -n 's/^OLLAMA=//p' "$1.addresses"; }
 
 pid_of() { phasepipe ps --run "$RUN" --json | jq -r --arg n "$1" '[.[] | select(.program == $n or .name == $n) | .pid][0]'; }
 

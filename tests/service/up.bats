@@ -5,9 +5,13 @@
 setup() {
     cd "$BATS_TEST_TMPDIR"
     bats_require_minimum_version 1.5.0
-    mkdir bin stand
+    mkdir -p bin stand cache/phasepipe
+    # What up looks at before it starts anything: a model, at its default place and beside.
+    export XDG_CACHE_HOME=$PWD/cache
+    ln -s "$PHASEPIPE_TEST_MODEL" cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf
+    ln -s "$PHASEPIPE_TEST_MODEL" some.gguf
     cp "$(command -v phasepipe)" bin/
-    for p in kvstore sched sched-fcfs tokenize prefill decode; do
+    for p in kvstore sched sched-fcfs tokenize stream prefill decode; do
         cp "$PHASEPIPE_TOP/tests/tools/stand_in.py" "bin/$p"
         chmod +x "bin/$p"
     done
@@ -138,20 +142,144 @@ tokenize tokenize tokenizer ready" ]
     nothing_left
 }
 
+# starts_of NAME: how many processes of it there have been
+starts_of() { grep -c "\"name\": \"$1\"" stand/starts || true; }
+
 @test "a service that never comes up ends all, with its own words and status" {
-    echo 2 > stand/fail-kvstore
-    rc=0
-    timeout 30 phasepipe up --run "$run" 2> err 3>&- || rc=$?
-    [ "$rc" -eq 2 ]
-    grep -q "phasepipe up: kvstore failed 5 times before it was ready: exit status 2: kvstore: no model here" err
-    [ "$(grep -c '"program": "kvstore"' stand/starts)" -eq 5 ]
-    nothing_left
+    for status in 111 7; do # no memory, say; and none of ours
+        rm -f stand/starts
+        echo $status > stand/fail-kvstore
+        rc=0
+        timeout 30 phasepipe up --run "$run" 2> err 3>&- || rc=$?
+        [ "$rc" -eq $((status == 7 ? 1 : status)) ]
+        grep -q "phasepipe up: kvstore failed 5 times before it was ready: exit status $status: kvstore: no model here" err
+        [ "$(starts_of kvstore)" -eq 5 ]
+        nothing_left
+    done
     rc=0
     timeout 30 phasepipe up --run "$run" --detach 2> err 3>&- || rc=$?
-    [ "$rc" -eq 2 ]
+    [ "$rc" -eq 1 ]
     grep -q "kvstore: no model here" err
     nothing_left
     grep -q "no model here" "$run/log/kvstore.log"
+}
+
+@test "what a service refuses at its start is not tried again: up ends with its words and status" {
+    touch stand/stuck-tokenize # does not end by itself: it is not waited for either
+    for status in 1 2 100; do
+        rm -f stand/starts
+        echo $status > stand/fail-decode-0
+        rc=0
+        timeout 15 phasepipe up --run "$run" --detach 2> err 3>&- || rc=$? # the drain of what is stuck would be 40 s
+        [ "$rc" -eq $status ]
+        grep -qx "phasepipe up: decode-0 cannot start: exit status $status: decode: no model here" err
+        [ "$(starts_of decode-0)" -eq 1 ]
+        nothing_left
+    done
+    # One that was ready once is tried again, whatever its status.
+    rm stand/fail-decode-0 stand/stuck-tokenize
+    start
+    echo 1 > stand/fail-decode-0
+    kill -9 "$(pid_of decode-0)"
+    until_true 10 grep -q "decode-0 ended with exit status 1; it is started again" up.err
+    rm stand/fail-decode-0
+    until_true 10 is_state decode-0 ready
+    phasepipe down --run "$run"
+}
+
+# refused STATUS TEXT OPTION ...: up ends with both before it has started anything
+refused() {
+    local rc=0 begin=$SECONDS
+    rm -f stand/starts
+    timeout 10 phasepipe up --run "$run" "${@:3}" 2> err 3>&- || rc=$?
+    [ "$rc" -eq "$1" ] || { echo "status $rc"; cat err; false; }
+    grep -qF "phasepipe up: $2" err || { cat err; false; }
+    [ ! -e stand/starts ] && [ $((SECONDS - begin)) -le 3 ]
+    nothing_left
+}
+
+@test "a wrong model, a missing file and an address in use are refused before anything is started" {
+    refused 1 "nothing.gguf: no such file" -m nothing.gguf
+    head -c 1000 "$PHASEPIPE_TEST_MODEL" > short.gguf
+    refused 1 "short.gguf: " -m short.gguf
+    head -c 4000000 /dev/zero > zero.gguf
+    refused 1 "zero.gguf: " -m zero.gguf
+    head -c 20000000 "$PHASEPIPE_TEST_MODEL" > cut.gguf
+    refused 1 "cut.gguf: tensor token_embd.weight ends past the end of the file" -m cut.gguf
+    python3 "$PHASEPIPE_TOP/scripts/make-random-model" --type F16 --hidden 64 --layers 1 --ffn 64 --heads 1 --kv-heads 1 \
+        --head-dim 64 --vocab 512 small.gguf
+    sed 's/llama/other/' small.gguf > other.gguf # the first of each line: the value of general.architecture
+    refused 1 "other.gguf: architecture other is not supported" -m other.gguf
+    sed 's/llama-bpe/llama-xxx/' small.gguf > words.gguf
+    refused 1 "words.gguf: tokenizer.ggml.pre 'llama-xxx' is not known" -m words.gguf
+    rm cache/phasepipe/*.gguf
+    refused 1 "" --detach
+    grep -q get-model err
+    ln -s "$PHASEPIPE_TEST_MODEL" cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf
+    refused 111 "keys: No such file" --http unix:http --api-key-file keys
+    [ ! -e http ]
+
+    python3 -c 'import socket, sys, time
+s = socket.socket()
+s.bind(("127.0.0.1", 0))
+s.listen()
+print(s.getsockname()[1], flush=True)
+time.sleep(60)' > port 3>&- &
+    echo $! > listener
+    until_true 10 test -s port
+    port=$(cat port)
+    refused 1 "127.0.0.1:$port: somebody listens there already" --http "127.0.0.1:$port"
+    refused 1 "127.0.0.1:$port: somebody listens there already" --http "127.0.0.1:$port" --detach
+    refused 1 "127.0.0.1:$port: somebody listens there already" --http unix:http --ollama "127.0.0.1:$port"
+    [ ! -e http ]
+    kill "$(cat listener)"
+    echo text > file
+    refused 1 "unix:file: is in use" --http unix:file
+    [ "$(cat file)" = text ]
+    refused 100 "'nowhere' is no address" --http nowhere
+}
+
+@test "addresses are bound once, come from the readiness message, and outlive the process of the server" {
+    printf 'HTTP=http://example:1\nOTHER=x\nOLLAMA=unix:there\n' > stand/addresses-stream
+    start --http unix:http --ollama 127.0.0.1:0
+    [ "$(jq -r 'select(.name == "stream").listen' stand/starts)" = http:ollama ]
+    [ "$(jq -r 'select(.name == "decode-0").listen' stand/starts)" = "" ]
+    grep -qx 'phasepipe up: the OpenAI API and metrics: http://example:1' up.err
+    grep -qx 'phasepipe up: the Ollama API: unix:there' up.err
+    # What it writes to stderr is no address.
+    [ "$(grep -c 'the OpenAI API and metrics' up.err)" -eq 1 ]
+    connects() { python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect("http")'; }
+    connects
+    pid=$(pid_of stream)
+    touch stand/slow-stream
+    kill -9 "$pid"
+    connects # while there is no server
+    until_true 5 is_state stream starting
+    connects
+    rm stand/slow-stream
+    kill -9 "$(pid_of stream)"
+    until_true 5 is_state stream ready
+    [ "$(jq -r 'select(.name == "stream").listen' stand/starts | sort -u)" = http:ollama ]
+    [ "$(grep -c 'the OpenAI API and metrics: http://example:1' up.err)" -eq 2 ]
+    phasepipe down --run "$run"
+    [ ! -e http ]
+    nothing_left
+}
+
+@test "what is written to --ready-fd and is no readiness message counts for nothing" {
+    cat > bin/tokenize << 'P'
+#!/bin/sh
+while [ "$1" != --ready-fd ]; do shift; done
+eval "echo READY >&$2"
+exec sleep 100
+P
+    phasepipe up --run "$run" 2> up.err 3>&- &
+    echo $! > up.pid
+    until_true 10 grep -q "tokenize wrote 'READY.*' to --ready-fd, which is not a readiness message" up.err
+    is_state tokenize starting
+    kill -TERM "$(cat up.pid)"
+    rc=0
+    wait "$(cat up.pid)" || rc=$?
 }
 
 @test "a service that is not ready for long is named; a signal ends the wait" {

@@ -161,7 +161,28 @@ nothing_left() {
     rc=0
     timeout 60 phasepipe up --run "$run" --detach -m short.gguf 2> err 3>&- || rc=$?
     [ "$rc" -eq 1 ]
-    grep -q "failed 5 times before it was ready: exit status 1: .*short.gguf" err
+    grep -q "^phasepipe up: short.gguf: " err
+    nothing_left
+    # One that lacks a tensor: who loads it refuses it, and is asked once.
+    python3 "$PHASEPIPE_TOP/scripts/make-random-model" --type F16 --hidden 64 --layers 1 --ffn 64 --heads 1 --kv-heads 1 \
+        --head-dim 64 --vocab 512 small.gguf
+    sed 's/attn_q.weight/attn_x.weight/' small.gguf > lacks.gguf
+    rc=0
+    timeout 60 phasepipe up --run "$run" --detach -m lacks.gguf 2> err 3>&- || rc=$?
+    [ "$rc" -eq 1 ]
+    grep -q "^phasepipe up: .* cannot start: exit status 1: .*lacks.gguf.*attn_q.weight" err
+    run ! grep "started again" "$run/log/up.log"
+    nothing_left
+}
+
+@test "clients that connect while the server is replaced are served by the next" {
+    up --engine fake:1000,1000,0,1000,0,1000 --http "unix:$PWD/http" --ollama off
+    code() { curl -s -o /dev/null -w '%{http_code}' --max-time 20 --unix-socket http http://localhost/ping; }
+    [ "$(code)" = 200 ]
+    kill -9 "$(pid_of stream)"
+    [ "$(code)" = 200 ]
+    phasepipe down --run "$run"
+    [ ! -e http ]
     nothing_left
 }
 

@@ -2,6 +2,8 @@
  * it. */
 #include "http_client.h"
 
+#include "http/listen.h"
+
 #include <fcntl.h>
 #include <gnutls/x509.h>
 #include <sys/stat.h>
@@ -152,6 +154,35 @@ static void a_socket_is_adopted(void **state)
 }
 
 /* ---- the end ---- */
+
+/* One that is bound in another process: it is named, keeps its clients while there is no server, and serves the next.
+ */
+static void a_socket_outlives_its_server(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        struct err e = {0};
+        struct http_socket s, again;
+        OK(http_bind(&e, &s, i ? sock_url : "127.0.0.1:0"));
+        assert_string_equal(s.path, i ? sock_path : "");
+        assert_int_equal(http_bind(&e, &again, s.name), ERR_NO);
+        assert_int_equal(again.fd, -1);
+        for (int life = 0; life < 2; life++) {
+            struct client c = {.fd = dial_fd(s.name)}; /* before there is a server */
+            struct server *v = server_new(&plain, "0");
+            OK(http_adopt(&e, v->h, dup(s.fd), 7));
+            assert_string_equal(http_address(v->h, 1), s.name);
+            assert_int_equal(http_address_surface(v->h, 1), 7);
+            ask_plain(v, &c);
+            assert_int_equal(last(v)->surface, 7);
+            close(c.fd);
+            free(c.p);
+            server_free(v);
+        }
+        close(s.fd);
+        unlink(s.path);
+    }
+}
 
 static void stopping_lets_what_runs_end(void **state)
 {
@@ -460,6 +491,7 @@ int main(void)
         TEST(sixteen_addresses_and_no_more),
         TEST(a_unix_socket_is_replaced_when_nobody_listens),
         TEST(a_socket_is_adopted),
+        TEST(a_socket_outlives_its_server),
         TEST(stopping_lets_what_runs_end),
         TEST(requests_over_tls),
         TEST(a_wrong_request_over_tls_is_the_last),

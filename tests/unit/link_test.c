@@ -294,6 +294,39 @@ static void the_manager_is_told(void **state)
     assert_int_equal(link_kept_fd("arena"), -1);
 }
 
+/* The readiness message is one piece, and its descriptor is closed after it. */
+static void readiness_is_one_message(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    char got[LINK_READY_BYTES_MAX + 64], many[LINK_READY_BYTES_MAX + 1];
+    memset(many, 'x', sizeof many - 1);
+    many[sizeof many - 1] = 0;
+    const char *const addresses[] = {"", "HTTP=http://127.0.0.1:8000\nOLLAMA=unix:there\n", many};
+    unsetenv("NOTIFY_SOCKET");
+    for (size_t i = 0; i < sizeof addresses / sizeof *addresses; i++) {
+        int p[2];
+        size_t n = strlen(addresses[i]);
+        assert_int_equal(pipe(p), 0);
+        OK(i ? link_ready_at(&e, NULL, p[1], addresses[i]) : link_ready(&e, NULL, p[1]));
+        assert_int_equal(read(p[0], got, sizeof got), 6 + n);
+        assert_memory_equal(got, "ready\n", 6);
+        assert_memory_equal(got + 6, addresses[i], n);
+        assert_int_equal(read(p[0], got, 1), 0);
+        close(p[0]);
+    }
+    memset(got, 'x', sizeof got - 1);
+    got[sizeof got - 1] = 0;
+    assert_int_equal(link_ready_at(&e, NULL, 0, got), ERR_USAGE);
+    OK(link_ready(&e, NULL, -1));
+    setenv("NOTIFY_SOCKET", "/nowhere/at/all", 1);
+    struct err manager = {0};
+    assert_int_equal(link_ready(&e, NULL, -1), ERR_SYS);
+    OK(link_ready(&e, &manager, -1));
+    assert_int_equal(manager.code, ERR_SYS);
+    unsetenv("NOTIFY_SOCKET");
+}
+
 int main(void)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -304,6 +337,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(descriptors_pass_and_none_is_left, setup, teardown),
         cmocka_unit_test_setup_teardown(a_socket_in_use_is_not_taken, setup, teardown),
         cmocka_unit_test(the_manager_is_told),
+        cmocka_unit_test(readiness_is_one_message),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
