@@ -1,5 +1,6 @@
 /* Which implementation of the table runs here, and the floating-point state that all of them need. */
 #include "kernels/cpu/dot_avx512.h"
+#include "kernels/cpu/machine.h"
 #include "kernels/kernels.h"
 
 #include <cpuid.h>
@@ -27,19 +28,22 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 }
 
-/* What VDPBF16PS is worth here, asked once. */
+/* What VDPBF16PS is worth here, found out once. */
 static struct {
     pthread_once_t once;
     bool exact, faster;
 } dot = {.once = PTHREAD_ONCE_INIT};
 
-static void ask_dot(void)
+bool machine_touches;
+
+static void ask_machine(void)
 {
     const unsigned was = _mm_getcsr();
 
     kern_thread_init();
     dot.exact = dot_is_exact_avx512();
     dot.faster = dot.exact && dot_is_faster_avx512();
+    machine_touches = __builtin_cpu_is("amd");
     _mm_setcsr(was);
 }
 
@@ -49,7 +53,7 @@ static const struct kern_ops *select_avx512(enum pair_form form)
 {
     if (!has_avx512())
         return NULL;
-    pthread_once(&dot.once, ask_dot);
+    pthread_once(&dot.once, ask_machine);
     if (form == PAIR_DOT)
         return dot.exact ? &kern_ops_avx512_dot : NULL;
     return form == PAIR_FASTER && dot.faster ? &kern_ops_avx512_dot : &kern_ops_avx512;

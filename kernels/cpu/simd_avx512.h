@@ -26,6 +26,8 @@
 #define ONE_COLS_K 1
 #define FLOAT_GROUPS_FEW 4
 #define FLOAT_GROUPS 2
+/* The most columns for which super-blocks may be loaded ahead of the arithmetic (touch_super). */
+#define TOUCH_COLS 2
 #define PANEL_GROUPS 2
 /* Columns of a register tile over a panel: with all sums in registers 4 beat 8 by 4 to 6 points of the peak (Zen 4). */
 #define PANEL_COLS 4

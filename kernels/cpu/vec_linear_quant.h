@@ -6,6 +6,7 @@
 #ifndef VEC_LINEAR_QUANT_H
 #define VEC_LINEAR_QUANT_H
 
+#include "kernels/cpu/machine.h"
 #include "kernels/cpu/vec_linear_float.h"
 #include "kernels/cpu/vec_quant.h"
 
@@ -131,6 +132,29 @@ INLINE void prefetch_block(enum kern_type t, int groups, int cols, const uint8_t
             _mm_prefetch(p + i, _MM_HINT_T0);
 }
 
+/* True if a super-block is first loaded in order, so that the arithmetic finds it in the first-level cache. */
+INLINE bool touched(enum kern_type t, int cols)
+{
+    return cols <= TOUCH_COLS && quant_super(t) == 2 && machine_touches;
+}
+
+/*
+ * Loads a super-block line by line with one load instruction. The hardware prefetchers of Zen 4 follow that best: the
+ * loads of the arithmetic stride by a super-block each, and with them, even with software prefetch, a core reaches 0.75
+ * of the rate of a plain read from memory; with this 0.85 to 0.9. A Xeon (Emerald Rapids) lost a quarter
+ * by it with one thread.
+ */
+INLINE void touch_super(enum kern_type t, const uint8_t *super)
+{
+    const volatile uint8_t *line = super, *end = super + quant_super_bytes(t);
+
+    _Pragma("GCC unroll 1") while (line < end)
+    {
+        (void)*line;
+        line += 64;
+    }
+}
+
 /* acc += block number `in` of a super-block. */
 INLINE void direct_block(vf acc[], enum kern_type t, int groups, int cols, const uint8_t *super,
                          struct group_stride stride, int in, struct quant_tile x)
@@ -142,7 +166,10 @@ INLINE void direct_block(vf acc[], enum kern_type t, int groups, int cols, const
     struct quant_scale scale[8];
 
     foreach (g, groups)
-        prefetch_block(t, groups, cols, super + (size_t)g * stride.bytes, in);
+        if (!touched(t, cols))
+            prefetch_block(t, groups, cols, super + (size_t)g * stride.bytes, in);
+        else if (in == 0)
+            touch_super(t, super + (size_t)g * stride.bytes);
     foreach (s, strips) {
         const uint8_t *group = super + (size_t)(s / GROUP_STRIPS) * stride.bytes;
 

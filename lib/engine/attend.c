@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/cpu.h"
+#include "engine/layer.h"
 
 /* Partitions that rows of the chunk before `row` see. */
 static int64_t partitions_to(const struct engine_chunk *c, int64_t row)
@@ -18,6 +18,7 @@ static int64_t partitions(const struct engine_chunk *c)
 }
 
 #define SHORT_TOKENS 8
+#define HEADS_UNITS 4 /* a unit is all heads of a partition if there are at least so many a thread */
 
 int attend_plan(struct err *e, struct cpu *g)
 {
@@ -38,7 +39,7 @@ int attend_plan(struct err *e, struct cpu *g)
      * little memory), contexts long and units many: then a unit is all heads of a partition, which lie side by side in
      * a block and so read faster.
      */
-    s->heads = s->part_rows <= SHORT_TOKENS * g->group && deep > 2 && split >= 8 * g->width;
+    s->heads = s->part_rows <= SHORT_TOKENS * g->group && deep > 2 && split >= HEADS_UNITS * g->width;
     s->split = s->heads || (deep > 1 && whole * g->e.m->c.n_kv_head < 4 * g->width && split > whole);
     s->whole &= !s->split;
     s->n_unit = 0;
@@ -166,7 +167,7 @@ static void merge(struct cpu *g, struct seat *t, int64_t rows, const float *m, c
         g->k->attn_merge(&t->M[i], &t->L[i], t->O + i * hd, m[i], l[i], o + i * hd, hd);
 }
 
-/* The first partition of unit u, which this thread takes next unless another is faster; -1: none. */
+/* Tiles of the first partition of unit u, which this thread is likely to take next, into t->next; u = -1: none. */
 static int tiles_ahead(const struct cpu *g, struct seat *t, int64_t layer, int64_t u)
 {
     if (u < 0)
@@ -189,16 +190,78 @@ static void walk(struct cpu *g, struct seat *t, int64_t layer, const struct unit
     store(g, t, u);
 }
 
+/*
+ * The units of a phase in the order in which one thread takes them: first its own share, then what is left of the
+ * others'. Because the order is known, the thread can prefetch the KV of its next unit into its own cache. If there are
+ * more than TEAM_CLAIMS units, a claim is a run of several.
+ */
+struct claims {
+    int64_t n, run;  /* units; units of a run */
+    int64_t at, end; /* the next unit of the present run; its end */
+};
+
+static struct claims claims_of(int64_t n)
+{
+    return (struct claims){.n = n, .run = (n + TEAM_CLAIMS - 1) / TEAM_CLAIMS};
+}
+
+static int64_t own_run(const struct cpu *g, int tid, const struct claims *w)
+{
+    return own_unit(g, tid, (w->n + w->run - 1) / w->run);
+}
+
+/* The next unit of this thread, or -1; *next: the one that it is likely to get after it, or -1. */
+static int64_t claim_unit(struct cpu *g, int tid, int phase, struct claims *w, int64_t *next)
+{
+    if (w->at == w->end) {
+        int64_t n_run = (w->n + w->run - 1) / w->run;
+        int64_t r = team_claim(g->team, tid, phase, n_run, w->end ? (w->at - 1) / w->run + 1 : own_run(g, tid, w));
+        if (r < 0)
+            return -1;
+        w->at = r * w->run;
+        w->end = min64(w->at + w->run, w->n);
+    }
+    int64_t u = w->at++;
+    bool goes_on = w->at < w->end || (w->at < w->n && team_unclaimed(g->team, phase, w->at / w->run));
+    *next = goes_on ? w->at : -1;
+    return u;
+}
+
+/* How many units the first phase of a layer's attention has. */
+static int64_t units_taken(const struct cpu *g)
+{
+    return g->s.heads ? g->s.n_unit : g->s.n_unit * g->e.m->c.n_kv_head;
+}
+
+/* Whole units are taken from the last to the first: the longest first, so that threads end at nearly the same time. */
+static struct unit whole_unit(const struct cpu *g, int64_t u)
+{
+    return unit_of(g, g->s.n_unit * g->e.m->c.n_kv_head - 1 - u);
+}
+
+void attend_ahead(struct cpu *g, int tid, int64_t layer)
+{
+    struct claims w = claims_of(units_taken(g));
+    int64_t u = own_run(g, tid, &w) * w.run;
+    struct unit un = g->s.split ? unit_of(g, u) : whole_unit(g, u);
+    const uint8_t **tile = g->seat[tid].next;
+    int n = tiles_of(g, layer, &un, un.p0, tile);
+    size_t bytes = kern_kv_tile_bytes(g->e.kv, g->e.m->c.head_dim);
+    for (int i = 0; i < n; i++)
+        for (size_t k = 0; k < bytes; k += 64)
+            __builtin_prefetch(tile[i] + k, 0, 2);
+}
+
 static void attend_whole(struct cpu *g, int tid, int64_t layer, int phase)
 {
-    int64_t n_unit = g->s.n_unit * g->e.m->c.n_kv_head;
-    for (int64_t u; (u = team_take(g->team, tid, phase, n_unit, 1)) >= 0;) {
-        struct unit un = unit_of(g, n_unit - 1 - u), after; /* the longest first: a fairer end */
+    int64_t n_unit = units_taken(g), next;
+    struct claims claims = claims_of(n_unit);
+    for (int64_t u; (u = claim_unit(g, tid, phase, &claims, &next)) >= 0;) {
+        struct unit un = whole_unit(g, u), after;
         if (g->s.whole)
             rotate_store(g, layer, un.c, 0, un.n, un.head, g->qkv + g->s.row0[un.c] * g->ldq);
-        int64_t next = team_peek(g->team, phase, n_unit);
         if (next >= 0)
-            after = unit_of(g, n_unit - 1 - next);
+            after = whole_unit(g, next);
         walk(g, &g->seat[tid], layer, &un, next >= 0 ? &after : NULL);
         team_done(g->team, phase, n_unit, 1);
     }
@@ -220,7 +283,7 @@ void attend_rows(struct cpu *g, int tid, int64_t layer, int64_t c, int64_t first
     }
 }
 
-/* Partition of unit u into its partials; `after`: the unit that this thread takes next, -1 for none. */
+/* Partition of unit u into its partials; `after`: the unit that this thread is likely to take next, or -1. */
 static void part(struct cpu *g, struct seat *t, int64_t layer, int64_t u, int64_t after)
 {
     struct unit un = unit_of(g, u);
@@ -233,10 +296,11 @@ static void attend_split(struct cpu *g, int tid, int64_t layer, int phase)
 {
     struct seat *t = &g->seat[tid];
     int64_t hd = g->e.m->c.head_dim, rows = g->s.part_rows, n_unit = g->s.n_unit * g->e.m->c.n_kv_head;
-    int64_t n = g->s.heads ? g->s.n_unit : n_unit;
-    for (int64_t u; (u = team_take(g->team, tid, phase, n, 1)) >= 0;) {
+    int64_t n = units_taken(g), next;
+    struct claims claims = claims_of(n);
+    for (int64_t u; (u = claim_unit(g, tid, phase, &claims, &next)) >= 0;) {
         for (int64_t h = u; h < n_unit; h += n)
-            part(g, t, layer, h, h + n < n_unit ? h + n : team_peek(g->team, phase, n));
+            part(g, t, layer, h, h + n < n_unit ? h + n : next);
         team_done(g->team, phase, n, 1);
     }
     team_sync(g->team, tid, phase, n);
@@ -254,7 +318,7 @@ static void attend_split(struct cpu *g, int tid, int64_t layer, int phase)
     team_sync(g->team, tid, phase + 1, n_unit);
 }
 
-void attend(struct cpu *g, int tid, int64_t layer, int *phase)
+void attend_units(struct cpu *g, int tid, int64_t layer, int *phase)
 {
     if (g->s.split) {
         attend_split(g, tid, layer, *phase);

@@ -5,7 +5,7 @@
  */
 #include <stdatomic.h>
 
-#include "engine/cpu.h"
+#include "engine/layer.h"
 
 #define BLOCK_ROWS_LEAST 32
 #define UNITS 2 /* blocks a thread at least: what a disturbed thread leaves, others take */
@@ -33,83 +33,86 @@ static int64_t end_row(const struct step *s, int64_t b)
     return min64((b + 1) * s->block, s->n_row);
 }
 
-static void norm_rows(struct cpu *g, struct seat *t, const float *w, int64_t r0, int64_t n)
+static void norm(struct pass *p, const float *w)
 {
-    t->norm_act.n_row = n;
-    for (int64_t r = 0; r < n; r += KERN_TILE)
-        norm_tile(g, t, &t->norm_act, r, w, r0 + r, min64(KERN_TILE, n - r));
+    struct kern_act *a = &p->t->norm_act;
+    a->n_row = p->n;
+    for (int64_t r = 0; r < p->n; r += KERN_TILE)
+        norm_tile(p->g, p->t, a, r, w, p->r0 + r, min64(KERN_TILE, p->n - r));
 }
 
-/* q, k and v of the block: rotated, stored. */
-static void keys(struct cpu *g, int tid, int64_t layer, int64_t b)
+static void qkv(struct pass *p, int64_t layer)
 {
-    struct step *s = &g->s;
-    struct seat *t = &g->seat[tid];
-    const struct model_layer *l = &g->e.m->layer[layer];
+    const struct model_layer *l = &p->g->e.m->layer[layer];
     const struct kern_mat *w[3] = {&l->wq, &l->wk, &l->wv};
-    const float *bias[3] = {l->bq, l->bk, l->bv};
-    const int64_t off[3] = {0, g->off_k, g->off_v};
-    int64_t r0 = first_row(s, b), r1 = end_row(s, b), n = r1 - r0;
-    norm_rows(g, t, l->attn_norm, r0, n);
-    part_time(g, tid, PART_NORM);
-    for (int i = 0; i < 3; i++) {
-        g->k->linear(t->qkv + off[i], (size_t)g->ldq, w[i], 0, groups(w[i]), &t->norm_act, 0, n, t->linear);
-        add_bias(t->qkv + off[i], (size_t)g->ldq, bias[i], 0, 16 * groups(w[i]), w[i]->rows, n);
+    for (int i = 0; i < 3; i++)
+        qkv_panels(p->g, p->t, l, i, p->t->qkv, &p->t->norm_act, 0, groups(w[i]), p->n);
+}
+
+/* Rows r … of chunk c, as far as both the pass and the chunk go. */
+static int64_t rows_of(const struct pass *p, int64_t c, int64_t r)
+{
+    const struct step *s = &p->g->s;
+    return min64(s->row0[c] + s->chunk[c].n, p->r0 + p->n) - r;
+}
+
+static void store(struct pass *p, int64_t layer)
+{
+    struct cpu *g = p->g;
+    const struct step *s = &g->s;
+    for (int64_t r = p->r0, c = chunk_of(s, r); r < p->r0 + p->n; c++) {
+        int64_t n = rows_of(p, c, r);
+        for (int h = 0; h < g->e.m->c.n_kv_head && n > 0; h++)
+            rotate_store(g, layer, c, r - s->row0[c], n, h, p->t->qkv + (r - p->r0) * g->ldq);
+        r += n;
     }
-    part_time(g, tid, PART_QKV);
-    for (int64_t r = r0, c = chunk_of(s, r0); r < r1; c++) {
-        int64_t first = r - s->row0[c], rows = min64(s->chunk[c].n - first, r1 - r);
-        for (int h = 0; h < g->e.m->c.n_kv_head && rows > 0; h++)
-            rotate_store(g, layer, c, first, rows, h, t->qkv + (r - r0) * g->ldq);
-        r += rows;
+}
+
+static void attend(struct pass *p, int64_t layer)
+{
+    struct cpu *g = p->g;
+    const struct step *s = &g->s;
+    int64_t wide = (int64_t)g->e.m->c.n_head * g->e.m->c.head_dim;
+    for (int64_t r = p->r0, c = chunk_of(s, r); r < p->r0 + p->n; c++) {
+        int64_t n = rows_of(p, c, r);
+        attend_rows(g, p->tid, layer, c, r - s->row0[c], n, p->t->out + (r - p->r0) * wide);
+        r += n;
     }
-    part_time(g, tid, PART_ROPE);
 }
 
 /* x += W·a, a panel at a time, whose sums stay in the first-level cache. */
-static void add_linear(struct cpu *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t r0,
-                       int64_t n)
+static void add(struct pass *p, const struct kern_mat *w, const struct kern_act *a)
 {
     for (int64_t g0 = 0; g0 < groups(w); g0 += 2)
-        add_panels(g, t, w, a, g0, min64(g0 + 2, groups(w)), r0, n);
+        add_panels(p->g, p->t, w, a, g0, min64(g0 + 2, groups(w)), p->r0, p->n);
 }
 
-static void feed_forward(struct cpu *g, int tid, const struct model_layer *l, int64_t r0, int64_t n)
+static void out(struct pass *p, const struct model_layer *l)
 {
-    struct seat *t = &g->seat[tid];
-    int64_t ffn = g->e.m->c.ffn;
-    norm_rows(g, t, l->ffn_norm, r0, n);
-    part_time(g, tid, PART_NORM);
-    t->h_act.n_row = n;
-    for (int64_t g0 = 0; g0 < groups(&l->gate); g0 += 2)
-        gate_up_panels(g, t, l, &t->norm_act, &t->h_act, t->h, g0, min64(g0 + 2, groups(&l->gate)), n);
+    struct kern_act *a = &p->t->out_act;
+    int64_t wide = (int64_t)p->g->e.m->c.n_head * p->g->e.m->c.head_dim;
+    a->n_row = p->n;
+    p->g->k->act(a, 0, p->n, 0, wide, p->t->out, (size_t)wide);
+    add(p, &l->wo, a);
+}
+
+static void gate_up(struct pass *p, const struct model_layer *l)
+{
+    struct kern_act *a = &p->t->h_act;
+    int64_t ffn = p->g->e.m->c.ffn, n_group = groups(&l->gate);
+    a->n_row = p->n;
+    for (int64_t g0 = 0; g0 < n_group; g0 += 2)
+        gate_up_panels(p->g, p->t, l, &p->t->norm_act, a, p->t->h, g0, min64(g0 + 2, n_group), p->n);
     if (ffn % 32)
-        g->k->act(&t->h_act, 0, n, 0, ffn, t->h, (size_t)ffn);
-    part_time(g, tid, PART_FFN);
-    add_linear(g, t, &l->down, &t->h_act, r0, n);
-    part_time(g, tid, PART_DOWN);
+        p->g->k->act(a, 0, p->n, 0, ffn, p->t->h, (size_t)ffn);
 }
 
-/* From attention to the end of the layer. */
-static void rest(struct cpu *g, int tid, int64_t layer, int64_t b)
+static void down(struct pass *p, const struct model_layer *l)
 {
-    struct step *s = &g->s;
-    struct seat *t = &g->seat[tid];
-    const struct model_layer *l = &g->e.m->layer[layer];
-    int64_t r0 = first_row(s, b), r1 = end_row(s, b), n = r1 - r0,
-            wide = (int64_t)g->e.m->c.n_head * g->e.m->c.head_dim;
-    for (int64_t r = r0, c = chunk_of(s, r0); r < r1; c++) {
-        int64_t first = r - s->row0[c], rows = min64(s->chunk[c].n - first, r1 - r);
-        attend_rows(g, tid, layer, c, first, rows, t->out + (r - r0) * wide);
-        r += rows;
-    }
-    part_time(g, tid, PART_ATTN);
-    t->out_act.n_row = n;
-    g->k->act(&t->out_act, 0, n, 0, wide, t->out, (size_t)wide);
-    add_linear(g, t, &l->wo, &t->out_act, r0, n);
-    part_time(g, tid, PART_OUT);
-    feed_forward(g, tid, l, r0, n);
+    add(p, &l->down, &p->t->h_act);
 }
+
+static const struct schedule blocks = {norm, qkv, store, attend, out, gate_up, down};
 
 /* The last layer serves only rows whose logits are wanted. */
 static bool wanted(const struct step *s, int64_t b)
@@ -124,10 +127,22 @@ static bool wanted(const struct step *s, int64_t b)
     return false;
 }
 
-/* Waits until the rows that block b attends to have their keys: those of its chunks before it, and itself. */
+/*
+ * The last block whose keys lie in KV blocks that block b reads: b itself, or the one after it, if a KV block holds
+ * keys of both. Those keys are masked, but their bytes are read.
+ */
+static int64_t last_read(const struct step *s, int64_t b)
+{
+    int64_t r1 = end_row(s, b), c = chunk_of(s, r1 - 1), pos = s->chunk[c].pos + r1 - s->row0[c];
+    bool ends = r1 == s->row0[c] + s->chunk[c].n;
+    return !ends && pos % KERN_KV_BLOCK ? b + 1 : b;
+}
+
+/* Waits until the keys that block b reads are there: those of its chunks before it, and its own. */
 static void wait_for(struct cpu *g, int tid, int64_t b, int32_t done)
 {
-    for (int64_t i = g->s.row0[chunk_of(&g->s, first_row(&g->s, b))] / g->s.block; i <= b; i++)
+    int64_t last = last_read(&g->s, b);
+    for (int64_t i = g->s.row0[chunk_of(&g->s, first_row(&g->s, b))] / g->s.block; i <= last; i++)
         team_reach(g->team, tid, &g->block[i].done, done);
 }
 
@@ -152,18 +167,19 @@ void blocks_run(struct cpu *g, int tid, int *phase)
     int64_t n_layer = g->e.m->c.n_layer, n = s->n_block, n_unit = n * (n_layer + 1);
     /* one run of units, layer by layer: nobody waits at the end of a layer */
     for (int64_t u; (u = team_take(g->team, tid, 0, n_unit, 1)) >= 0;) {
-        int64_t p = u / n, b = u % n;
-        wait_for(g, tid, b, (int32_t)p);
+        int64_t layer = u / n, b = u % n, r0 = first_row(s, b), r1 = end_row(s, b);
+        struct pass p = {.g = g, .t = &g->seat[tid], .tid = tid, .r0 = r0, .n = r1 - r0};
+        wait_for(g, tid, b, (int32_t)layer);
         part_time(g, tid, PART_WAIT);
-        if (!p) {
-            embed_rows(g, first_row(s, b), end_row(s, b));
+        if (!layer) {
+            embed_rows(g, r0, r1);
             part_time(g, tid, PART_EMBED);
-        } else if (p < n_layer || wanted(s, b)) {
-            rest(g, tid, p - 1, b);
+        } else if (layer < n_layer || wanted(s, b)) {
+            layer_rest(&blocks, &p, layer - 1);
         }
-        if (p < n_layer)
-            keys(g, tid, p, b);
-        team_raise(g->team, tid, &g->block[b].done, (int32_t)p + 1);
+        if (layer < n_layer)
+            layer_keys(&blocks, &p, layer);
+        team_raise(g->team, tid, &g->block[b].done, (int32_t)layer + 1);
         team_done(g->team, 0, n_unit, 1);
         if (!tid) {
             tell(g);

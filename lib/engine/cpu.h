@@ -107,32 +107,30 @@ static inline int64_t max64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Attention of one layer, run by every thread; uses one or two phases from *phase on. */
-void attend(struct cpu *g, int tid, int64_t layer, int *phase);
-/* Splits the step's attention into units; grows the partials. */
-int attend_plan(struct err *e, struct cpu *g);
-/* The same for n tokens of chunk c from token `first`, all heads, by one thread; o: [n][n_head·hd]. */
-void attend_rows(struct cpu *g, int tid, int64_t layer, int64_t c, int64_t first, int64_t n, float *o);
-/* Rotates n tokens of chunk c from token `first` for one kv head, stores K and V, prepares q; row: their q, k and v. */
-void rotate_store(struct cpu *g, int64_t layer, int64_t c, int64_t first, int64_t n, int head, float *row);
+/* The first of n claimed units (team_claim) that belongs to thread tid. */
+static inline int64_t own_unit(const struct cpu *g, int tid, int64_t n)
+{
+    return tid % g->width * n / g->width;
+}
 
-/* Pieces of a step that both of its forms use. */
-int64_t groups(const struct kern_mat *w);
-/* n <= KERN_TILE rows of x from r0, normed, become rows at … of a. */
-void norm_tile(struct cpu *g, struct seat *t, struct kern_act *a, int64_t at, const float *w, int64_t r0, int64_t n);
-/* x += W·a for groups g0 … g1-1 and n rows of x from r0. */
-void add_panels(struct cpu *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t g0,
-                int64_t g1, int64_t r0, int64_t n);
-/* silu(gate)·up of n rows for groups g0 … g1-1: into h_act, or into h [n][ffn] where ffn is no multiple of 32. */
-void gate_up_panels(struct cpu *g, struct seat *t, const struct model_layer *l, const struct kern_act *a,
-                    struct kern_act *h_act, float *h, int64_t g0, int64_t g1, int64_t n);
-void embed_rows(struct cpu *g, int64_t r0, int64_t r1);
-void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t last, int64_t rows, int64_t n_row);
 int64_t chunk_of(const struct step *s, int64_t r); /* the chunk that holds row r */
+int64_t panels(const struct kern_mat *w);          /* of two groups each: 32 output rows */
+/* The first of up to `run` panels of a phase that the thread takes, or -1. */
+int64_t take_run(struct cpu *g, int tid, int phase, int64_t n_panel, int64_t run);
 
-/* Many rows: the layers of a step, block of rows by block of rows; uses phases from 0 to *phase. */
+/* attend.c. Splits the step's attention into units; grows the partials. */
+int attend_plan(struct err *e, struct cpu *g);
+/* Attention of one layer, run by every thread; uses one or two phases from *phase on. */
+void attend_units(struct cpu *g, int tid, int64_t layer, int *phase);
+/* Prefetches the KV that thread tid is likely to read first there. */
+void attend_ahead(struct cpu *g, int tid, int64_t layer);
+/* Attention for n tokens of chunk c from token `first`, all heads, by one thread; o: [n][n_head·hd]. */
+void attend_rows(struct cpu *g, int tid, int64_t layer, int64_t c, int64_t first, int64_t n, float *o);
+
+/* The two schedules: the layers of a step, run by every thread; phases from *phase on. */
+void columns_run(struct cpu *g, int tid, int *phase);
 void blocks_run(struct cpu *g, int tid, int *phase);
-/* Sets the rows of a block, 0 where the step goes by columns. */
+/* Sets the rows of a block, 0 if the step goes by columns. */
 void blocks_plan(struct cpu *g);
 
 void part_time(struct cpu *g, int tid, enum engine_part p);

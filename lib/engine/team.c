@@ -321,15 +321,23 @@ int64_t team_take(struct team *t, int tid, int phase, int64_t n_unit, int64_t st
     return at < n_unit ? at : -1;
 }
 
-int64_t team_peek(struct team *t, int phase, int64_t n_unit)
+int64_t team_claim(struct team *t, int tid, int phase, int64_t n_unit, int64_t own)
 {
-    int64_t at = atomic_load_explicit(&t->phase[phase].next, memory_order_relaxed);
-    return at < n_unit ? at : -1;
+    if (gone(t, tid))
+        return -1;
+    _Atomic int64_t *claimed = &t->phase[phase].next; /* a bit a unit */
+    for (int64_t i = 0; i < n_unit; i++) {
+        int64_t u = (own + i) % n_unit, bit = (int64_t)1 << u;
+        if (!(atomic_load_explicit(claimed, memory_order_relaxed) & bit) &&
+            !(atomic_fetch_or_explicit(claimed, bit, memory_order_relaxed) & bit))
+            return u;
+    }
+    return -1;
 }
 
-bool team_spent(struct team *t, int tid, int phase, int64_t n_unit)
+bool team_unclaimed(const struct team *t, int phase, int64_t unit)
 {
-    return gone(t, tid) || atomic_load_explicit(&t->phase[phase].next, memory_order_relaxed) >= n_unit;
+    return !(atomic_load_explicit(&t->phase[phase].next, memory_order_relaxed) >> unit & 1);
 }
 
 void team_done(struct team *t, int phase, int64_t n_unit, int64_t n)

@@ -35,9 +35,9 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg);
 /*
  * Inside fn work goes in phases, counted from 0 in each run, each phase with units 0 … n_unit-1 that threads take as
  * they come. A phase is over when its units are done, not when every thread has been there: a thread that the system
- * has set aside holds nobody up unless it sits on a unit, and passes the phases it missed without a wait. So what a
- * thread prepares for itself before a phase is only used if it gets a unit there, and then nobody has gone past that
- * phase.
+ * has set aside holds nobody up unless it sits on a unit, and passes the phases it missed without a wait. So a thread
+ * reads what a later phase writes only while it holds a unit: until that unit is done, nobody passes the phase. What
+ * it needs for its units alone it prepares when it has the first of them.
  *
  * A thread on a borrowed core whose owner asks for it ends the unit it has and gets no other in this run; phases are
  * over for it at once, so that it comes to the end of fn without work or waits. Thread 0 and all others with cores of
@@ -47,10 +47,16 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg);
 
 /* The first of up to `step` units, or -1 when none is left. */
 int64_t team_take(struct team *t, int tid, int phase, int64_t n_unit, int64_t step);
-/* The unit that would be taken now, or -1: a guess at what a thread takes after the one it holds. */
-int64_t team_peek(struct team *t, int phase, int64_t n_unit);
-/* No unit is left for this thread to take: what would be prepared for the phase is not needed. */
-bool team_spent(struct team *t, int tid, int phase, int64_t n_unit);
+/*
+ * The other way to take units, for a phase of 1 … TEAM_CLAIMS units of which each thread has some of its own: the first
+ * free unit from `own` on, wrapping at n_unit, or -1. So a thread gets the same unit step after step and can prefetch
+ * its data, but also takes the units of a thread that the system has set aside. All threads use the same way in a
+ * phase.
+ */
+#define TEAM_CLAIMS 62
+int64_t team_claim(struct team *t, int tid, int phase, int64_t n_unit, int64_t own);
+/* The unit is free now: a guess, since another thread may claim it at any moment. */
+bool team_unclaimed(const struct team *t, int phase, int64_t unit);
 /* `n` units are done (the last take may have given fewer than `step`: count to n_unit). */
 void team_done(struct team *t, int phase, int64_t n_unit, int64_t n);
 /* Waits until the phase is over: spins briefly, then sleeps. */
