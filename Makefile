@@ -50,14 +50,17 @@ $(foreach p,$(PROGS),$(eval $(call PROG,$(p))))
 
 # tests/unit/NAME_test.c and tests/kernels/NAME_test.c are one cmocka program each.
 UNIT    := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/*_test.c tests/kernels/*_test.c))
-$(B)/tests/%_test: tests/%_test.c $(LIB)
+$(B)/obj/tests/%.o: CFLAGS += -Itests
+$(B)/tests/%_test: $(B)/obj/tests/%_test.o $(LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(LDFLAGS) -Itests -MMD -MP -o $@ $< $(LIB) $(LDLIBS) -lcmocka
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+
+.SECONDARY: $(UNIT:$(B)/%=$(B)/obj/%.o)
 
 .PHONY: unit
 unit: $(UNIT)
 
--include $(LIB_OBJ:.o=.d) $(patsubst %.c,$(B)/obj/%.d,$(wildcard cmd/*.c cmd/*/*.c)) $(UNIT:=.d)
+-include $(LIB_OBJ:.o=.d) $(patsubst %.c,$(B)/obj/%.d,$(wildcard cmd/*.c cmd/*/*.c)) $(UNIT:$(B)/%=$(B)/obj/%.d)
 
 # Measuring, and comparing with peers. The programs of llama.cpp are taken from the folder LLAMA_DIR or from PATH; what needs
 # them says so and goes on without.
@@ -69,11 +72,11 @@ $(PROBE): tests/tools/probe.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $<
 
-$(TOOLS): $(B)/tests/tools/%: tests/tools/%.c $(LIB)
+$(TOOLS): $(B)/tests/tools/%: $(B)/obj/tests/tools/%.o $(LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(LDFLAGS) -MMD -MP -o $@ $< $(LIB) $(LDLIBS)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
--include $(TOOLS:=.d)
+-include $(TOOLS:$(B)/%=$(B)/obj/%.d)
 
 .PHONY: tools bench check-peers
 tools: $(TOOLS) $(PROBE)
