@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/time.h"
 #include "cmd/bench/bench.h"
 #include "proc/proc.h"
 
@@ -17,62 +17,33 @@ struct asks {
     const struct opts *o;
 };
 
-int buf_add(struct err *e, struct buf *b, const char *p, size_t n)
-{
-    if (b->n + n + 1 > b->size) {
-        size_t size = 2 * b->size + n + 256;
-        char *grown = realloc(b->p, size);
-        if (!grown)
-            return err_nomem(e, "a request", size);
-        b->p = grown;
-        b->size = size;
-    }
-    if (n)
-        memcpy(b->p + b->n, p, n);
-    b->n += n;
-    b->p[b->n] = 0;
-    return 0;
-}
-
-int buf_add_u64(struct err *e, struct buf *b, uint64_t v)
-{
-    char digits[20];
-    size_t n = sizeof digits;
-    do {
-        digits[--n] = (char)('0' + v % 10);
-        v /= 10;
-    } while (v);
-    return buf_add(e, b, digits + n, sizeof digits - n);
-}
-
 static int add_header(struct err *e, struct asks *a, const char *name, size_t n, const char *value)
 {
-    struct buf line = {0};
-    int rc = buf_add(e, &line, name, n);
-    rc = rc ? rc : buf_add(e, &line, ": ", 2);
-    rc = rc ? rc : buf_add(e, &line, value, strlen(value));
+    struct str line = {0};
+    str_printf(&line, "%.*s: %s", (int)n, name, value);
+    int rc = str_check(e, &line, "headers");
     if (!rc && strpbrk(line.p, "\r\n"))
         rc = err_set(e, ERR_USAGE, "a header has the end of a line in it");
     struct curl_slist *more = rc ? NULL : curl_slist_append(a->headers, line.p);
     if (!rc && !more)
         rc = err_nomem(e, "headers", line.n);
     a->headers = more ? more : a->headers;
-    free(line.p);
+    str_free(&line);
     return rc;
 }
 
 static int headers(struct err *e, struct asks *a)
 {
     const char *key = getenv("OPENAI_API_KEY");
-    struct buf bearer = {0};
+    struct str bearer = {0};
     int rc = add_header(e, a, "Content-Type", 12, "application/json");
     rc = rc ? rc : add_header(e, a, "Expect", 6, ""); /* no waiting for 100 Continue before a long prompt */
     if (!rc && key && *key) {
-        rc = buf_add(e, &bearer, "Bearer ", 7);
-        rc = rc ? rc : buf_add(e, &bearer, key, strlen(key));
+        str_printf(&bearer, "Bearer %s", key);
+        rc = str_check(e, &bearer, "headers");
         rc = rc ? rc : add_header(e, a, "Authorization", 13, bearer.p);
     }
-    free(bearer.p);
+    str_free(&bearer);
     for (size_t i = 0; i < a->o->headers.n && !rc; i++) {
         const char *text = a->o->headers.v[i], *eq = strchr(text, '=');
         rc = add_header(e, a, text, (size_t)(eq - text), eq + 1);
@@ -114,18 +85,18 @@ void asks_reach(void *curl, const struct asks *a)
 
 static size_t on_bytes(char *p, size_t one, size_t n, void *arg)
 {
-    struct buf *b = arg;
-    struct err e;
-    if (b->n + n * one > ANSWER_BYTES_MAX || buf_add(&e, b, p, n * one))
+    struct str *b = arg;
+    if (b->n + n * one > ANSWER_BYTES_MAX)
         return 0;
-    return n * one;
+    str_add(b, p, n * one);
+    return b->failed ? 0 : n * one;
 }
 
 /* *status 0: no answer, e says why. *answer: owned JSON or NULL. */
 static int ask(struct err *e, long *status, json_t **answer, struct asks *a, const char *path, const char *body)
 {
     char url[1024];
-    struct buf got = {0};
+    struct str got = {0};
     *status = 0;
     *answer = NULL;
     snprintf(url, sizeof url, "%s%s", a->o->base, path);
@@ -145,13 +116,14 @@ static int ask(struct err *e, long *status, json_t **answer, struct asks *a, con
         curl_easy_getinfo(a->curl, CURLINFO_RESPONSE_CODE, status);
     if (got.n)
         *answer = json_loadb(got.p, got.n, 0, NULL);
-    free(got.p);
+    str_free(&got);
     return rc;
 }
 
 static void nap_ms(long ms)
 {
-    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+    struct timespec t = time_spec((uint64_t)ms * NS_MS);
+    nanosleep(&t, NULL);
 }
 
 /* /health says 503 while a model is loaded; a server without it is asked for its models. */

@@ -6,6 +6,7 @@
 #ifndef BENCH_H
 #define BENCH_H
 
+#include "base/str.h"
 #include "cli/cli.h"
 #include "load/load.h"
 
@@ -61,13 +62,6 @@ struct opts {
 int opts_read(struct err *e, struct opts *o, int argc, char **argv);
 void opts_free(struct opts *o);
 
-struct buf {
-    char *p;
-    size_t n, size;
-};
-int buf_add(struct err *e, struct buf *b, const char *p, size_t n);
-int buf_add_u64(struct err *e, struct buf *b, uint64_t v);
-
 /* ---- asks.c: before the run ---- */
 
 struct server {
@@ -113,7 +107,7 @@ uint64_t workload_count(const struct workload *w); /* UINT64_MAX: no end */
 /* Seconds from the start at which request i of a trace comes. */
 double workload_at(const struct workload *w, uint64_t i);
 /* The body of request i, and what it asks for. `warm`: of another stream, so that nothing of the run is cached. */
-int workload_body(struct err *e, struct buf *out, uint32_t *n_prompt, uint32_t *n_out, struct workload *w, uint64_t i,
+int workload_body(struct err *e, struct str *out, uint32_t *n_prompt, uint32_t *n_out, struct workload *w, uint64_t i,
                   bool warm);
 
 /* ---- client.c: the run ---- */
@@ -124,20 +118,21 @@ extern const char *const fail_names[N_FAIL];
 struct request {
     uint64_t arrive_ns, start_ns; /* by the plan; sent. CLOCK_MONOTONIC */
     uint64_t *stamp;              /* [n_stamp] owned: each token's time */
-    uint32_t n_stamp, size_stamp;
+    uint32_t n_stamp;
+    size_t size_stamp;
     uint32_t n_prompt, n_out;       /* as planned */
     uint32_t said_prompt, said_out; /* as the server counts; UINT32_MAX: it does not say */
     bool over, held;                /* it ended; it waited for others to end */
     enum fail fail;
     char *error;     /* owned, where it failed */
-    struct buf text; /* of the answer as JSON has it, with --save-detailed */
+    struct str text; /* of the answer as JSON has it, with --save-detailed */
 };
 
 #define DELAY_BUCKETS 1024 /* 16 to an octave of nanoseconds */
 
 struct run {
     struct request **v; /* [n] owned, as sent */
-    uint64_t n, size;
+    size_t n, size;
     uint64_t n_plan; /* requests of the plan; UINT64_MAX: no end */
     uint64_t begin_ns, end_ns;
     uint64_t n_event, n_in_flight_max, n_cut; /* n_cut: of n, not over when it was interrupted */

@@ -13,6 +13,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "base/vec.h"
 #include "cmd/bench/bench.h"
 #include "cmd/bench/client.h"
 #include "proc/proc.h"
@@ -93,14 +94,8 @@ double run_delay_s(const struct run *r, double percent)
 
 static bool stamp(struct client *c, struct request *r)
 {
-    if (r->n_stamp == r->size_stamp) {
-        uint32_t size = 2 * r->size_stamp + 16;
-        uint64_t *v = realloc(r->stamp, size * sizeof *v);
-        if (!v)
-            return false;
-        r->stamp = v;
-        r->size_stamp = size;
-    }
+    if (!vec_grow(&r->stamp, &r->size_stamp, (size_t)r->n_stamp + 1, sizeof *r->stamp))
+        return false;
     r->stamp[r->n_stamp++] = c->now_ns;
     c->run->n_event++;
     return true;
@@ -134,7 +129,7 @@ static bool on_event(void *arg, const char *data, size_t n, bool error)
     if (ev.choices && !r->fail && !stamp(s->client, r))
         request_fail(r, FAIL_OTHER, "out of memory", 13);
     if (ev.choices && s->client->o->detailed && ev.text)
-        buf_add(&e, &r->text, ev.text, ev.n_text);
+        str_add(&r->text, ev.text, ev.n_text);
     if (ev.has_prompt && ev.prompt_tokens < UINT32_MAX)
         r->said_prompt = (uint32_t)ev.prompt_tokens;
     if (ev.has_completion && ev.completion_tokens < UINT32_MAX)
@@ -155,7 +150,7 @@ static size_t on_bytes(char *p, size_t one, size_t n, void *arg)
         curl_easy_getinfo(s->easy, CURLINFO_RESPONSE_CODE, &s->status);
     if (s->status != 200) {
         if (s->answer.n < ANSWER_BYTES_KEPT)
-            buf_add(&e, &s->answer, p, n < ANSWER_BYTES_KEPT ? n : ANSWER_BYTES_KEPT);
+            str_add(&s->answer, p, n < ANSWER_BYTES_KEPT ? n : ANSWER_BYTES_KEPT);
         return n;
     }
     if (load_sse_feed(&e, &s->sse, on_event, s, p, n)) {
@@ -196,16 +191,10 @@ static int stream_new(struct err *e, struct stream **out, struct client *c)
 
 static int keep_request(struct err *e, struct run *run, struct request *r)
 {
-    if (run->n == run->size) {
-        uint64_t size = run->size ? 2 * run->size : 1024;
-        struct request **v = realloc(run->v, size * sizeof(struct request *));
-        if (!v)
-            return err_nomem(e, "requests", size * sizeof(struct request *));
-        run->v = v;
-        run->size = size;
-    }
-    run->v[run->n++] = r;
-    return 0;
+    int rc = vec_reserve(e, &run->v, &run->size, run->n + 1, sizeof(struct request *), "requests");
+    if (!rc)
+        run->v[run->n++] = r;
+    return rc;
 }
 
 /* The next request with its body, before its time. */
@@ -228,14 +217,13 @@ static int prepare(struct err *e, struct client *c)
     }
     r->said_prompt = r->said_out = UINT32_MAX;
     rc = workload_body(e, &s->body, &r->n_prompt, &r->n_out, c->work, c->n_sent, c->warm);
-    r->size_stamp = r->n_out < 4096 ? r->n_out + 4 : 4096;
-    if (!rc && !(r->stamp = malloc(r->size_stamp * sizeof *r->stamp)))
-        rc = err_nomem(e, "stamps", r->size_stamp * sizeof *r->stamp);
+    size_t n_stamp = r->n_out < 4096 ? r->n_out + 4 : 4096;
+    rc = rc ? rc : vec_reserve(e, &r->stamp, &r->size_stamp, n_stamp, sizeof *r->stamp, "stamps");
     s->status = 0;
     s->done = s->fresh = false;
     s->why[0] = 0;
     curl_easy_setopt(s->easy, CURLOPT_FRESH_CONNECT, 0L);
-    s->answer.n = 0;
+    str_clear(&s->answer);
     curl_easy_setopt(s->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)s->body.n);
     curl_easy_setopt(s->easy, CURLOPT_POSTFIELDS, s->body.p);
     return rc;
@@ -308,7 +296,7 @@ static int send_due(struct err *e, struct client *c)
 static void failed_status(struct stream *s)
 {
     char text[400];
-    const char *why = s->answer.n ? s->answer.p : "";
+    const char *why = str_text(&s->answer);
     snprintf(text, sizeof text, "%ld: %.300s", s->status, why);
     request_fail(s->request, FAIL_STATUS, text, sizeof text);
 }
@@ -493,8 +481,8 @@ static void close_client(struct client *c)
             curl_multi_remove_handle(c->multi, s->easy);
         curl_easy_cleanup(s->easy);
         load_sse_free(&s->sse);
-        free(s->body.p);
-        free(s->answer.p);
+        str_free(&s->body);
+        str_free(&s->answer);
         free(s);
     }
     curl_multi_cleanup(c->multi);
@@ -563,7 +551,7 @@ void run_free(struct run *r)
     for (uint64_t i = 0; i < r->n; i++) {
         free(r->v[i]->stamp);
         free(r->v[i]->error);
-        free(r->v[i]->text.p);
+        str_free(&r->v[i]->text);
         free(r->v[i]);
     }
     free(r->v);

@@ -16,7 +16,7 @@ struct stream {
     CURL *easy;
     struct request *request; /* NULL: idle */
     struct load_sse sse;
-    struct buf body, answer;
+    struct str body, answer;
     long status;
     bool done;  /* [DONE] came */
     bool fresh; /* on a connection of its own, after others were found closed */

@@ -7,16 +7,12 @@
 
 #define POOL_MIN 32 /* fewer words than these make prompts too much alike */
 
-static int join(struct err *e, struct buf *out, const char *const *words, size_t n)
+static int join(struct err *e, struct str *out, const char *const *words, size_t n)
 {
-    out->n = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (i && buf_add(e, out, " ", 1))
-            return e->code;
-        if (buf_add(e, out, words[i], strlen(words[i])))
-            return e->code;
-    }
-    return 0;
+    str_clear(out);
+    for (size_t i = 0; i < n; i++)
+        str_printf(out, i ? " %s" : "%s", words[i]);
+    return str_check(e, out, "words");
 }
 
 static int by_id(const void *a, const void *b)
@@ -38,14 +34,14 @@ static size_t once(uint32_t *ids, size_t n)
 /* Ids of common words: no control token is among them. */
 static int ids_pool(struct err *e, struct pool *p, const struct opts *o, const struct server *s, struct asks *a)
 {
-    struct buf text = {0};
+    struct str text = {0};
     if (o->vocab) {
         p->vocab = o->vocab;
         return 0;
     }
     int rc = join(e, &text, bench_words, n_bench_words);
     rc = rc ? rc : asks_tokenize(e, &p->ids, &p->n_ids, a, text.p);
-    free(text.p);
+    str_free(&text);
     if (rc)
         return rc;
     if (p->n_ids)
@@ -59,7 +55,7 @@ static int ids_pool(struct err *e, struct pool *p, const struct opts *o, const s
 }
 
 /* "w w" has two tokens: the word is one at the front of a text, and one behind a blank. */
-static int single(struct err *e, bool *is, struct buf *text, struct asks *a, const char *word)
+static int single(struct err *e, bool *is, struct str *text, struct asks *a, const char *word)
 {
     const char *twice[] = {word, word};
     uint32_t *ids;
@@ -75,7 +71,7 @@ static int single(struct err *e, bool *is, struct buf *text, struct asks *a, con
 
 static int words_pool(struct err *e, struct pool *p, struct asks *a)
 {
-    struct buf text = {0};
+    struct str text = {0};
     uint32_t *ids = NULL;
     size_t n = 0;
     p->words = malloc(n_bench_words * sizeof *p->words);
@@ -91,7 +87,7 @@ static int words_pool(struct err *e, struct pool *p, struct asks *a)
             p->words[p->n_words++] = bench_words[i];
     }
     free(ids);
-    free(text.p);
+    str_free(&text);
     if (rc)
         return rc;
     if (n && p->n_words >= POOL_MIN)

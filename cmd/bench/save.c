@@ -142,12 +142,12 @@ static json_t *itls(const struct request *x)
 /* What came is JSON between its quotes already. */
 static json_t *text_of(const struct request *x)
 {
-    struct buf quoted = {0};
-    struct err e;
-    json_t *j = NULL;
-    if (!buf_add(&e, &quoted, "\"", 1) && !buf_add(&e, &quoted, x->text.p, x->text.n) && !buf_add(&e, &quoted, "\"", 1))
-        j = json_loadb(quoted.p, quoted.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-    free(quoted.p);
+    struct str quoted = {0};
+    str_add_char(&quoted, '"');
+    str_add(&quoted, x->text.p, x->text.n);
+    str_add_char(&quoted, '"');
+    json_t *j = quoted.failed ? NULL : json_loadb(quoted.p, quoted.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    str_free(&quoted);
     return j ? j : json_string("");
 }
 

@@ -1,4 +1,5 @@
 /* What is asked: lengths and prompts of each request, made when it is sent, from the seed and its number. */
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -222,10 +223,22 @@ double workload_at(const struct workload *w, uint64_t i)
 
 struct writing {
     struct err *e;
-    struct buf *out;
+    struct str *out;
     struct workload *w;
     bool first;
 };
+
+/* Bodies have an id a token: printf would take longer than the rest. */
+static void add_u64(struct str *s, uint64_t v)
+{
+    char digits[20];
+    size_t n = sizeof digits;
+    do {
+        digits[--n] = (char)('0' + v % 10);
+        v /= 10;
+    } while (v);
+    str_add(s, digits + n, sizeof digits - n);
+}
 
 /* n tokens of a stream of numbers. */
 static int tokens(struct writing *t, uint64_t of, uint64_t n)
@@ -234,22 +247,15 @@ static int tokens(struct writing *t, uint64_t of, uint64_t n)
     struct load_rng r;
     load_rng_start(&r, t->w->o->seed, of);
     for (uint64_t i = 0; i < n; i++) {
-        const char *between = t->w->o->ids ? "," : " ";
-        if (!t->first && buf_add(t->e, t->out, between, 1))
-            return t->e->code;
+        if (!t->first)
+            str_add_char(t->out, t->w->o->ids ? ',' : ' ');
         t->first = false;
-        int rc;
-        if (t->w->o->ids) {
-            rc = buf_add_u64(t->e, t->out,
-                             p->vocab ? load_rng_below(&r, p->vocab) : p->ids[load_rng_below(&r, p->n_ids)]);
-        } else {
-            const char *word = p->words[load_rng_below(&r, p->n_words)];
-            rc = buf_add(t->e, t->out, word, strlen(word));
-        }
-        if (rc)
-            return rc;
+        if (t->w->o->ids)
+            add_u64(t->out, p->vocab ? load_rng_below(&r, p->vocab) : p->ids[load_rng_below(&r, p->n_ids)]);
+        else
+            str_add_text(t->out, p->words[load_rng_below(&r, p->n_words)]);
     }
-    return 0;
+    return str_check(t->e, t->out, "a request");
 }
 
 /* A whole number from floor(mean · (1 - range)) to ceil(mean · (1 + range)), at least `least`. */
@@ -327,7 +333,8 @@ static int list_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, u
     *n_out = planned_out(t->w, x);
     if (warm)
         return tokens(t, stream(OF_WARM, i), n > t->w->n_template ? n - t->w->n_template : 1);
-    return buf_add(t->e, t->out, x->body, strlen(x->body));
+    str_add_text(t->out, x->body);
+    return 0;
 }
 
 static int prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64_t i, bool warm)
@@ -345,33 +352,24 @@ static int prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64
     return random_prompt(t, n_prompt, n_out, i, warm);
 }
 
-static int put(struct err *e, struct buf *out, const char *text)
-{
-    return buf_add(e, out, text, strlen(text));
-}
-
-int workload_body(struct err *e, struct buf *out, uint32_t *n_prompt, uint32_t *n_out, struct workload *w, uint64_t i,
+int workload_body(struct err *e, struct str *out, uint32_t *n_prompt, uint32_t *n_out, struct workload *w, uint64_t i,
                   bool warm)
 {
     const struct opts *o = w->o;
     struct writing t = {e, out, w, true};
     bool made = o->dataset != DATA_LIST || warm;
     const char *open = o->ids ? "[" : "\"", *close = o->ids ? "]" : "\"";
-    out->n = 0;
+    str_clear(out);
     if (!made)
         open = close = "";
     else if (o->chat)
         open = "[{\"role\":\"user\",\"content\":\"", close = "\"}]";
-    int rc = put(e, out, o->chat ? "{\"messages\":" : "{\"prompt\":");
-    rc = rc ? rc : put(e, out, open);
-    rc = rc ? rc : prompt(&t, n_prompt, n_out, i, warm);
-    rc = rc ? rc : put(e, out, close);
+    str_printf(out, "{\"%s\":%s", o->chat ? "messages" : "prompt", open);
+    int rc = prompt(&t, n_prompt, n_out, i, warm);
+    str_add_text(out, close);
     *n_out = w->n_out_all ? w->n_out_all : *n_out;
-    if (!rc && !w->has_length) {
-        rc = put(e, out, ",\"");
-        rc = rc ? rc : put(e, out, length_field(o));
-        rc = rc ? rc : put(e, out, "\":");
-        rc = rc ? rc : buf_add_u64(e, out, *n_out);
-    }
-    return rc ? rc : put(e, out, w->tail);
+    if (!w->has_length)
+        str_printf(out, ",\"%s\":%" PRIu32, length_field(o), *n_out);
+    str_add_text(out, w->tail);
+    return rc ? rc : str_check(e, out, "a request");
 }

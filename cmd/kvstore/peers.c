@@ -125,9 +125,7 @@ static void tell_all(struct kvstore *k, struct peer *p)
 
 void kvstore_tell_watchers(struct kvstore *k)
 {
-    list_for_each(n, &k->watchers)
-    {
-        struct peer *p = list_entry(n, struct peer, node);
+    list_each (struct peer, p, &k->watchers, node) {
         if (p->lagging && !link_queued(p->conn))
             tell_all(k, p);
         else if (!p->lagging && (k->stored.n || k->evicted.n)) {
@@ -305,7 +303,8 @@ static void on_closed(void *arg, struct link_conn *c)
         if (k->server) /* at the end the arena stays as it is, for the next one */
             kv_store_gone(k->store, p->client, proc_now_ns());
     }
-    list_for_each_safe(n, &p->late) free(list_entry(n, struct late, node));
+    list_each_safe (struct late, l, &p->late, node)
+        free(l);
     free(p);
 }
 

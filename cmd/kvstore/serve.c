@@ -33,9 +33,7 @@ static void answer_seq(struct peer *p, uint64_t tag, const struct kv_seq_info *q
 void kvstore_seq_news(struct peer *p, const struct kv_seq_info *q)
 {
     struct late *l = NULL;
-    list_for_each(n, &p->late)
-    {
-        struct late *at = list_entry(n, struct late, node);
+    list_each (struct late, at, &p->late, node) {
         if (!l && at->seq == q->seq && at->gen == q->gen)
             l = at;
     }

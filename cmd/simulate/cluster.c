@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/kv_block.h"
+#include "base/str.h"
+#include "base/vec.h"
 #include "cmd/simulate/simulate.h"
 
 #define POLL_TOKENS 2 /* chunks of prompts that a worker takes ahead */
@@ -55,9 +58,7 @@ struct cluster {
     size_t n_heap, size_heap;
     uint64_t now_ns, number;
     struct err failed;
-    uint8_t *digests; /* for the events of one call */
-    size_t n_stored, n_evicted, size_digests;
-    uint8_t *evicted;
+    struct str stored, evicted; /* digests, for the events of one call */
 };
 
 /* ---- what happens when ---- */
@@ -69,16 +70,8 @@ static bool sooner(const struct happening *a, const struct happening *b)
 
 static void happen(struct cluster *c, struct happening h)
 {
-    if (c->n_heap == c->size_heap) {
-        size_t size = c->size_heap ? 2 * c->size_heap : 1024;
-        struct happening *p = realloc(c->heap, size * sizeof *p);
-        if (!p) {
-            err_nomem(&c->failed, "what happens", size * sizeof *p);
-            return;
-        }
-        c->heap = p;
-        c->size_heap = size;
-    }
+    if (vec_reserve(&c->failed, &c->heap, &c->size_heap, c->n_heap + 1, sizeof *c->heap, "what happens"))
+        return;
     h.number = c->number++;
     size_t i = c->n_heap++;
     for (; i && sooner(&h, &c->heap[(i - 1) / 2]); i = (i - 1) / 2)
@@ -175,22 +168,9 @@ static void report(struct cluster *c, const struct worker *w, const struct task 
 static void moved(void *arg, uint64_t block, bool stored)
 {
     struct cluster *c = arg;
-    size_t n = stored ? c->n_stored : c->n_evicted;
-    if ((n + 1) * 32 > c->size_digests) {
-        size_t size = c->size_digests ? 2 * c->size_digests : 1 << 16;
-        uint8_t *a = realloc(c->digests, size), *b = a ? realloc(c->evicted, size) : NULL;
-        c->digests = a ? a : c->digests;
-        c->evicted = b ? b : c->evicted;
-        if (!a || !b) {
-            err_nomem(&c->failed, "digests", size);
-            return;
-        }
-        c->size_digests = size;
-    }
-    uint8_t *p = (stored ? c->digests : c->evicted) + n * 32;
-    memset(p, 0, 32);
-    memcpy(p, &block, sizeof block);
-    *(stored ? &c->n_stored : &c->n_evicted) += 1;
+    uint8_t digest[KV_DIGEST] = {0};
+    memcpy(digest, &block, sizeof block);
+    str_add(stored ? &c->stored : &c->evicted, digest, sizeof digest);
 }
 
 static void keep(struct cluster *c, int store, const struct request *q)
@@ -200,12 +180,15 @@ static void keep(struct cluster *c, int store, const struct request *q)
     if (!q->n_block)
         return;
     snprintf(name, sizeof name, "s%d", store);
-    c->n_stored = c->n_evicted = 0;
+    str_clear(&c->stored);
+    str_clear(&c->evicted);
     store_keep(&c->failed, c->store[store], q->block, q->n_block, moved, c);
     f.blocks = (struct wire_blocks){.store = wire_str_of(name),
-                                    .stored = {c->digests, c->n_stored * 32},
-                                    .evicted = {c->evicted, c->n_evicted * 32}};
-    if (c->n_stored || c->n_evicted)
+                                    .stored = {(const uint8_t *)c->stored.p, c->stored.n},
+                                    .evicted = {(const uint8_t *)c->evicted.p, c->evicted.n}};
+    if (!c->failed.code)
+        (void)(str_check(&c->failed, &c->stored, "digests") || str_check(&c->failed, &c->evicted, "digests"));
+    if (c->stored.n || c->evicted.n)
         tell(c, &f);
 }
 
@@ -626,8 +609,8 @@ static void free_cluster(struct cluster *c)
         store_free(c->store[i]);
     free(c->w);
     free(c->heap);
-    free(c->digests);
-    free(c->evicted);
+    str_free(&c->stored);
+    str_free(&c->evicted);
 }
 
 int cluster_run(struct err *e, struct sched *s, struct trace *t, const struct cluster_options *o, uint64_t *end_ns)

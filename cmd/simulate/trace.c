@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "cli/cli.h"
 #include "cmd/simulate/simulate.h"
 
@@ -29,14 +30,9 @@ void trace_free(struct trace *t)
 
 static int add(struct err *e, struct request **out, struct trace *t, uint64_t at_ns, uint32_t n_prompt, uint32_t n_out)
 {
-    if (t->n == t->size) {
-        size_t size = t->size ? 2 * t->size : 1024;
-        struct request *v = realloc(t->v, size * sizeof *v);
-        if (!v)
-            return err_nomem(e, "the trace", size * sizeof *v);
-        t->v = v;
-        t->size = size;
-    }
+    int rc = vec_reserve(e, &t->v, &t->size, t->n + 1, sizeof *t->v, "the trace");
+    if (rc)
+        return rc;
     *out = &t->v[t->n++];
     **out = (struct request){.at_ns = at_ns, .n_prompt = n_prompt, .n_out = n_out};
     (*out)->block = calloc(n_prompt / SCHED_BLOCK + 1, sizeof *(*out)->block);

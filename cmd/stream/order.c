@@ -8,10 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/list.h"
 #include "cmd/stream/stream.h"
 
 struct item {
-    struct item *next; /* in order of (seq, index) */
+    struct list node; /* in order of (seq, index) */
     struct reply *r;
     char *id;
     bool done;
@@ -22,7 +23,7 @@ struct item {
 
 struct order {
     const struct view *v;
-    struct item *first;
+    struct list items;
     uint64_t seq; /* whose turn it is */
     uint32_t index;
     bool any;                /* something was printed: the next text needs a blank line before it */
@@ -36,12 +37,14 @@ int order_new(struct err *e, struct order **out, const struct view *v)
     if (!o)
         return err_nomem(e, "answers", sizeof *o);
     o->v = v;
+    list_init(&o->items);
     *out = o;
     return 0;
 }
 
 static void item_free(struct item *i)
 {
+    list_remove(&i->node);
     reply_free(i->r);
     json_decref(i->json);
     free(i->id);
@@ -52,11 +55,8 @@ void order_free(struct order *o)
 {
     if (!o)
         return;
-    while (o->first) {
-        struct item *i = o->first;
-        o->first = i->next;
+    list_each_safe (struct item, i, &o->items, node)
         item_free(i);
-    }
     free(o);
 }
 
@@ -70,25 +70,25 @@ static int compare(const struct item *i, uint64_t seq, uint32_t index)
 /* The item of a request, made where it is new. */
 static struct item *item_of(struct err *e, struct order *o, uint64_t seq, uint32_t index, struct wire_str id)
 {
-    struct item **at = &o->first;
-    while (*at && compare(*at, seq, index) < 0)
-        at = &(*at)->next;
-    if (*at && !compare(*at, seq, index) && !(*at)->done)
-        return *at;
-    struct item *i = calloc(1, sizeof *i);
-    if (i)
-        i->id = strndup(id.p ? id.p : "", id.n);
-    if (i)
-        i->r = reply_new(seq, index);
-    if (!i || !i->id || !i->r) {
-        if (i)
-            item_free(i);
+    struct list *at = o->items.next;
+    while (at != &o->items && compare(list_entry(at, struct item, node), seq, index) < 0)
+        at = at->next;
+    struct item *i = at != &o->items ? list_entry(at, struct item, node) : NULL;
+    if (i && !compare(i, seq, index) && !i->done)
+        return i;
+    i = calloc(1, sizeof *i);
+    if (!i) {
         err_nomem(e, "answer", sizeof *i);
         return NULL;
     }
-    i->next = *at;
-    *at = i;
-    return i;
+    list_insert_before(at, &i->node);
+    i->id = strndup(id.p ? id.p : "", id.n);
+    i->r = reply_new(seq, index);
+    if (i->id && i->r)
+        return i;
+    item_free(i);
+    err_nomem(e, "answer", sizeof *i);
+    return NULL;
 }
 
 static int flush(struct err *e)
@@ -142,22 +142,17 @@ static int show(struct err *e, struct order *o, struct item *i)
     return flush(e);
 }
 
-static void drop(struct order *o, struct item *i)
+static void drop(const struct order *o, struct item *i)
 {
     if (o->v->shown)
         o->v->shown(o->v->arg, i->r->seq, i->n_choice ? i->n_choice : 1);
-    struct item **at = &o->first;
-    while (*at != i)
-        at = &(*at)->next;
-    *at = i->next;
     item_free(i);
 }
 
 /* Shows every finished answer whose turn has come or gone. */
 static int turn(struct err *e, struct order *o)
 {
-    for (struct item *i = o->first, *next; i; i = next) {
-        next = i->next;
+    list_each_safe (struct item, i, &o->items, node) {
         int c = compare(i, o->seq, o->index);
         if (!o->v->unordered && c > 0)
             break;
@@ -174,7 +169,9 @@ static int turn(struct err *e, struct order *o)
         drop(o, i);
     }
     /* The text of the next one may have begun to arrive already. */
-    for (struct item *i = o->first; i && !o->v->jsonl && !o->v->unordered && !o->open; i = i->next)
+    if (o->v->jsonl || o->v->unordered || o->open)
+        return 0;
+    list_each (struct item, i, &o->items, node)
         if (!i->done && !compare(i, o->seq, o->index))
             return show_text(e, o, i);
     return 0;
@@ -195,14 +192,14 @@ int order_end(struct err *e, struct order *o, const struct wire_end *w)
     json_t *extra = NULL;
     if (!i)
         return e->code;
-    int r = reply_extra(e, &extra, &i->n_choice, &w->extra);
-    if (!r && o->v->jsonl)
-        r = reply_json(e, &i->json, i->r, w, extra);
+    int rc = reply_extra(e, &extra, &i->n_choice, &w->extra);
+    if (!rc && o->v->jsonl)
+        rc = reply_json(e, &i->json, i->r, w, extra);
     json_decref(extra);
-    if (!r && o->v->stats)
-        r = stats_add(e, o->v->stats, w);
+    if (!rc && o->v->stats)
+        rc = stats_add(e, o->v->stats, w);
     i->done = true;
-    return r ? r : turn(e, o);
+    return rc ? rc : turn(e, o);
 }
 
 int order_error(struct err *e, struct order *o, const struct wire_error *w)
@@ -211,21 +208,20 @@ int order_error(struct err *e, struct order *o, const struct wire_error *w)
     json_t *extra = NULL;
     if (!i)
         return e->code;
-    int r = reply_extra(e, &extra, &i->n_choice, &w->extra);
+    int rc = reply_extra(e, &extra, &i->n_choice, &w->extra);
     if (!json_object_size(extra) && i->n_choice == 1)
         i->n_choice = 0;
-    if (!r && o->v->jsonl)
-        r = reply_error_json(e, &i->json, i->r, w, extra);
+    if (!rc && o->v->jsonl)
+        rc = reply_error_json(e, &i->json, i->r, w, extra);
     json_decref(extra);
     i->done = true;
-    return r ? r : turn(e, o);
+    return rc ? rc : turn(e, o);
 }
 
 int order_bye(struct err *e, struct order *o)
 {
     const struct item *lost = NULL;
-    for (struct item *i = o->first, *next; i; i = next) {
-        next = i->next;
+    list_each_safe (struct item, i, &o->items, node) {
         if (!i->done) {
             lost = lost ? lost : i;
             continue;

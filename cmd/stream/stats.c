@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/vec.h"
 #include "cmd/stream/stream.h"
 
 struct stats {
@@ -24,16 +25,10 @@ void stats_free(struct stats *s)
 
 int stats_add(struct err *e, struct stats *s, const struct wire_end *w)
 {
-    if (s->n == s->cap) {
-        size_t cap = 2 * s->cap + 16;
-        struct reply_times *t = realloc(s->t, cap * sizeof *t);
-        if (!t)
-            return err_nomem(e, "statistics", cap * sizeof *t);
-        s->t = t;
-        s->cap = cap;
-    }
-    reply_times(&s->t[s->n++], w);
-    return 0;
+    int rc = vec_reserve(e, &s->t, &s->cap, s->n + 1, sizeof *s->t, "statistics");
+    if (!rc)
+        reply_times(&s->t[s->n++], w);
+    return rc;
 }
 
 static void duration(const char *name, uint64_t ns)

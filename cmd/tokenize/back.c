@@ -5,54 +5,36 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/list.h"
+#include "base/str.h"
 #include "cmd/tokenize/tokenize.h"
 #include "request/lines.h"
 
-struct bytes {
-    char *p;
-    size_t n, cap;
-};
-
-static int add(struct err *e, struct bytes *b, const void *p, size_t n)
-{
-    if (b->cap - b->n < n) {
-        size_t cap = 2 * b->cap + n + 64;
-        char *grown = realloc(b->p, cap);
-        if (!grown)
-            return err_nomem(e, "text", cap);
-        b->p = grown;
-        b->cap = cap;
-    }
-    if (n)
-        memcpy(b->p + b->n, p, n);
-    b->n += n;
-    return 0;
-}
-
 /* Control tokens are shown as the file spells them; an id without text is nothing. */
-static int add_id(struct err *e, struct bytes *b, const struct text *t, uint32_t id)
+static int add_id(struct err *e, struct str *b, const struct text *t, uint32_t id)
 {
     size_t n = 0;
     const void *p = text_is_control(t, id) ? (const void *)text_entry(t, id, &n) : (const void *)text_piece(t, id, &n);
-    return add(e, b, p, p ? n : 0);
+    str_add(b, p, p ? n : 0);
+    return str_check(e, b, "text");
 }
 
 /* Prints and empties. Ids may end inside a character: what is printed is always UTF-8. */
-static int show(struct err *e, struct bytes *b)
+static int show(struct err *e, struct str *b)
 {
     char *fixed = NULL;
     size_t n = 0;
-    if (text_utf8_repair(e, &fixed, &n, b->p ? b->p : "", b->n))
+    if (text_utf8_repair(e, &fixed, &n, str_text(b), b->n))
         return e->code;
     if (n)
         fwrite(fixed, 1, n, stdout);
     putchar('\n');
     free(fixed);
-    b->n = 0;
+    str_clear(b);
     return fflush(stdout) ? err_sys(e, "stdout") : 0;
 }
 
-static int line_of_ids(struct err *e, struct bytes *b, const struct text *t, int64_t n_row, const char *s, size_t n,
+static int line_of_ids(struct err *e, struct str *b, const struct text *t, int64_t n_row, const char *s, size_t n,
                        uint64_t number)
 {
     for (size_t i = 0; i < n;) {
@@ -77,91 +59,89 @@ static int line_of_ids(struct err *e, struct bytes *b, const struct text *t, int
 
 static int back_lines(struct err *e, const struct text *t, int64_t n_row, struct lines *l)
 {
-    struct bytes b = {0};
+    struct str b = {0};
     const char *line;
     size_t n;
-    int r;
-    while (!(r = lines_next(e, l, &line, &n)) && line) {
+    int rc;
+    while (!(rc = lines_next(e, l, &line, &n)) && line) {
         if (n > ASK_LINE_BYTES_MAX)
-            r = err_set(e, ERR_NO, "line %" PRIu64 ": over %u bytes", l->number, ASK_LINE_BYTES_MAX);
+            rc = err_set(e, ERR_NO, "line %" PRIu64 ": over %u bytes", l->number, ASK_LINE_BYTES_MAX);
         else
-            r = line_of_ids(e, &b, t, n_row, line, n, l->number);
-        if (r)
+            rc = line_of_ids(e, &b, t, n_row, line, n, l->number);
+        if (rc)
             break;
     }
-    free(b.p);
-    return r;
+    str_free(&b);
+    return rc;
 }
 
 /* Answers come in pieces, interleaved with others: each is printed when it ends. */
 struct answer {
     uint64_t seq;
     uint32_t index;
-    struct bytes text;
-    struct answer *next;
+    struct str text;
+    struct list node;
 };
 
-static struct answer *answer_of(struct answer **list, uint64_t seq, uint32_t index)
+static struct answer *answer_of(struct list *answers, uint64_t seq, uint32_t index)
 {
-    for (struct answer *a = *list; a; a = a->next)
+    list_each (struct answer, a, answers, node)
         if (a->seq == seq && a->index == index)
             return a;
     struct answer *a = calloc(1, sizeof *a);
     if (a) {
         a->seq = seq;
         a->index = index;
-        a->next = *list;
-        *list = a;
+        list_push_front(answers, &a->node);
     }
     return a;
 }
 
-static void answer_drop(struct answer **list, struct answer *a)
+static void answer_drop(struct answer *a)
 {
-    while (*list != a)
-        list = &(*list)->next;
-    *list = a->next;
-    free(a->text.p);
+    list_remove(&a->node);
+    str_free(&a->text);
     free(a);
 }
 
-static int frame(struct err *e, struct answer **list, const struct text *t, const struct wire_frame *f)
+static int frame(struct err *e, struct list *answers, const struct text *t, const struct wire_frame *f)
 {
-    struct bytes b = {0};
-    int r = 0;
+    struct str b = {0};
+    int rc = 0;
     if (f->kind == WIRE_TOK || f->kind == WIRE_OPEN) {
-        for (uint32_t i = 0; i < f->req.n_id && !r; i++)
-            r = add_id(e, &b, t, f->req.ids[i]);
-        r = r ? r : show(e, &b);
-        free(b.p);
+        for (uint32_t i = 0; i < f->req.n_id && !rc; i++)
+            rc = add_id(e, &b, t, f->req.ids[i]);
+        rc = rc ? rc : show(e, &b);
+        str_free(&b);
     } else if (f->kind == WIRE_OUT && !f->out.silent) {
-        struct answer *a = answer_of(list, f->out.seq, f->out.index);
+        struct answer *a = answer_of(answers, f->out.seq, f->out.index);
         if (!a)
             return err_nomem(e, "answer", sizeof *a);
-        for (uint32_t i = 0; i < f->out.n_id && !r; i++)
-            r = add_id(e, &a->text, t, f->out.ids[i]);
+        for (uint32_t i = 0; i < f->out.n_id && !rc; i++)
+            rc = add_id(e, &a->text, t, f->out.ids[i]);
     } else if (f->kind == WIRE_END) {
-        struct answer *a = answer_of(list, f->end.seq, f->end.index);
+        struct answer *a = answer_of(answers, f->end.seq, f->end.index);
         if (!a)
             return err_nomem(e, "answer", sizeof *a);
-        r = show(e, &a->text);
-        answer_drop(list, a);
+        rc = show(e, &a->text);
+        answer_drop(a);
     }
-    return r;
+    return rc;
 }
 
 static int back_frames(struct err *e, const struct text *t, int fd, const char *name)
 {
     struct wire_reader *in = NULL;
     struct wire_frame *f;
-    struct answer *list = NULL;
-    int r = wire_reader_new(e, &in, fd, name);
-    while (!r && !(r = wire_read(e, in, &f)) && f)
-        r = frame(e, &list, t, f);
-    while (list)
-        answer_drop(&list, list);
+    struct list answers;
+    list_init(&answers);
+    int rc = wire_reader_new(e, &in, fd, name);
+    while (!rc && !(rc = wire_read(e, in, &f)) && f)
+        rc = frame(e, &answers, t, f);
+    list_each_safe (struct answer, a, &answers, node)
+        answer_drop(a);
     wire_reader_free(in);
-    return r;
+    return rc;
 }
 
 int back(struct err *e, const struct text *t, int64_t n_row, int fd, const char *name)
@@ -172,7 +152,7 @@ int back(struct err *e, const struct text *t, int64_t n_row, int fd, const char 
     if (first == 0xce)
         return back_frames(e, t, fd, name);
     struct lines l = {.fd = fd, .name = name};
-    int r = back_lines(e, t, n_row, &l);
+    int rc = back_lines(e, t, n_row, &l);
     lines_free(&l);
-    return r;
+    return rc;
 }

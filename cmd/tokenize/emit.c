@@ -6,6 +6,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "base/vec.h"
 #include "cmd/tokenize/tokenize.h"
 #include "proc/proc.h"
 
@@ -117,14 +118,11 @@ static int with_system(struct err *e, struct tokenize *t, struct ask *a)
 
 static int add_ids(struct err *e, struct text_ids *v, const uint32_t *ids, size_t n)
 {
-    size_t cap = v->n + n;
-    uint32_t *p = realloc(v->ids, (cap + 1) * sizeof *p);
-    if (!p)
-        return err_nomem(e, "prompt ids", cap * sizeof *p);
-    if (n)
-        memcpy(p + v->n, ids, n * sizeof *p);
-    *v = (struct text_ids){p, cap, cap};
-    return 0;
+    int rc = vec_reserve(e, &v->ids, &v->cap, v->n + n, sizeof *v->ids, "prompt ids");
+    if (!rc && n)
+        memcpy(v->ids + v->n, ids, n * sizeof *ids);
+    v->n += rc ? 0 : n;
+    return rc;
 }
 
 /* Ids of the prompt, behind those that are to go before it. */

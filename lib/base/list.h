@@ -5,8 +5,8 @@
  *     struct list conns;                     the head, list_init() before use
  *     struct conn { struct list node; ... };
  *     list_push_back(&conns, &c->node);
- *     list_for_each(n, &conns)
- *         use(list_entry(n, struct conn, node));
+ *     list_each(struct conn, c, &conns, node)
+ *         use(c);
  */
 #ifndef BASE_LIST_H
 #define BASE_LIST_H
@@ -26,6 +26,14 @@ struct list {
 #define list_for_each_safe(n, head)                                                                                    \
     for (struct list * (n) = (head)->next, *n##_next_ = (n)->next; (n) != (head);                                      \
          (n) = n##_next_, n##_next_ = (n)->next)
+
+/* The same over elements: v is a `type *` that the macro declares, `member` its node. */
+#define list_each(type, v, head, member)                                                                               \
+    for (type *v = list_entry((head)->next, type, member); &v->member != (head);                                       \
+         v = list_entry(v->member.next, type, member))
+#define list_each_safe(type, v, head, member)                                                                          \
+    for (type *v = list_entry((head)->next, type, member), *v##_next_ = list_entry(v->member.next, type, member);      \
+         &v->member != (head); v = v##_next_, v##_next_ = list_entry(v->member.next, type, member))
 
 /* An empty list, or a node that is in no list. */
 static inline void list_init(struct list *l)

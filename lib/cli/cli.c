@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/vec.h"
 #include "cli/number.h"
 #include "wire/wire.h"
 
@@ -19,12 +20,10 @@ void cli_list_free(struct cli_list *l)
 
 static int list_add(struct err *e, struct cli_list *l, const char *s)
 {
-    const char **v = realloc(l->v, (l->n + 1) * sizeof *v);
-    if (!v)
-        return err_nomem(e, "options", (l->n + 1) * sizeof *v);
-    l->v = v;
-    l->v[l->n++] = s;
-    return 0;
+    int rc = vec_reserve(e, &l->v, &l->cap, l->n + 1, sizeof *l->v, "options");
+    if (!rc)
+        l->v[l->n++] = s;
+    return rc;
 }
 
 static bool in_choices(const char *choices, const char *s)

@@ -26,7 +26,7 @@ enum cli_kind {
 
 struct cli_list {
     const char **v; /* owned array of borrowed strings; cli_list_free */
-    size_t n;
+    size_t n, cap;
 };
 void cli_list_free(struct cli_list *l);
 

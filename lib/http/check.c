@@ -230,7 +230,7 @@ void check_log(struct listener *l, const char *fmt, va_list ap)
     if (!strstr(fmt, "(HTTP response code is %u"))
         return;
     int status = (int)va_arg(ap, unsigned);
-    for (struct conn *k = l->h->conns; k; k = k->next)
+    list_each (struct conn, k, &l->h->conns, node)
         if (k->l == l && is_looked_at(k->r))
             refuse_past(k->r, status);
 }

@@ -11,7 +11,6 @@
 #include <sys/socket.h>
 
 #include "http/http_impl.h"
-#include "proc/proc.h"
 
 #define EVENTS 256
 #define BODY_IDLES 5 /* a body may come for so many idle times */
@@ -42,14 +41,11 @@ static void begin(struct listener *l, struct MHD_Connection *c, void **context)
     k->c = c;
     k->fd = i ? i->connect_fd : -1;
     k->tls = l->h->tls != NULL;
-    k->since_ns = proc_now_ns();
+    k->since_ns = time_now_ns();
     name_peer(k);
     setsockopt(k->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(k->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one); /* a peer whose host is no more */
-    k->next = l->h->conns;
-    if (k->next)
-        k->next->prev = k;
-    l->h->conns = k;
+    list_push_front(&l->h->conns, &k->node);
     k->extra = l->h->n_conn++ >= l->h->o.connections_max;
     struct epoll_event v = {.events = EPOLLRDHUP | EPOLLET, .data.ptr = k};
     (void)epoll_ctl(l->h->watch, EPOLL_CTL_ADD, k->fd, &v);
@@ -64,12 +60,7 @@ static void end(struct conn *k)
     (void)epoll_ctl(h->watch, EPOLL_CTL_DEL, k->fd, NULL);
     if (k->probe_ns)
         h->n_half--;
-    if (k->prev)
-        k->prev->next = k->next;
-    else
-        h->conns = k->next;
-    if (k->next)
-        k->next->prev = k->prev;
+    list_remove(&k->node);
     h->n_conn--;
     h->due = true; /* where it stood at a limit, the next run lets others in */
     free(k);
@@ -95,7 +86,7 @@ static void gone(struct conn *k)
 
 static void probe_in(struct conn *k, uint64_t ns)
 {
-    k->probe_ns = proc_now_ns() + ns;
+    k->probe_ns = time_now_ns() + ns;
     if (k->probe_ns < k->h->half_ns)
         k->h->half_ns = k->probe_ns;
 }
@@ -153,7 +144,7 @@ static void cut(struct conn *k)
 /* Whoever sends a request byte by byte has not much longer than who sends nothing; who is one too many has little. */
 static bool too_slow(const struct conn *k, uint64_t now)
 {
-    uint64_t idle = (uint64_t)k->h->o.idle_s * 1000000000u;
+    uint64_t idle = (uint64_t)k->h->o.idle_s * NS_S;
     if (k->extra && k->h->n_conn > k->h->o.connections_max)
         idle = idle < SCAN_NS ? idle : SCAN_NS;
     if (!k->r)
@@ -177,7 +168,7 @@ void conn_scan(struct http *h, uint64_t now)
     if (!slow && (!h->n_half || now < h->half_ns))
         return;
     h->half_ns = UINT64_MAX;
-    for (struct conn *k = h->conns; k; k = k->next) {
+    list_each (struct conn, k, &h->conns, node) {
         if (slow && !k->dead && too_slow(k, now))
             cut(k);
         if (!k->probe_ns || k->dead)
@@ -201,9 +192,9 @@ static uint64_t not_taken(const struct conn *k)
 
 uint32_t http_leaving(struct http *h, uint64_t stall_ns)
 {
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     uint32_t n = 0;
-    for (struct conn *k = h->conns; k; k = k->next) {
+    list_each (struct conn, k, &h->conns, node) {
         if (!k->r || k->r->phase != PHASE_OVER || k->r->broken || k->dead)
             continue;
         uint64_t left = not_taken(k);

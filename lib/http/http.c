@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "http/http_impl.h"
-#include "proc/proc.h"
 
 #define CLOSE_ROUNDS 100
 
@@ -20,6 +19,7 @@ int http_open(struct err *e, struct http **out, const struct http_opts *o)
     if (!h)
         return err_nomem(e, "the HTTP server", sizeof *h);
     h->o = *o;
+    list_init(&h->conns);
     h->o.body_bytes_max = o->body_bytes_max ? o->body_bytes_max : BODY_BYTES_MAX;
     h->o.queued_bytes_max = o->queued_bytes_max ? o->queued_bytes_max : QUEUED_BYTES_MAX;
     h->o.connections_max = o->connections_max ? o->connections_max : CONNECTIONS_MAX;
@@ -42,7 +42,7 @@ int http_open(struct err *e, struct http **out, const struct http_opts *o)
 /* MHD ends badly with suspended connections: each is told to close, and the daemons run until they have. */
 static void let_go(struct http *h)
 {
-    for (struct conn *k = h->conns; k; k = k->next) {
+    list_each (struct conn, k, &h->conns, node) {
         if (k->r && k->r->phase == PHASE_OUT)
             request_gone(k->r);
         else if (k->r && k->r->suspended) {
@@ -57,7 +57,7 @@ static void let_go(struct http *h)
 
 static bool any_suspended(const struct http *h)
 {
-    for (const struct conn *k = h->conns; k; k = k->next)
+    list_each (const struct conn, k, &h->conns, node)
         if (k->r && k->r->suspended)
             return true;
     return false;
@@ -186,7 +186,7 @@ void http_stop(struct http *h)
             unlink(l->path);
         *l->path = 0;
     }
-    for (struct conn *k = h->conns; k; k = k->next)
+    list_each (struct conn, k, &h->conns, node)
         if (!k->r)
             shutdown(k->fd, SHUT_RDWR);
 }
@@ -210,7 +210,7 @@ int http_fd(const struct http *h)
 
 uint64_t http_next_ms(const struct http *h)
 {
-    uint64_t ms = UINT64_MAX, now = proc_now_ns(), at = conn_next_ns(h), end = linger_next_ns(h);
+    uint64_t ms = UINT64_MAX, now = time_now_ns(), at = conn_next_ns(h), end = linger_next_ns(h);
     if (h->due)
         return 0;
     at = end < at ? end : at;
@@ -228,7 +228,7 @@ uint64_t http_next_ms(const struct http *h)
 
 int http_step(struct err *e, struct http *h)
 {
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     conn_watch(h);
     conn_scan(h, now);
     linger_step(h, now);

@@ -4,6 +4,9 @@
 
 #include <microhttpd.h>
 
+#include "base/list.h"
+#include "base/str.h"
+#include "base/time.h"
 #include "http/http.h"
 #include "http/listen.h"
 
@@ -16,10 +19,10 @@
 #define STALL_BYTES 65536 /* ... of more than this; less is soon with its kernel */
 #define LISTENERS_MAX 16
 #define HEADERS_MAX 16 /* that an answer is given */
-#define SCAN_NS ((uint64_t)1000 * 1000 * 1000)
-#define LINGER_NS ((uint64_t)2 * 1000 * 1000 * 1000)
+#define SCAN_NS NS_S
+#define LINGER_NS (2 * NS_S)
 #define LINGERS_MAX 64
-#define PROBE_NS ((uint64_t)50 * 1000 * 1000) /* first of a connection that is half closed; then a second each */
+#define PROBE_NS (50 * NS_MS) /* first of a connection that is half closed; then a second each */
 
 struct listener {
     struct http *h;
@@ -32,7 +35,7 @@ struct listener {
 
 /* A connection; its descriptor is watched for its end. */
 struct conn {
-    struct conn *prev, *next;
+    struct list node; /* http.conns */
     struct http *h;
     struct listener *l;
     struct MHD_Connection *c;
@@ -62,8 +65,7 @@ struct http_request {
     enum phase phase;
     char *path;
     const char *method; /* of MHD, for the life of the request */
-    char *body;
-    size_t n_body, cap_body;
+    struct str body;
     uint64_t arrived_ns;
     void *state;
     struct {
@@ -96,7 +98,7 @@ struct http {
     struct listener *listener[LISTENERS_MAX];
     size_t n_listener;
     int epoll, watch; /* all descriptors; those of connections, for their end */
-    struct conn *conns;
+    struct list conns;
     uint32_t n_conn;
     uint64_t scan_ns;
     uint32_t n_half;  /* connections that are half closed */

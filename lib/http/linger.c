@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "http/http_impl.h"
-#include "proc/proc.h"
 
 #define READS 16 /* a step, of each: one that sends fast keeps nobody waiting */
 
@@ -23,7 +22,7 @@ void linger_add(struct http *h, int fd)
         return;
     }
     h->linger[h->n_linger].fd = own;
-    h->linger[h->n_linger++].end_ns = proc_now_ns() + LINGER_NS;
+    h->linger[h->n_linger++].end_ns = time_now_ns() + LINGER_NS;
 }
 
 static bool has_ended(int fd)

@@ -7,8 +7,8 @@
 #include <strings.h>
 #include <sys/socket.h>
 
+#include "base/vec.h"
 #include "http/http_impl.h"
-#include "proc/proc.h"
 
 #define BLOCK 1024    /* of a response in pieces; MHD copies into its own buffer */
 #define BODY_LIMITS 4 /* a body may go on for so many times its limit, unread, before it is cut off */
@@ -39,28 +39,12 @@ void *request_uri(void *listener, const char *uri, struct MHD_Connection *c)
         return NULL;
     r->k = k;
     check_target(r, uri ? uri : "");
-    r->arrived_ns = proc_now_ns();
+    r->arrived_ns = time_now_ns();
     k->r = r;
     k->moved_ns = 0;
     if (k->patient)
         let_stall(k, false);
     return r;
-}
-
-static bool body_add(struct http_request *r, const char *p, size_t n)
-{
-    if (r->cap_body - r->n_body <= n) {
-        size_t cap = 2 * r->cap_body + n + 64;
-        char *grown = realloc(r->body, cap);
-        if (!grown)
-            return false;
-        r->body = grown;
-        r->cap_body = cap;
-    }
-    memcpy(r->body + r->n_body, p, n);
-    r->n_body += n;
-    r->body[r->n_body] = 0;
-    return true;
 }
 
 static void add_cors(struct http_request *r, struct MHD_Response *a)
@@ -167,13 +151,14 @@ static enum MHD_Result head(struct http_request *r, const char *url, const char 
 static enum MHD_Result upload_more(struct http_request *r, const char *p, size_t n)
 {
     uint64_t max = r->k->h->o.body_bytes_max;
-    if (r->too_large || r->n_body + n > max) {
+    if (r->too_large || r->body.n + n > max) {
         r->too_large = true;
         r->n_past += n; /* counted, not kept */
         r->k->dead = r->n_past / BODY_LIMITS >= max;
         return r->k->dead ? MHD_NO : MHD_YES;
     }
-    return body_add(r, p, n) ? MHD_YES : MHD_NO;
+    str_add(&r->body, p, n);
+    return r->body.failed ? MHD_NO : MHD_YES;
 }
 
 static enum MHD_Result give_out(struct http_request *r)
@@ -238,7 +223,7 @@ void request_completed(void *listener, struct MHD_Connection *c, void **context,
         return;
     tell_gone(r);
     r->k->r = NULL;
-    r->k->since_ns = proc_now_ns();
+    r->k->since_ns = time_now_ns();
     if (r->k->h->stopped && !r->k->dead) { /* there is no next one */
         r->k->dead = true;
         shutdown(r->k->fd, SHUT_RDWR);
@@ -250,7 +235,7 @@ void request_completed(void *listener, struct MHD_Connection *c, void **context,
         free(r->header[i].value);
     }
     free(r->path);
-    free(r->body);
+    str_free(&r->body);
     free(r->out);
     free(r);
     *context = NULL;
@@ -388,15 +373,9 @@ void http_write(struct http_request *r, const void *p, size_t n)
         r->n_out -= r->at_out;
         r->at_out = 0;
     }
-    if (r->cap_out - r->n_out < n) {
-        size_t cap = 2 * r->cap_out + n + 512;
-        char *grown = realloc(r->out, cap);
-        if (!grown) {
-            cut_off(r);
-            return;
-        }
-        r->out = grown;
-        r->cap_out = cap;
+    if (!vec_grow(&r->out, &r->cap_out, r->n_out + n, 1)) {
+        cut_off(r);
+        return;
     }
     memcpy(r->out + r->n_out, p, n);
     r->n_out += n;
@@ -453,8 +432,8 @@ const char *http_query(const struct http_request *r, const char *name)
 
 const char *http_body(const struct http_request *r, size_t *n)
 {
-    *n = r->n_body;
-    return r->body ? r->body : "";
+    *n = r->body.n;
+    return str_text(&r->body);
 }
 
 const char *http_peer(const struct http_request *r)

@@ -73,8 +73,11 @@ static void nothing_linked(struct kv_store *s)
         struct slot_side *d = &s->slot[i];
         d->parent = d->hash_next = d->heap_at = d->prev = d->next = KV_NONE;
     }
-    for (uint64_t i = 0; i < s->n_seq; i++)
+    list_init(&s->reads);
+    for (uint64_t i = 0; i < s->n_seq; i++) {
+        list_init(&s->seq[i].claims);
         s->seq[i].prev = s->seq[i].next = s->seq[i].wait_prev = s->seq[i].wait_next = KV_NONE;
+    }
     for (uint64_t i = 0; i < s->n_client; i++)
         s->client[i].first_seq = s->client[i].first_slot = KV_NONE;
 }

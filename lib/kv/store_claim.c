@@ -41,14 +41,10 @@ static struct claim *make(struct kv_store *s, uint32_t seq, const uint8_t *diges
 
 bool claim_make(struct kv_store *s, uint32_t seq, const uint8_t *digest)
 {
-    struct claim *c = make(s, seq, digest), **first = &s->seq[seq].claims;
-    if (!c)
-        return false;
-    c->next = *first;
-    if (*first)
-        (*first)->prev = c;
-    *first = c;
-    return true;
+    struct claim *c = make(s, seq, digest);
+    if (c)
+        list_push_front(&s->seq[seq].claims, &c->node);
+    return c != NULL;
 }
 
 struct claim *claim_read(struct kv_store *s, const uint8_t *digest, uint64_t end_ns)
@@ -57,20 +53,8 @@ struct claim *claim_read(struct kv_store *s, const uint8_t *digest, uint64_t end
     if (!c)
         return NULL;
     c->end_ns = end_ns;
-    c->prev = s->last_read;
-    *(c->prev ? &c->prev->next : &s->first_read) = c;
-    s->last_read = c;
+    list_push_back(&s->reads, &c->node);
     return c;
-}
-
-static void claim_unlink(struct kv_store *s, struct claim *c)
-{
-    struct claim **first = c->seq == KV_NONE ? &s->first_read : &s->seq[c->seq].claims;
-    *(c->prev ? &c->prev->next : first) = c->next;
-    if (c->next)
-        c->next->prev = c->prev;
-    else if (c->seq == KV_NONE)
-        s->last_read = c->prev;
 }
 
 void claim_wait(struct kv_store *s, struct claim *c, uint32_t seq)
@@ -105,7 +89,7 @@ void claim_end(struct kv_store *s, struct claim *c, uint32_t *first, uint32_t *l
     while (*b != c)
         b = &(*b)->hash_next;
     *b = c->hash_next;
-    claim_unlink(s, c);
+    list_remove(&c->node);
     while (c->first_wait != KV_NONE) {
         uint32_t i = c->first_wait;
         claim_unwait(s, i);
@@ -118,8 +102,8 @@ void claim_end(struct kv_store *s, struct claim *c, uint32_t *first, uint32_t *l
 
 void claims_end(struct kv_store *s, uint32_t seq, uint32_t *first, uint32_t *last)
 {
-    while (s->seq[seq].claims)
-        claim_end(s, s->seq[seq].claims, first, last);
+    list_each_safe (struct claim, c, &s->seq[seq].claims, node)
+        claim_end(s, c, first, last);
 }
 
 /* The blocks of the file tier come one by one, and are told of when it has no more. */

@@ -5,13 +5,14 @@
 #ifndef KV_STORE_IMPL_H
 #define KV_STORE_IMPL_H
 
+#include "base/list.h"
 #include "kv/store.h"
 #include "kv/tier.h"
 
 struct claim { /* a block that a sequence's owner computes, or that comes from the file tier */
     uint8_t digest[KV_DIGEST];
     struct claim *hash_next;
-    struct claim *prev, *next;      /* of the same sequence; of all that come from the file tier, oldest first */
+    struct list node;               /* of the same sequence; of all that come from the file tier, oldest first */
     uint32_t seq;                   /* KV_NONE: from the file tier */
     uint64_t end_ns;                /* then: when it counts as missing */
     uint32_t first_wait, last_wait; /* sequences that wait for it */
@@ -32,7 +33,7 @@ struct slot_side {            /* of a slot */
 struct seq_side {
     uint32_t prev, next; /* of the same owner, or of those handed over, oldest first */
     uint64_t end_ns;     /* handed over: when it is dropped */
-    struct claim *claims;
+    struct list claims;
     /* What it wants: prefix look-up goes on from here when a block it waits for is there. */
     uint32_t *ids;
     uint8_t *digests;
@@ -83,10 +84,10 @@ struct kv_store {
     uint64_t n_waiting;
 
     struct claim **claim_bucket; /* [n_bucket] */
-    struct claim *first_read, *last_read;
-    bool tier_late;   /* it is not asked until it has answered */
-    bool tier_behind; /* blocks left memory that it had no time for: said once */
-    uint64_t now_ns;  /* the newest clock there was */
+    struct list reads;           /* claims of the file tier */
+    bool tier_late;              /* it is not asked until it has answered */
+    bool tier_behind;            /* blocks left memory that it had no time for: said once */
+    uint64_t now_ns;             /* the newest clock there was */
     struct client_side *client;
     uint64_t n_here;
     uint32_t first_credit, last_credit; /* clients that wait for slots */

@@ -153,9 +153,15 @@ void kv_store_tier(struct kv_store *s)
     }
 }
 
+static struct claim *first_read(const struct kv_store *s)
+{
+    return list_empty(&s->reads) ? NULL : list_entry(s->reads.next, struct claim, node);
+}
+
 uint64_t tier_tick(struct kv_store *s)
 {
-    while (s->first_read && s->first_read->end_ns <= s->now_ns) {
+    struct claim *c;
+    while ((c = first_read(s)) && c->end_ns <= s->now_ns) {
         char text[128];
         snprintf(text, sizeof text,
                  "the disk gave a block not within %" PRIu64 " ms: until it does its blocks count as missing",
@@ -163,7 +169,7 @@ uint64_t tier_tick(struct kv_store *s)
         if (!s->tier_late)
             say(s, text);
         s->tier_late = true;
-        claim_over(s, s->first_read, true);
+        claim_over(s, c, true);
     }
-    return s->first_read ? s->first_read->end_ns : UINT64_MAX;
+    return c ? c->end_ns : UINT64_MAX;
 }

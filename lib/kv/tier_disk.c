@@ -7,8 +7,9 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "base/time.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -16,7 +17,7 @@
 #define READ_AHEAD 8 /* blocks that were read and not taken yet: memory for more is not got */
 
 struct jobs {
-    struct disk_job *first, *last;
+    struct list list; /* disk_job.node */
     uint64_t n;
 };
 
@@ -34,21 +35,15 @@ struct disk {
 
 static void push(struct jobs *q, struct disk_job *j)
 {
-    j->next = NULL;
-    *(q->last ? &q->last->next : &q->first) = j;
-    q->last = j;
+    list_push_back(&q->list, &j->node);
     q->n++;
 }
 
 static struct disk_job *pop(struct jobs *q)
 {
-    struct disk_job *j = q->first;
-    if (!j)
-        return NULL;
-    q->first = j->next;
-    q->last = q->first ? q->last : NULL;
-    q->n--;
-    return j;
+    struct list *n = list_pop_front(&q->list);
+    q->n -= n != NULL;
+    return n ? list_entry(n, struct disk_job, node) : NULL;
 }
 
 void disk_job_free(struct disk_job *j)
@@ -184,6 +179,9 @@ int disk_open(struct err *e, struct disk **out, int fd, size_t data_bytes)
         return err_nomem(e, "a file tier", sizeof *d);
     d->fd = fd;
     d->data_bytes = data_bytes;
+    list_init(&d->reads.list);
+    list_init(&d->writes.list);
+    list_init(&d->over.list);
     d->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->work, NULL);
@@ -207,13 +205,7 @@ int disk_open(struct err *e, struct disk **out, int fd, size_t data_bytes)
 
 static struct timespec in_ms(int ms)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_sec += ms / 1000;
-    t.tv_nsec += ms % 1000 * 1000000L;
-    t.tv_sec += t.tv_nsec / 1000000000L;
-    t.tv_nsec %= 1000000000L;
-    return t;
+    return time_spec(time_now_ns() + (uint64_t)ms * NS_MS);
 }
 
 bool disk_close(struct disk *d, int timeout_ms)

@@ -7,6 +7,7 @@
 
 #include <sys/types.h>
 
+#include "base/list.h"
 #include "kv/tier.h"
 
 #define TIER_PAGE 4096 /* of the head of the file, and before the bytes of each record */
@@ -14,7 +15,7 @@
 enum disk_what { DISK_READ = 1, DISK_WRITE, DISK_ERASE };
 
 struct disk_job { /* owned by whoever has it: the caller, then the thread, then the caller again */
-    struct disk_job *next;
+    struct list node;
     enum disk_what what;
     uint32_t rec;
     uint64_t stamp; /* of the record when the job was made: another one by now means it was given away */

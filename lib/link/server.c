@@ -79,7 +79,8 @@ static void end(struct link_conn *c)
     close(c->sock.fd);
     if (c->fd_in >= 0)
         close(c->fd_in);
-    list_for_each_safe(n, &c->outs) out_free(list_entry(n, struct out, node));
+    list_each_safe (struct out, o, &c->outs, node)
+        out_free(o);
     free(c->in);
     free(c);
 }
@@ -321,7 +322,8 @@ void link_server_free(struct link_server *s)
 {
     if (!s)
         return;
-    list_for_each_safe(n, &s->conns) end(list_entry(n, struct link_conn, node));
+    list_each_safe (struct link_conn, c, &s->conns, node)
+        end(c);
     link_server_stop_accepting(s);
     wire_arena_free(s->arena);
     free(s);

@@ -195,30 +195,28 @@ int store_client_stat(struct err *e, struct store_client *c, struct wire_kv_stat
 
 /* ---- what comes unasked ---- */
 
-static int unasked(struct err *e, struct store_client *c, struct queued **out, struct queued **first, int timeout_ms)
+static int unasked(struct err *e, struct store_client *c, struct queued **out, struct list *from, int timeout_ms)
 {
     struct wire_frame f;
     int64_t end_ms = client_now_ms() + timeout_ms;
     pthread_mutex_lock(&c->lock);
     int rc = client_ready(e, c, end_ms);
-    while (!rc && !*first && !c->expired) {
+    while (!rc && list_empty(from) && !c->expired) {
         rc = client_receive(e, c, &f, end_ms);
         if (!rc)
             client_keep(c, &f);
     }
-    if (!rc && !*first)
+    if (!rc && list_empty(from))
         rc = client_ready(e, c, end_ms);
-    if (!rc) {
-        *out = *first;
-        *first = (*out)->next;
-    }
+    if (!rc)
+        *out = list_entry(list_pop_front(from), struct queued, node);
     return client_done(c, rc);
 }
 
 int store_client_news(struct err *e, struct store_client *c, struct kv_seq_info *out, int timeout_ms)
 {
     struct queued *q;
-    int rc = unasked(e, c, &q, &c->first_seq, timeout_ms);
+    int rc = unasked(e, c, &q, &c->seqs, timeout_ms);
     if (rc)
         return rc;
     *out = q->seq;
@@ -229,7 +227,7 @@ int store_client_news(struct err *e, struct store_client *c, struct kv_seq_info 
 int store_client_event(struct err *e, struct store_client *c, struct store_event *out, int timeout_ms)
 {
     struct queued *q;
-    int rc = unasked(e, c, &q, &c->first_event, timeout_ms);
+    int rc = unasked(e, c, &q, &c->events, timeout_ms);
     if (rc)
         return rc;
     *out = q->event;

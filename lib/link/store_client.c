@@ -5,8 +5,10 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "base/time.h"
+#include "base/vec.h"
 
 #define TIMEOUT_MS 10000
 #define FRAME_MAX (64u << 20)
@@ -14,9 +16,7 @@
 
 int64_t client_now_ms(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (int64_t)(time_now_ns() / NS_MS);
 }
 
 /* ---- the connection ---- */
@@ -58,15 +58,7 @@ static int send_all(struct err *e, struct store_client *c, const struct wire_fra
 
 static bool grow(struct store_client *c)
 {
-    if (c->in_size - c->in_n >= 4096)
-        return true;
-    size_t size = c->in_size ? 2 * c->in_size : 65536;
-    uint8_t *in = realloc(c->in, size);
-    if (!in)
-        return false;
-    c->in = in;
-    c->in_size = size;
-    return true;
+    return vec_grow(&c->in, &c->in_size, c->in_n ? c->in_n + 4096 : 65536, 1);
 }
 
 /* The next frame, borrowed until the next call. ERR_NO: none in time. */
@@ -124,13 +116,6 @@ static uint8_t *digests_copy(uint64_t *n, struct wire_bytes b)
     return p;
 }
 
-static void enqueue(struct queued **first, struct queued *q)
-{
-    while (*first)
-        first = &(*first)->next;
-    *first = q;
-}
-
 static void keep_credit(struct store_client *c, const struct wire_frame *f)
 {
     const struct wire_kv_slots *s = &f->kv_slots;
@@ -164,13 +149,13 @@ void client_keep(struct store_client *c, const struct wire_frame *f)
         return;
     if (f->kind == WIRE_KV_SEQ) {
         client_info(&q->seq, &f->kv_seq);
-        enqueue(&c->first_seq, q);
+        list_push_back(&c->seqs, &q->node);
         return;
     }
     q->event.reset = f->kv_event.reset;
     q->event.stored = digests_copy(&q->event.n_stored, f->kv_event.stored);
     q->event.evicted = digests_copy(&q->event.n_evicted, f->kv_event.evicted);
-    enqueue(&c->first_event, q);
+    list_push_back(&c->events, &q->node);
 }
 
 static int refused(struct err *e, struct store_client *c, const struct wire_kv_no *no)
@@ -399,6 +384,8 @@ int store_client_open(struct err *e, struct store_client **out, const struct sto
     if (!c)
         return err_nomem(e, "a client", sizeof *c);
     c->sock = c->fd_in = c->stop[0] = c->stop[1] = -1;
+    list_init(&c->seqs);
+    list_init(&c->events);
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->wlock, NULL);
     c->timeout_ms = o->timeout_ms ? o->timeout_ms : TIMEOUT_MS;
@@ -428,14 +415,13 @@ void store_event_free(struct store_event *v)
     *v = (struct store_event){0};
 }
 
-static void free_queue(struct queued **first)
+static void free_queue(struct list *l)
 {
-    while (*first) {
-        struct queued *q = *first;
-        *first = q->next;
+    list_each_safe (struct queued, q, l, node) {
         store_event_free(&q->event);
         free(q);
     }
+    list_init(l);
 }
 
 void store_client_close(struct store_client *c)
@@ -453,8 +439,8 @@ void store_client_close(struct store_client *c)
         close(c->sock);
     if (c->fd_in >= 0)
         close(c->fd_in);
-    free_queue(&c->first_seq);
-    free_queue(&c->first_event);
+    free_queue(&c->seqs);
+    free_queue(&c->events);
     free(c->ask_slot);
     kv_arena_free(c->arena);
     wire_arena_free(c->mem);
@@ -487,7 +473,7 @@ int store_client_renew_all(struct err *e, struct store_client *c)
     c->asked = ASKED_NONE;
     free(c->ask_slot);
     c->ask_slot = NULL;
-    free_queue(&c->first_seq);
+    free_queue(&c->seqs);
     int rc = connect_until(e, c, client_now_ms() + c->timeout_ms);
     c->expired = rc != 0 && c->expired;
     if (rc) {

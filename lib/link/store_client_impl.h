@@ -6,11 +6,12 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/list.h"
 #include "link/socket.h"
 #include "link/store_client.h"
 
 struct queued { /* a frame that came unasked */
-    struct queued *next;
+    struct list node;
     struct kv_seq_info seq;
     struct store_event event;
 };
@@ -37,7 +38,7 @@ struct store_client {
     uint8_t *in;
     size_t in_n, in_size, skip; /* skip: bytes of the frame given out last */
     struct wire_arena *mem;
-    struct queued *first_seq, *first_event;
+    struct list seqs, events; /* queued */
 
     /* Slots that were asked for and are waited for. */
     enum asked asked;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "load/load.h"
 
 void load_sse_free(struct load_sse *s)
@@ -16,19 +17,11 @@ static int keep(struct err *e, char **p, size_t *n, size_t *size, const char *by
 {
     if (n_bytes > LOAD_EVENT_BYTES_MAX || *n > LOAD_EVENT_BYTES_MAX - n_bytes)
         return err_set(e, ERR_PROTO, "an event has more than %u bytes", LOAD_EVENT_BYTES_MAX);
-    if (*n + n_bytes > *size) {
-        size_t more = *size ? *size * 2 : 1024;
-        more = more < *n + n_bytes ? *n + n_bytes : more;
-        char *grown = realloc(*p, more);
-        if (!grown)
-            return err_nomem(e, "an event", more);
-        *p = grown;
-        *size = more;
-    }
-    if (n_bytes)
+    int rc = vec_reserve(e, p, size, *n + n_bytes, 1, "an event");
+    if (!rc && n_bytes)
         memcpy(*p + *n, bytes, n_bytes);
-    *n += n_bytes;
-    return 0;
+    *n += rc ? 0 : n_bytes;
+    return rc;
 }
 
 /* The event that is being read: its first line of data lies in the bytes that came until something has to be kept. */

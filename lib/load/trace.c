@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "load/load.h"
 
 void load_items_free(struct load_items *t)
@@ -20,14 +21,9 @@ void load_items_free(struct load_items *t)
 /* A place at the end; it counts when t->n is raised. */
 static int place(struct err *e, struct load_item **out, struct load_items *t)
 {
-    if (t->n == t->size) {
-        size_t size = t->size ? 2 * t->size : 256;
-        struct load_item *v = realloc(t->v, size * sizeof *v);
-        if (!v)
-            return err_nomem(e, "requests", size * sizeof *v);
-        t->v = v;
-        t->size = size;
-    }
+    int rc = vec_reserve(e, &t->v, &t->size, t->n + 1, sizeof *t->v, "requests");
+    if (rc)
+        return rc;
     *out = &t->v[t->n];
     **out = (struct load_item){0};
     return 0;

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/vec.h"
 #include "model/gguf_impl.h"
 
 #define CHUNK_BYTES 65536u
@@ -20,21 +21,6 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF fields are copie
 static uint64_t bytes_left(const struct gguf *g)
 {
     return g->file_bytes - g->pos;
-}
-
-static int grow_head(struct err *e, struct gguf *g, uint64_t end)
-{
-    uint64_t cap = g->head_cap ? g->head_cap : CHUNK_BYTES;
-    while (cap < end)
-        cap *= 2;
-    if (cap == g->head_cap)
-        return 0;
-    uint8_t *p = realloc(g->head, cap);
-    if (!p)
-        return err_nomem(e, "a GGUF header", cap);
-    g->head = p;
-    g->head_cap = cap;
-    return 0;
 }
 
 /* Has bytes [pos, pos + n) in memory, reading on where they are not; `what` names them in the error. */
@@ -47,7 +33,7 @@ static int need(struct err *e, struct gguf *g, uint64_t n, const char *what)
     uint64_t end = g->pos + n;
     if (end > GGUF_HEADER_BYTES_MAX)
         return err_set(e, ERR_NO, "%s: the header is longer than %u bytes", g->path, GGUF_HEADER_BYTES_MAX);
-    int rc = end > g->head_bytes ? grow_head(e, g, end) : 0;
+    int rc = vec_reserve(e, &g->head, &g->head_cap, end < CHUNK_BYTES ? CHUNK_BYTES : end, 1, "a GGUF header");
     if (rc)
         return rc;
     while (g->head_bytes < end) {

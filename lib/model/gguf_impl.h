@@ -50,7 +50,8 @@ struct gguf {
     uint64_t file_bytes;
 
     uint8_t *head; /* the header, bytes [0, head_bytes) of the file */
-    uint64_t head_bytes, head_cap;
+    uint64_t head_bytes;
+    size_t head_cap;
     uint64_t pos;      /* read position while opening */
     uint64_t data_pos; /* where tensor data begins */
 

@@ -377,12 +377,10 @@ int pack_write(struct err *e, uint8_t fingerprint[32], struct pack_sink *s, cons
         rc = h.rc;
     }
     struct pack_identity now;
-    if (!rc)
-        rc = pack_identity(e, &now, g);
+    rc = rc ? rc : pack_identity(e, &now, g);
     if (!rc && memcmp(&now, id, sizeof now) != 0)
         rc = err_set(e, ERR_NO, "%s: the file was changed while it was read", gguf_path(g));
-    if (!rc)
-        rc = write_header(e, s, p, id, h.out);
+    rc = rc ? rc : write_header(e, s, p, id, h.out);
     if (!rc)
         memcpy(fingerprint, h.out, 32);
     return rc;

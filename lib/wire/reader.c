@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/vec.h"
+
 #define BUFFER_BYTES ((size_t)64 << 10)
 #define READ_BYTES ((size_t)16 << 10) /* asked for while a head is awaited; more would only copy payloads */
 #define KEEP_BYTES ((size_t)1 << 20)  /* a buffer over this is given back when it is empty */
@@ -103,24 +105,15 @@ static int make_room(struct err *e, struct wire_reader *r)
         r->end -= r->start;
         r->start = 0;
     }
-    if (r->size - r->end >= READ_BYTES)
-        return 0;
-    uint8_t *p = realloc(r->buf, r->size * 2);
-    if (!p)
-        return err_nomem(e, "a frame", r->size * 2);
-    r->buf = p;
-    r->size *= 2;
-    return 0;
+    return vec_reserve(e, &r->buf, &r->size, r->end + READ_BYTES, 1, "a frame");
 }
 
 /* One read behind the buffered bytes; sets eof. `all`: as much as the buffer holds, for a frame known to be long. */
 static int fill(struct err *e, struct wire_reader *r, bool all)
 {
-    if (r->size - r->end < READ_BYTES) {
-        int rc = make_room(e, r);
-        if (rc)
-            return rc;
-    }
+    int rc = r->size - r->end < READ_BYTES ? make_room(e, r) : 0;
+    if (rc)
+        return rc;
     size_t n = all ? r->size - r->end : READ_BYTES;
     for (;;) {
         ssize_t got = read(r->fd, r->buf + r->end, n);

@@ -17,8 +17,7 @@ struct item {
 static void assert_values(const struct list *head, const int *want, size_t n)
 {
     size_t i = 0;
-    list_for_each(at, head)
-    {
+    list_for_each (at, head) {
         assert_true(i < n);
         assert_int_equal(list_entry(at, struct item, node)->value, want[i++]);
     }
@@ -74,11 +73,9 @@ static void test_all_are_freed_in_a_loop(void **state)
         it->value = i;
         list_push_back(&l, &it->node);
     }
-    list_for_each_safe(at, &l)
-    {
-        struct item *it = list_entry(at, struct item, node);
+    list_each_safe (struct item, it, &l, node) {
         sum += it->value;
-        list_remove(at);
+        list_remove(&it->node);
         free(it);
     }
     assert_int_equal(sum, 10);

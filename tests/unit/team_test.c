@@ -53,12 +53,20 @@ static int64_t units(int phase)
     return phase % 7 ? 1 + phase * 5 % UNITS : 0;
 }
 
+/* In every fourth phase that has units threads claim them, each from another one on. */
+static int64_t next_unit(struct job *j, int tid, int phase, int64_t n, int64_t step)
+{
+    if (n && phase % 4 == 1)
+        return team_claim(j->t, tid, phase, n, tid * n / (1 + BORROWED));
+    return team_take(j->t, tid, phase, n, step);
+}
+
 static void work(void *arg, int tid)
 {
     struct job *j = arg;
     for (int p = 0; p < PHASES; p++) {
-        int64_t n = units(p), step = 1 + p % 3;
-        for (int64_t u; (u = team_take(j->t, tid, p, n, step)) >= 0;) {
+        int64_t n = units(p), step = n && p % 4 == 1 ? 1 : 1 + p % 3;
+        for (int64_t u; (u = next_unit(j, tid, p, n, step)) >= 0;) {
             for (int q = 0; q < p; q++)
                 if (j->done[q] != units(q))
                     j->early = true;
@@ -75,6 +83,36 @@ static void work(void *arg, int tid)
         }
         team_sync(j->t, tid, p, n);
     }
+}
+
+static void claim_in_order(void *arg, int tid)
+{
+    static const int64_t order[] = {3, 4, 0, 1, 2, -1, -1};
+    struct team *t = arg;
+    for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
+        for (int64_t u = 0; u < 5; u++) {
+            bool claimed = false;
+            for (size_t k = 0; k < i; k++)
+                claimed |= order[k] == u;
+            assert_int_equal(team_unclaimed(t, 0, u), !claimed);
+        }
+        assert_int_equal(team_claim(t, tid, 0, 5, 3), order[i]);
+    }
+    for (int64_t u = 0; u < TEAM_CLAIMS; u++) /* as many as there can be */
+        assert_int_equal(team_claim(t, tid, 1, TEAM_CLAIMS, 1), (u + 1) % TEAM_CLAIMS);
+    assert_int_equal(team_claim(t, tid, 1, TEAM_CLAIMS, 1), -1);
+}
+
+/* A thread gets its own units first, then the others', and each run begins with all of them free. */
+static void claims_own_first(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct team *t;
+    assert_int_equal(team_new(&e, &t, &(struct team_opts){.threads = 1}), 0);
+    for (int i = 0; i < 3; i++)
+        team_run(t, claim_in_order, t);
+    team_free(t);
 }
 
 struct owner {
@@ -254,6 +292,7 @@ static void never_free(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(claims_own_first),
         cmocka_unit_test_setup(every_unit_once, set_free),
         cmocka_unit_test_setup(leaves_after_its_unit, set_free),
         cmocka_unit_test_setup(comes_in_later, set_free),
