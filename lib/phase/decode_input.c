@@ -3,73 +3,87 @@
 #include <string.h>
 
 #include "phase/decode.h"
-#include "proc/proc.h"
 
 #define WAITING_MAX 256 /* requests read ahead of the engine */
 #define HELD_MAX 4096   /* of those that take no blocks too: where the next stage is slow, so is the reading */
 
-void decode_push(struct request ***tail, struct request *q)
-{
-    q->next = NULL;
-    **tail = q;
-    *tail = &q->next;
-}
-
-bool decode_admit(struct decode *d, struct request *q)
+bool decode_admit(struct decode *d, struct incoming *in)
 {
     struct err no;
-    return kv_table_grow(&no, &q->kv, d->s.pool, request_blocks(q, true)) == 0;
+    return kv_table_grow(&no, &in->q.kv, d->r.s.pool, request_blocks(&in->q, true)) == 0;
 }
 
-bool decode_ready(const struct request *q)
+bool decode_ready(const struct incoming *in)
 {
-    return !q->given_first || q->kv_seen;
+    return !in->prefilled || in->kv_seen;
+}
+
+void decode_free(struct decode *d, struct incoming *in)
+{
+    free(in->arrived);
+    request_free(&in->q, d->r.s.pool);
 }
 
 /* Something that is held, or will be given blocks, ends without further input. */
 static bool will_free(const struct decode *d)
 {
-    return d->n_held > d->n_streaming || (!d->n_streaming && d->waiting && decode_ready(d->waiting));
+    return d->n_held > d->n_streaming ||
+           (!d->n_streaming && d->n_waiting && decode_ready(incoming_of(d->waiting.next)));
 }
 
-static struct request *find(struct request *list, uint64_t seq, uint32_t index)
+static struct incoming *find(struct list *l, uint64_t seq, uint32_t index)
 {
-    for (; list; list = list->next)
-        if (list->r->seq == seq && list->r->index == index)
-            return list;
+    list_for_each(n, l)
+    {
+        struct incoming *in = incoming_of(n);
+        if (in->q.r->seq == seq && in->q.r->index == index)
+            return in;
+    }
     return NULL;
 }
 
-static struct request *find_any(struct decode *d, uint64_t seq, uint32_t index)
+static struct incoming *find_any(struct decode *d, uint64_t seq, uint32_t index)
 {
-    struct request *q = find(d->held, seq, index);
-    return q ? q : find(d->waiting, seq, index);
+    struct incoming *in = find(&d->held, seq, index);
+    return in ? in : find(&d->waiting, seq, index);
+}
+
+/* Memory for a whole block in its packed form, whatever the KV type is. */
+static int packed_room(struct err *e, struct decode *d)
+{
+    size_t n = kv_packed_bytes(&d->r.s.layout, d->r.s.layout.n_layer, KV_BLOCK);
+    uint8_t *p = realloc(d->packed, n);
+    if (!p)
+        return err_nomem(e, "a block", n);
+    d->packed = p;
+    return 0;
 }
 
 /* A hello begins anew: the stream before has ended and all its requests are done. */
 static int take_hello(struct err *e, struct decode *d, const struct wire_hello *h)
 {
     enum kern_kv kv;
-    int rc = stage_check_hello(e, &d->s, h);
+    int rc = stage_check_hello(e, &d->r.s, h);
     if (!rc && h->has_kv) {
         char name[16] = {0};
         memcpy(name, h->kv_type.p, h->kv_type.n < 15 ? h->kv_type.n : 15);
         rc = kv_type_parse(e, &kv, name);
         enum kern_kv mine;
-        if (!rc && strcmp(d->s.o->kv_type, "auto") && !kv_type_parse(e, &mine, d->s.o->kv_type) && mine != kv)
+        if (!rc && strcmp(d->r.s.o->kv_type, "auto") && !kv_type_parse(e, &mine, d->r.s.o->kv_type) && mine != kv)
             rc = err_set(e, ERR_PROTO, "stream of %.*s carries %s KV, --kv-cache-dtype is %s", (int)h->from.n,
-                         h->from.p, name, d->s.o->kv_type);
+                         h->from.p, name, d->r.s.o->kv_type);
     } else if (!rc) {
-        rc = kv_type_parse(e, &kv, d->s.o->kv_type);
+        rc = kv_type_parse(e, &kv, d->r.s.o->kv_type);
     }
     if (!rc)
-        rc = stage_engine(e, &d->s, kv);
+        rc = stage_engine(e, &d->r.s, kv);
+    if (!rc)
+        rc = packed_room(e, d);
     if (rc)
         return rc;
-    struct wire_frame f = {.kind = WIRE_HELLO};
-    stage_hello(&d->s, &f.hello, false);
-    f.hello.extra = h->extra;
-    return wire_write(e, d->s.out, &f);
+    struct wire_frame f;
+    stage_hello(&d->r.s, &f, h, false);
+    return wire_write(e, d->r.s.out, &f);
 }
 
 /*
@@ -77,12 +91,12 @@ static int take_hello(struct err *e, struct decode *d, const struct wire_hello *
  * waits for this very input, so the request must give way instead: false. One without blocks on their way gives way at
  * once.
  */
-static bool wait_room(struct decode *d, struct request *q)
+static bool wait_room(struct decode *d, struct incoming *in)
 {
     while (!d->quit) {
-        if (!d->waiting && decode_admit(d, q)) /* in turn: nobody overtakes those that wait */
+        if (!d->n_waiting && decode_admit(d, in)) /* in turn: nobody overtakes those that wait */
             return true;
-        if (!will_free(d) || (!q->streaming && d->n_waiting < WAITING_MAX))
+        if (!will_free(d) || (!in->streaming && d->n_waiting < WAITING_MAX))
             return false;
         pthread_cond_wait(&d->room, &d->lock);
     }
@@ -92,37 +106,39 @@ static bool wait_room(struct decode *d, struct request *q)
 static int take_request(struct err *e, struct decode *d, const struct wire_req *r, bool streaming)
 {
     struct request *q;
-    int rc = request_new(e, &q, &d->s, r);
+    struct incoming *in;
+    int rc = request_new(e, &q, sizeof *in, &d->r.s, r);
     if (rc)
         return rc;
-    q->streaming = streaming && q->max_new > 1;
-    q->n_block = request_blocks(q, false);
-    q->streaming &= !q->err.code;
-    if (q->streaming && !(q->arrived = calloc((size_t)q->n_block, sizeof *q->arrived))) {
-        request_free(q, &d->s);
-        return err_nomem(e, "a request's blocks", (size_t)q->n_block * sizeof *q->arrived);
+    in = (struct incoming *)q;
+    in->streaming = streaming && q->max_new > 1;
+    in->n_block = request_blocks(q, false);
+    in->streaming &= !q->err.code;
+    if (in->streaming && !(in->arrived = calloc((size_t)in->n_block, sizeof *in->arrived))) {
+        rc = err_nomem(e, "a request's blocks", (size_t)in->n_block * sizeof *in->arrived);
+        decode_free(d, in);
+        return rc;
     }
-    q->given_first = streaming;
+    in->prefilled = streaming;
     if (streaming)
         q->want_prompt = false; /* prefill has scored the prompt */
     pthread_mutex_lock(&d->lock);
     if (find_any(d, r->seq, r->index)) {
         pthread_mutex_unlock(&d->lock);
         rc = err_set(e, ERR_PROTO, "stdin: request %llu.%u opened twice", (unsigned long long)r->seq, r->index);
-        request_free(q, &d->s);
+        decode_free(d, in);
         return rc;
     }
     bool needs = !q->err.code && !(streaming && q->max_new <= 1);
     while (!needs && !d->quit && d->n_held - d->n_streaming >= HELD_MAX)
         pthread_cond_wait(&d->room, &d->lock);
-    bool in = needs ? wait_room(d, q) : true;
-    if (in) {
-        decode_push(&d->held_tail, q);
+    if (!needs || wait_room(d, in)) {
+        list_push_back(&d->held, &in->node);
         d->n_held++;
         d->n_streaming += streaming; /* refused ones too: they end with the input's kv or err frame */
     } else {
-        q->dropped = streaming; /* its blocks are thrown away and computed again from the ids */
-        decode_push(&d->waiting_tail, q);
+        in->dropped = streaming; /* its blocks are thrown away and computed again from the ids */
+        list_push_back(&d->waiting, &in->node);
         d->n_waiting++;
     }
     pthread_cond_signal(&d->work);
@@ -131,118 +147,85 @@ static int take_request(struct err *e, struct decode *d, const struct wire_req *
 }
 
 /* Layer ranges of a block come in order, each once. */
-static int check_block(struct err *e, const struct decode *d, const struct request *q, const struct wire_blk *b)
+static int check_block(struct err *e, const struct decode *d, const struct incoming *in, const struct wire_blk *b)
 {
-    int64_t n_id = q->r->n_id;
-    if (b->block >= (uint64_t)q->n_block || b->layer + (uint64_t)b->n_layer > (uint64_t)d->s.layout.n_layer ||
+    int64_t n_id = in->q.r->n_id;
+    if (b->block >= (uint64_t)in->n_block || b->layer + (uint64_t)b->n_layer > (uint64_t)d->r.s.layout.n_layer ||
         !b->n_layer)
         return err_set(e, ERR_PROTO,
                        "stdin: block %llu, layers %u+%u is outside request %llu.%u (%lld blocks of %lld layers)",
                        (unsigned long long)b->block, b->layer, b->n_layer, (unsigned long long)b->seq, b->index,
-                       (long long)q->n_block, (long long)d->s.layout.n_layer);
-    int64_t n = n_id - (int64_t)b->block * KERN_KV_BLOCK;
-    n = n < KERN_KV_BLOCK ? n : KERN_KV_BLOCK;
-    if (b->n_token != (uint32_t)n || b->n_data != kv_packed_bytes(&d->s.layout, b->n_layer, (int)n))
-        return err_set(e, ERR_PROTO,
-                       "stdin: block %llu of request %llu.%u holds %u tokens in %llu bytes, %lld in %zu are due",
-                       (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->n_token,
-                       (unsigned long long)b->n_data, (long long)n, kv_packed_bytes(&d->s.layout, b->n_layer, (int)n));
-    if (!q->dropped && q->arrived[b->block] != b->layer)
+                       (long long)in->n_block, (long long)d->r.s.layout.n_layer);
+    int64_t n = n_id - (int64_t)b->block * KV_BLOCK;
+    n = n < KV_BLOCK ? n : KV_BLOCK;
+    if (b->n_token != (uint32_t)n || b->n_data != kv_packed_bytes(&d->r.s.layout, b->n_layer, (int)n))
+        return err_set(
+            e, ERR_PROTO, "stdin: block %llu of request %llu.%u holds %u tokens in %llu bytes, %lld in %zu are due",
+            (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->n_token,
+            (unsigned long long)b->n_data, (long long)n, kv_packed_bytes(&d->r.s.layout, b->n_layer, (int)n));
+    if (!in->dropped && in->arrived[b->block] != b->layer)
         return err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u: layer %u came where %u was due",
                        (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->layer,
-                       q->arrived[b->block]);
+                       in->arrived[b->block]);
     return 0;
 }
 
-static int read_block(struct err *e, struct decode *d, struct request *q, const struct wire_blk *b)
+static int read_block(struct err *e, struct decode *d, struct incoming *in, const struct wire_blk *b)
 {
-    struct kv_part p = {q->kv.slot[b->block], b->layer, b->n_layer, (int)b->n_token};
+    struct kv_part p = {in->q.kv.slot[b->block], b->layer, b->n_layer, (int)b->n_token};
     uint64_t sum = b->sum, n = b->n_data, block = b->block, seq = b->seq;
     uint32_t index = b->index;
-    uint8_t *room = malloc(n);
-    if (!room)
-        return err_nomem(e, "a block", n);
-    uint8_t *to = engine_kv_place(d->s.g, &p, room);
+    uint8_t *to = engine_kv_place(d->r.s.g, &p, d->packed);
     int rc = wire_read_data(e, d->in, to, n);
     if (!rc && wire_sum(to, n) != sum)
         rc = err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u is damaged: its checksum differs",
                      (unsigned long long)block, (unsigned long long)seq, index);
-    rc = rc ? rc : engine_kv_write(e, d->s.g, &p, to);
-    free(room);
-    return rc;
+    return rc ? rc : engine_kv_write(e, d->r.s.g, &p, to);
 }
 
 /* All has arrived: the request is the loop's. With the lock held. */
-static void arrived(struct decode *d, struct request *q)
+static void arrived(struct decode *d, struct incoming *in)
 {
-    if (!q->dropped) {
+    if (!in->dropped) {
         d->n_streaming--;
-        q->n_kv = q->streaming ? (int64_t)q->r->n_id : 0;
+        in->q.n_kv = in->streaming ? (int64_t)in->q.r->n_id : 0;
     }
-    q->streaming = false;
+    in->streaming = false;
     pthread_cond_signal(&d->work);
 }
 
-static struct request *find_streaming(struct err *e, struct decode *d, uint64_t seq, uint32_t index, const char *kind)
+static struct incoming *find_streaming(struct err *e, struct decode *d, uint64_t seq, uint32_t index, const char *kind)
 {
     pthread_mutex_lock(&d->lock);
-    struct request *q = find_any(d, seq, index);
-    if (!q || q->kv_seen || !q->given_first) {
+    struct incoming *in = find_any(d, seq, index);
+    if (!in || in->kv_seen || !in->prefilled) {
         err_set(e, ERR_PROTO, "stdin: %s frame of request %llu.%u, which %s", kind, (unsigned long long)seq, index,
-                q ? "is complete" : "was not opened");
-        q = NULL;
+                in ? "is complete" : "was not opened");
+        in = NULL;
     }
     pthread_mutex_unlock(&d->lock);
-    return q;
+    return in;
 }
 
 static int take_block(struct err *e, struct decode *d, const struct wire_blk *b)
 {
-    struct request *q = find_streaming(e, d, b->seq, b->index, "blk");
-    if (!q)
+    struct incoming *in = find_streaming(e, d, b->seq, b->index, "blk");
+    if (!in)
         return e->code;
-    if (q->err.code || !q->arrived)
+    if (in->q.err.code || !in->arrived)
         return 0; /* refused here already */
-    int rc = check_block(e, d, q, b);
-    if (rc || q->dropped)
+    int rc = check_block(e, d, in, b);
+    if (rc || in->dropped)
         return rc;
     uint64_t block = b->block;
     uint32_t upto = b->layer + b->n_layer;
     uint64_t n = b->n_data;
-    rc = read_block(e, d, q, b);
+    rc = read_block(e, d, in, b);
     if (rc)
         return rc;
-    q->arrived[block] = upto;
-    q->n_whole += upto == d->s.layout.n_layer;
-    q->bytes_in += n;
-    return 0;
-}
-
-/* Spans of the stages before, with their names and unknown fields, in one piece of memory. */
-static int keep_spans(struct err *e, struct request *q, const struct wire_kv *k)
-{
-    uint32_t n = q->r->n_span + k->n_span;
-    size_t names = 1;
-    for (uint32_t i = 0; i < k->n_span; i++)
-        names += k->span[i].stage.n + k->span[i].host.n + k->span[i].extra.raw.n;
-    q->span = malloc(n * sizeof *q->span + names);
-    if (!q->span)
-        return err_nomem(e, "spans", n * sizeof *q->span + names);
-    char *at = (char *)(q->span + n);
-    if (q->r->n_span)
-        memcpy(q->span, q->r->span, q->r->n_span * sizeof *q->span);
-    q->n_span = q->r->n_span;
-    for (uint32_t i = 0; i < k->n_span; i++) {
-        struct wire_span *s = &q->span[q->n_span++];
-        *s = k->span[i];
-        s->stage.p = s->stage.n ? memcpy(at, s->stage.p, s->stage.n) : at;
-        at += s->stage.n;
-        s->host.p = s->host.n ? memcpy(at, s->host.p, s->host.n) : at;
-        at += s->host.n;
-        if (s->extra.raw.n)
-            s->extra.raw.p = memcpy(at, s->extra.raw.p, s->extra.raw.n);
-        at += s->extra.raw.n;
-    }
+    in->arrived[block] = upto;
+    in->n_whole += upto == d->r.s.layout.n_layer;
+    in->q.bytes_in += n;
     return 0;
 }
 
@@ -268,36 +251,37 @@ static int keep_prompt(struct err *e, struct request *q, const struct wire_kv *k
 
 static int take_kv(struct err *e, struct decode *d, const struct wire_kv *k)
 {
-    struct request *q = find_streaming(e, d, k->seq, k->index, "kv");
-    if (!q)
+    struct incoming *in = find_streaming(e, d, k->seq, k->index, "kv");
+    if (!in)
         return e->code;
-    if (k->has_first && (k->first.id >= (uint64_t)d->s.m->c.vocab || k->first.n_top > SAMPLE_TOP_MAX))
+    struct request *q = &in->q;
+    if (k->has_first && (k->first.id >= (uint64_t)d->r.s.m->c.vocab || k->first.n_top > SAMPLE_TOP_MAX))
         return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u: first id %u is not in the model's %lld",
-                       (unsigned long long)k->seq, k->index, k->first.id, (long long)d->s.m->c.vocab);
+                       (unsigned long long)k->seq, k->index, k->first.id, (long long)d->r.s.m->c.vocab);
     if (!q->err.code && k->has_first != (q->max_new > 0))
         return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %s first token",
                        (unsigned long long)k->seq, k->index, k->has_first ? "an unwanted" : "no");
-    if (!q->err.code && q->streaming && !q->dropped && q->n_whole < q->n_block)
+    if (!q->err.code && in->streaming && !in->dropped && in->n_whole < in->n_block)
         return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u after %lld of %lld blocks",
-                       (unsigned long long)k->seq, k->index, (long long)q->n_whole, (long long)q->n_block);
-    if (q->streaming && k->n_token != q->r->n_id)
+                       (unsigned long long)k->seq, k->index, (long long)in->n_whole, (long long)in->n_block);
+    if (in->streaming && k->n_token != q->r->n_id)
         return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u holds %u tokens, %u are due",
                        (unsigned long long)k->seq, k->index, k->n_token, q->r->n_id);
-    int rc = q->err.code ? 0 : keep_spans(e, q, k);
+    int rc = q->err.code ? 0 : request_add_spans(e, q, k->span, k->n_span);
     if (!rc && !q->err.code)
         rc = keep_prompt(e, q, k);
     if (rc)
         return rc;
-    q->first = (struct sample_result){
+    q->token = (struct sample_result){
         .id = k->first.id, .logprob = k->first.logprob, .rank = k->first.rank, .n_top = (int32_t)k->first.n_top};
     for (uint32_t i = 0; i < k->first.n_top; i++)
-        q->first.top[i] = (struct sample_top){k->first.top[i].id, k->first.top[i].logprob};
+        q->token.top[i] = (struct sample_top){k->first.top[i].id, k->first.top[i].logprob};
     q->cached = k->cached;
     q->load_ns = k->load_ns > q->load_ns ? k->load_ns : q->load_ns;
     pthread_mutex_lock(&d->lock);
-    q->has_first = k->has_first;
-    q->kv_seen = true;
-    arrived(d, q);
+    q->has_token = k->has_first;
+    in->kv_seen = true;
+    arrived(d, in);
     pthread_mutex_unlock(&d->lock);
     return 0;
 }
@@ -307,18 +291,18 @@ static int take_error(struct err *e, struct decode *d, const struct wire_frame *
 {
     const struct wire_error *w = &f->error;
     pthread_mutex_lock(&d->lock);
-    struct request *q = find_any(d, w->seq, w->index);
-    bool open = q && !decode_ready(q);
+    struct incoming *in = find_any(d, w->seq, w->index);
+    bool open = in && !decode_ready(in);
     if (open) {
-        if (!q->err.code)
-            err_set(&q->err, (int)w->code, "%.*s", (int)w->text.n, w->text.p);
-        q->kv_seen = true;
-        arrived(d, q);
+        if (!in->q.err.code)
+            err_set(&in->q.err, (int)w->code, "%.*s", (int)w->text.n, w->text.p);
+        in->kv_seen = true;
+        arrived(d, in);
     }
-    d->n_error += !q;
+    d->n_error += !in;
     pthread_mutex_unlock(&d->lock);
-    if (!q)
-        return wire_write(e, d->s.out, f);
+    if (!in)
+        return wire_write(e, d->r.s.out, f);
     return open ? 0
                 : err_set(e, ERR_PROTO, "stdin: err frame of request %llu.%u, which is complete",
                           (unsigned long long)w->seq, w->index);
@@ -329,10 +313,8 @@ static int take_bye(struct err *e, struct decode *d, const struct wire_bye *b)
 {
     pthread_mutex_lock(&d->lock);
     int64_t open = 0;
-    for (struct request *q = d->held; q; q = q->next)
-        open += !decode_ready(q);
-    for (struct request *q = d->waiting; q; q = q->next)
-        open += !decode_ready(q);
+    list_for_each(n, &d->held) open += !decode_ready(incoming_of(n));
+    list_for_each(n, &d->waiting) open += !decode_ready(incoming_of(n));
     d->last = *b; /* borrowed until the next read, which waits until the loop has written it on */
     d->bye = !open;
     pthread_cond_signal(&d->work);

@@ -68,7 +68,7 @@ static void *emit_main(void *p)
         if (!failed)
             write_item(&e, m, it);
         if (it->done)
-            request_free(it->done, m->s);
+            request_free(it->done, m->s->pool);
         free(it->frame);
         pthread_mutex_lock(&m->lock);
         if (e.code && !m->err.code)
@@ -86,7 +86,7 @@ static void *emit_main(void *p)
 int emit_new(struct err *e, struct emit **out, struct stage *s)
 {
     struct emit *m = calloc(1, sizeof *m);
-    size_t packed = kv_packed_bytes(&s->layout, s->layout.n_layer, KERN_KV_BLOCK);
+    size_t packed = kv_packed_bytes(&s->layout, s->layout.n_layer, KV_BLOCK);
     if (!m || !(m->packed = malloc(packed))) {
         free(m);
         return err_nomem(e, "the output queue", packed);

@@ -3,7 +3,7 @@
 #ifndef PHASE_EMIT_H
 #define PHASE_EMIT_H
 
-#include "phase/stage.h"
+#include "phase/request.h"
 
 struct emit;
 int emit_new(struct err *e, struct emit **out, struct stage *s);

@@ -3,7 +3,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "phase/stage.h"
+#include "base/time.h"
+#include "phase/request.h"
 #include "proc/proc.h"
 
 void error_frame(struct wire_frame *out, const struct request *q)
@@ -87,25 +88,78 @@ int echo_frame(struct err *e, struct wire_frame *out, char **text, const struct 
     return rc;
 }
 
-void end_frame(struct wire_frame *out, const struct request *q, enum answer_end end)
+void token_frame(struct wire_frame *out, struct wire_logprob *lp, struct wire_top top[SAMPLE_TOP_MAX],
+                 const struct request *q, const char *text, size_t n_text)
 {
-    size_t n = 0;
-    if (q->answer)
-        answer_ids(q->answer, &n);
+    logprob_of(lp, top, &q->token);
+    *out = (struct wire_frame){.kind = WIRE_OUT};
+    out->out = (struct wire_out){.seq = q->r->seq,
+                                 .index = q->r->index,
+                                 .id = q->r->id,
+                                 .ids = q->ids + q->n_ids - 1,
+                                 .n_id = 1,
+                                 .text = {text, n_text},
+                                 .lp = lp,
+                                 .n_lp = q->sp.logprobs >= 0};
+}
+
+/* Of this process: its part of the prompt, and of the answer unless another continues it. */
+static uint32_t own_spans(struct wire_span *span, const struct request *q, uint64_t now)
+{
+    uint32_t n = 0;
+    if (q->prompt_end_ns) {
+        span[n] = span_here("prefill");
+        span[n].queued_ns = q->queued_ns;
+        span[n].start_ns = q->start_ns;
+        span[n].end_ns = q->prompt_end_ns;
+        span[n++].tokens = q->r->n_id;
+    }
+    if (q->hands_over)
+        return n;
+    span[n] = span_here("decode");
+    span[n].queued_ns = q->queued_ns;
+    span[n].start_ns = q->prompt_end_ns ? q->prompt_end_ns : q->taken_ns ? q->taken_ns : q->start_ns;
+    span[n].end_ns = now;
+    span[n].tokens = request_n_answer(q);
+    span[n++].bytes = q->bytes_in;
+    return n;
+}
+
+int end_frame(struct err *e, struct wire_frame *out, struct wire_span **span, const struct stage *s, struct request *q,
+              enum answer_end end)
+{
+    uint64_t now = time_now_ns();
+    if (!q->first_ns)
+        q->first_ns = now;
+    if (!q->last_ns)
+        q->last_ns = now;
+    uint32_t n = q->span ? q->n_span : q->r->n_span;
+    if (n > WIRE_SPANS_MAX - 2) /* room for two more; one request's many spans are no reason to end the stream */
+        n = WIRE_SPANS_MAX - 2;
+    *span = malloc((n + 2) * sizeof **span);
+    if (!*span)
+        return err_nomem(e, "spans", (n + 2) * sizeof **span);
+    if (n)
+        memcpy(*span, q->span ? q->span : q->r->span, n * sizeof **span);
+    n += own_spans(*span + n, q, now);
     *out = (struct wire_frame){.kind = WIRE_END};
     out->end = (struct wire_end){.seq = q->r->seq,
                                  .index = q->r->index,
                                  .id = q->r->id,
                                  .reason = reason_of(end),
                                  .has_stop_id = end == ANSWER_STOP_ID,
-                                 .stop_id = q->last,
+                                 .stop_id = q->ids[q->n_ids - 1],
                                  .prompt_tokens = q->r->n_id,
-                                 .completion_tokens = (uint32_t)n,
+                                 .completion_tokens = request_n_answer(q),
                                  .cached_tokens = q->cached,
+                                 .load_ns = q->load_ns > s->load_ns ? q->load_ns : s->load_ns,
                                  .born_ns = q->r->born_ns,
                                  .first_ns = q->first_ns,
                                  .last_ns = q->last_ns,
+                                 .span = *span,
+                                 .n_span = n,
                                  .extra = q->r->extra};
     if (end == ANSWER_STOP_TEXT)
         out->end.stop_text = q->r->s.stop[answer_stop_index(q->answer)];
+    return 0;
 }

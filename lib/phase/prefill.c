@@ -5,95 +5,83 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "phase/emit.h"
-#include "phase/stage.h"
-#include "proc/proc.h"
+#include "phase/runner.h"
 
 #define WAITING_MAX 256 /* prompts read ahead of the engine */
 #define RANGES 8        /* parts in which the layers of a block leave */
 
 struct prefill {
-    struct stage s;
+    struct runner r; /* first */
     struct wire_reader *in;
     struct emit *emit;
-    struct request *head, **tail; /* in the order they came; the first of them hold blocks */
-    int64_t n_waiting;
-    bool bye; /* the input's bye is here: nothing is read until all before it is done */
+    bool bye, end; /* the input's bye is here: nothing is read until all before it is done */
     struct wire_bye last;
     uint64_t n_ok, n_error;
     int64_t range; /* layers of a blk frame */
     int64_t sent;  /* layers of this step that were queued */
+    bool full;     /* of this step: a prompt found no room, and none after it is admitted */
 };
+
+static struct prefill *prefill_of(struct runner *r)
+{
+    return (struct prefill *)r;
+}
 
 static int start_stream(struct err *e, struct prefill *p, const struct wire_hello *h)
 {
     enum kern_kv kv;
-    int rc = stage_check_hello(e, &p->s, h);
+    int rc = stage_check_hello(e, &p->r.s, h);
     if (!rc && h->has_kv)
         rc = err_set(e, ERR_PROTO, "stream of %.*s has been prefilled already", (int)h->from.n, h->from.p);
     if (!rc)
-        rc = kv_type_parse(e, &kv, p->s.o->kv_type);
+        rc = kv_type_parse(e, &kv, p->r.s.o->kv_type);
     if (!rc)
-        rc = stage_engine(e, &p->s, kv);
+        rc = stage_engine(e, &p->r.s, kv);
     if (!rc && !p->emit)
-        rc = emit_new(e, &p->emit, &p->s);
+        rc = emit_new(e, &p->emit, &p->r.s);
     if (rc)
         return rc;
-    p->range = (p->s.layout.n_layer + RANGES - 1) / RANGES;
+    p->range = (p->r.s.layout.n_layer + RANGES - 1) / RANGES;
     p->n_ok = p->n_error = 0;
-    struct wire_frame f = {.kind = WIRE_HELLO};
-    stage_hello(&p->s, &f.hello, true);
-    f.hello.extra = h->extra;
+    struct wire_frame f;
+    stage_hello(&p->r.s, &f, h, true);
     return emit_frame(e, p->emit, &f);
 }
 
 static int end_stream(struct err *e, struct prefill *p)
 {
-    struct wire_frame f = {.kind = WIRE_BYE};
-    f.bye = (struct wire_bye){
-        .from = {p->s.o->prog, strlen(p->s.o->prog)}, .n_ok = p->n_ok, .n_error = p->n_error, .extra = p->last.extra};
+    struct wire_frame f;
+    stage_bye(&p->r.s, &f, p->n_ok, p->n_error, &p->last);
     p->bye = false;
     int rc = emit_frame(e, p->emit, &f);
     return rc ? rc : emit_flush(e, p->emit);
 }
 
-static int refuse(struct err *e, struct prefill *p, struct request *q)
-{
-    struct wire_frame f;
-    error_frame(&f, q);
-    p->n_error++;
-    int rc = emit_frame(e, p->emit, &f);
-    emit_done(p->emit, q);
-    return rc ? rc : emit_room(e, p->emit);
-}
-
 static int accept(struct err *e, struct prefill *p, const struct wire_req *r)
 {
     struct request *q;
-    int rc = request_new(e, &q, &p->s, r);
+    int rc = request_new(e, &q, sizeof *q, &p->r.s, r);
     if (rc)
         return rc;
-    if (q->err.code)
-        return refuse(e, p, q);
-    *p->tail = q;
-    p->tail = &q->next;
-    p->n_waiting++;
-    return 0;
+    q->state = REQUEST_RUNS;
+    return runner_add(e, &p->r, q);
 }
 
-/* Reads what is there; blocks only where there is nothing to compute. *end: the input is over. */
-static int read_some(struct err *e, struct prefill *p, bool *end)
+/* Reads what is there; blocks only if there is nothing to compute. */
+static int read_some(struct err *e, struct prefill *p)
 {
-    while (p->n_waiting < WAITING_MAX) {
-        struct pollfd fd = {p->s.o->fd_in, POLLIN, 0};
-        if (p->n_waiting && !wire_reader_ready(p->in) && poll(&fd, 1, 0) <= 0)
+    while (p->r.n < WAITING_MAX) {
+        struct pollfd fd = {p->r.s.o->fd_in, POLLIN, 0};
+        if (p->r.n && !wire_reader_ready(p->in) && poll(&fd, 1, 0) <= 0)
             return 0;
         struct wire_frame *f;
         int rc = wire_read(e, p->in, &f);
         if (rc)
             return rc;
         if (!f) {
-            *end = true;
+            p->end = true;
             return wire_reader_seen_hello(p->in) ? 0 : err_set(e, ERR_PROTO, EMPTY_STREAM);
         }
         switch (f->kind) {
@@ -121,6 +109,22 @@ static int read_some(struct err *e, struct prefill *p, bool *end)
     return 0;
 }
 
+static int take(struct err *e, struct runner *r, bool idle, bool *over)
+{
+    struct prefill *p = prefill_of(r);
+    p->full = false;
+    if (idle && r->head) { /* blocks that wait to be written are all that can be in the way of the first */
+        int64_t n = emit_pending(p->emit);
+        return emit_wait(e, p->emit, n ? n - 1 : 0);
+    }
+    if (p->bye)
+        return r->head ? 0 : end_stream(e, p);
+    if (!p->end)
+        return read_some(e, p);
+    *over = !r->head;
+    return *over && p->emit ? emit_flush(e, p->emit) : 0;
+}
+
 /* An answer of one token reads no KV. By what was asked, not by what fits here: the next stage may have more room. */
 static bool sends_kv(const struct request *q)
 {
@@ -130,84 +134,61 @@ static bool sends_kv(const struct request *q)
 /* Queues the blocks of chunk i that this step completes: layers `from` … `to`-1. */
 static void send_blocks(struct prefill *p, int64_t i, int64_t from, int64_t to)
 {
-    const struct engine_chunk *c = batch_chunk(p->s.batch, i);
-    const struct request *q = batch_at(p->s.batch, i);
+    const struct engine_chunk *c = &p->r.s.batch->chunk[i];
+    const struct request *q = p->r.s.batch->q[i];
     int64_t end = c->pos + c->n, n_id = q->r->n_id;
     if (!sends_kv(q))
         return;
-    for (int64_t b = c->pos / KERN_KV_BLOCK; b * KERN_KV_BLOCK < end; b++) {
-        int64_t n = n_id - b * KERN_KV_BLOCK;
-        n = n < KERN_KV_BLOCK ? n : KERN_KV_BLOCK;
-        if (b * KERN_KV_BLOCK + n <= end)
+    for (int64_t b = c->pos / KV_BLOCK; b * KV_BLOCK < end; b++) {
+        int64_t n = n_id - b * KV_BLOCK;
+        n = n < KV_BLOCK ? n : KV_BLOCK;
+        if (b * KV_BLOCK + n <= end)
             emit_block(p->emit, q, b, q->kv.slot[b], from, to - from, (int)n);
     }
 }
 
 static void layer_done(void *arg, int64_t layer)
 {
-    struct prefill *p = arg;
+    struct prefill *p = prefill_of(arg);
     int64_t done = layer + 1;
-    if (done - p->sent < p->range && done != p->s.layout.n_layer)
+    if (done - p->sent < p->range && done != p->r.s.layout.n_layer)
         return;
-    for (int64_t i = 0; i < batch_n(p->s.batch); i++)
+    for (int64_t i = 0; i < p->r.s.batch->n; i++)
         send_blocks(p, i, p->sent, done);
-    p->sent = done;
+    p->sent = done == p->r.s.layout.n_layer ? 0 : done;
 }
 
-/* The request's first step: its blocks, and word of it to the next stage. *full: no room now. */
-static int admit(struct err *e, struct prefill *p, struct request *q, bool *full)
+/* Before its first step a request gets the blocks of its prompt, and the next stage hears of it. Nobody overtakes. */
+static int slots(struct err *e, struct runner *r, struct request *q, int64_t *rows)
 {
-    struct err no;
-    *full = false;
+    struct prefill *p = prefill_of(r);
     if (q->kv.n)
         return 0;
-    int rc = kv_table_grow(&no, &q->kv, p->s.pool, request_blocks(q, false));
+    struct err no;
+    int rc = p->full ? ERR_NO : kv_table_grow(&no, &q->kv, r->s.pool, request_blocks(q, false));
     if (rc == ERR_NO) {
-        *full = true;
+        p->full = true;
+        *rows = 0;
         return 0;
     }
     if (rc) {
         *e = no;
         return rc;
     }
-    q->start_ns = proc_now_ns();
+    q->start_ns = time_now_ns();
     struct wire_frame f = {.kind = WIRE_OPEN, .req = *q->r};
-    f.req.load_ns = q->load_ns > p->s.load_ns ? q->load_ns : p->s.load_ns;
+    f.req.load_ns = q->load_ns > r->s.load_ns ? q->load_ns : r->s.load_ns;
     return emit_frame(e, p->emit, &f);
 }
 
-static int pack(struct err *e, struct prefill *p)
+static int hand_over(struct err *e, struct runner *r, struct request *q)
 {
-    struct batch *b = p->s.batch;
-    batch_clear(b);
-    for (struct request *q = p->head; q && batch_room(b) > 0; q = q->next) {
-        bool full;
-        int rc = admit(e, p, q, &full);
-        if (rc)
-            return rc;
-        if (!full) {
-            batch_prompt(b, q, INT64_MAX);
-            continue;
-        }
-        if (batch_n(b))
-            return 0;
-        /* blocks that wait to be written are all that can be in the way of the first; none left: they are free now */
-        int64_t n = emit_pending(p->emit);
-        rc = emit_wait(e, p->emit, n ? n - 1 : 0);
-        if (rc)
-            return rc;
-        return pack(e, p);
-    }
-    return 0;
-}
-
-static int send_first(struct err *e, struct prefill *p, struct request *q)
-{
+    struct prefill *p = prefill_of(r);
     struct wire_top top[SAMPLE_TOP_MAX];
-    struct wire_span span = span_here(p->s.o->prog);
+    struct wire_span span = span_here(p->r.s.o->prog);
     span.queued_ns = q->queued_ns;
     span.start_ns = q->start_ns;
-    span.end_ns = proc_now_ns();
+    span.end_ns = q->prompt_end_ns;
     span.tokens = q->r->n_id;
     struct wire_frame f = {.kind = WIRE_KV};
     f.kv = (struct wire_kv){.seq = q->r->seq,
@@ -216,95 +197,67 @@ static int send_first(struct err *e, struct prefill *p, struct request *q)
                             .has_first = q->max_new > 0,
                             .prompt = q->pos.lp,
                             .n_prompt = q->pos.n,
-                            .load_ns = p->s.load_ns,
+                            .load_ns = p->r.s.load_ns,
                             .span = &span,
                             .n_span = 1};
     if (f.kv.n_token)
         for (int64_t i = 0; i < request_blocks(q, false); i++) {
-            int64_t n = q->r->n_id - i * KERN_KV_BLOCK;
-            span.bytes +=
-                kv_packed_bytes(&p->s.layout, p->s.layout.n_layer, n < KERN_KV_BLOCK ? (int)n : KERN_KV_BLOCK);
+            int64_t n = q->r->n_id - i * KV_BLOCK;
+            span.bytes += kv_packed_bytes(&p->r.s.layout, p->r.s.layout.n_layer, n < KV_BLOCK ? (int)n : KV_BLOCK);
         }
     if (f.kv.has_first)
-        logprob_of(&f.kv.first, top, &q->now);
+        logprob_of(&f.kv.first, top, &q->token);
+    p->n_ok++;
     return emit_frame(e, p->emit, &f);
 }
 
-/* After a step: prompts that are done leave with their first token; damaged ones with their error. */
-static int hand_over(struct err *e, struct prefill *p)
+static int fail(struct err *e, struct runner *r, struct request *q)
 {
-    struct request **at = &p->head;
-    while (*at) {
-        struct request *q = *at;
-        bool done = q->n_kv == q->r->n_id;
-        if (!done && !q->err.code) {
-            at = &q->next;
-            continue;
-        }
-        *at = q->next;
-        p->n_waiting--;
-        if (q->err.code) {
-            int rc = refuse(e, p, q); /* q is the writer's from here on */
-            if (rc)
-                return rc;
-            continue;
-        }
-        int rc = send_first(e, p, q);
-        emit_done(p->emit, q); /* the writer's from here on */
-        if (rc)
-            return rc;
-        p->n_ok++;
-    }
-    p->tail = at;
-    return 0;
+    struct prefill *p = prefill_of(r);
+    struct wire_frame f;
+    error_frame(&f, q);
+    p->n_error++;
+    int rc = emit_frame(e, p->emit, &f);
+    return rc ? rc : emit_room(e, p->emit);
 }
 
-static int step(struct err *e, struct prefill *p)
+/* It is the writer's from here on: its blocks are free when they are written. */
+static void release(struct runner *r, struct request *q)
 {
-    int rc = pack(e, p);
-    p->sent = 0;
-    if (!rc)
-        rc = batch_run(e, p->s.batch, layer_done, p);
-    if (!rc)
-        rc = hand_over(e, p);
-    return rc ? rc : emit_check(e, p->emit); /* the next stage may have gone: no more is computed for it */
+    emit_done(prefill_of(r)->emit, q);
 }
 
-static int run(struct err *e, struct prefill *p)
+/* The next stage may have gone: no more is computed for it. */
+static int flush(struct err *e, struct runner *r)
 {
-    bool end = false;
-    for (int rc = 0;;) {
-        if (!p->bye && !end)
-            rc = read_some(e, p, &end);
-        if (!rc && p->n_waiting)
-            rc = step(e, p);
-        else if (!rc && p->bye)
-            rc = end_stream(e, p);
-        else if (!rc && end)
-            return p->emit ? emit_flush(e, p->emit) : 0;
-        if (rc)
-            return rc;
-    }
+    return emit_check(e, prefill_of(r)->emit);
 }
+
+static const struct runner_io io = {.take = take,
+                                    .release = release,
+                                    .slots = slots,
+                                    .layer_done = layer_done,
+                                    .fail = fail,
+                                    .hand_over = hand_over,
+                                    .flush = flush};
 
 int phase_prefill(struct err *e, const struct phase_opts *o)
 {
-    struct prefill p = {0};
-    p.tail = &p.head;
-    int rc = stage_open(e, &p.s, o);
+    struct prefill p = {.r.io = &io};
+    int rc = stage_open(e, &p.r.s, o);
     if (!rc)
         rc = wire_reader_new(e, &p.in, o->fd_in, "stdin");
     if (!rc)
-        rc = run(e, &p);
+        rc = runner_run(e, &p.r);
     if (!rc)
-        stage_say_profile(&p.s);
+        stage_say_profile(&p.r.s);
     emit_free(p.emit);
-    while (p.head) {
-        struct request *q = p.head;
-        p.head = q->next;
-        request_free(q, &p.s);
+    while (p.r.head) {
+        struct request *q = p.r.head;
+        p.r.head = q->next;
+        request_free(q, p.r.s.pool);
     }
     wire_reader_free(p.in);
-    stage_close(&p.s);
+    stage_close(&p.r.s);
     return rc;
 }

@@ -1,13 +1,10 @@
+#include "phase/request.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "phase/stage.h"
-#include "proc/proc.h"
-
-static int64_t blocks_of(int64_t tokens)
-{
-    return (tokens + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK;
-}
+#include "base/time.h"
+#include "base/vec.h"
 
 int64_t request_blocks(const struct request *q, bool answer)
 {
@@ -49,7 +46,7 @@ static int check_size(struct err *e, const struct stage *s, struct request *q)
     if (blocks_of(n) > slots)
         return err_set(e, ERR_NO, "prompt of %lld tokens takes %lld KV blocks, the budget has %lld", (long long)n,
                        (long long)blocks_of(n), (long long)slots);
-    int64_t room = s->context - n, pool = slots * KERN_KV_BLOCK - n + 1;
+    int64_t room = s->context - n, pool = slots * KV_BLOCK - n + 1;
     room = room < pool ? room : pool;
     q->max_new = q->r->s.max_tokens < room ? q->r->s.max_tokens : (uint32_t)room;
     return 0;
@@ -136,29 +133,49 @@ static int open_answer(struct err *e, struct request *q, const struct stage *s)
     return rc;
 }
 
-int request_new(struct err *e, struct request **out, const struct stage *s, const struct wire_req *r)
+/* Room for n ids. */
+static int reserve_ids(struct err *e, struct request *q, int64_t n)
 {
-    struct request *q = calloc(1, sizeof *q);
-    if (!q)
-        return err_nomem(e, "a request", sizeof *q);
-    q->queued_ns = proc_now_ns();
-    int rc = wire_req_copy(e, &q->r, r);
-    if (!rc) {
-        q->load_ns = q->r->load_ns;
-        if (check_ids(&q->err, s, q->r) || check_size(&q->err, s, q)) { /* the request's failure, not the stage's */
-            *out = q;
-            return 0;
-        }
-        rc = copy_params(e, q);
-    }
-    if (!rc)
-        rc = want_positions(e, q);
-    if (!rc)
-        rc = open_answer(&q->err, q, s);
+    return vec_reserve(e, &q->ids, &q->cap_ids, (size_t)n, sizeof *q->ids, "a sequence");
+}
+
+static int copy_ids(struct err *e, struct request *q)
+{
+    int rc = reserve_ids(e, q, (int64_t)q->r->n_id + 1);
+    if (rc)
+        return rc;
+    memcpy(q->ids, q->r->ids, q->r->n_id * sizeof *q->ids);
+    q->n_ids = q->r->n_id;
+    return 0;
+}
+
+int request_init(struct err *e, struct request *q, const struct stage *s, const struct wire_req *r)
+{
+    q->r = r;
+    q->queued_ns = time_now_ns();
+    q->load_ns = r->load_ns;
+    if (check_ids(&q->err, s, r) || check_size(&q->err, s, q)) /* the request's failure, not the stage's */
+        return 0;
+    int rc = copy_params(e, q);
+    rc = rc ? rc : copy_ids(e, q);
+    rc = rc ? rc : want_positions(e, q);
+    if (rc)
+        return rc;
+    rc = open_answer(&q->err, q, s);
     if (rc == ERR_NO) /* a stop that is no text: the request's failure too */
-        rc = 0;
-    else if (rc && q->err.code)
+        return 0;
+    if (rc)
         *e = q->err;
+    return rc;
+}
+
+int request_new(struct err *e, struct request **out, size_t size, const struct stage *s, const struct wire_req *r)
+{
+    struct request *q = calloc(1, size);
+    if (!q)
+        return err_nomem(e, "a request", size);
+    int rc = wire_req_copy(e, &q->copy, r);
+    rc = rc ? rc : request_init(e, q, s, q->copy);
     if (rc)
         request_free(q, NULL);
     else
@@ -166,19 +183,72 @@ int request_new(struct err *e, struct request **out, const struct stage *s, cons
     return rc;
 }
 
-void request_free(struct request *q, struct stage *s)
+void request_free(struct request *q, struct kv_pool *pool)
 {
     if (!q)
         return;
-    if (s && s->pool)
-        kv_table_release(&q->kv, s->pool);
+    if (pool)
+        kv_table_release(&q->kv, pool);
     answer_free(q->answer);
     free(q->bias);
+    free(q->ids);
     free(q->pos.lp);
     free(q->pos.top);
     free(q->span);
-    free(q->arrived);
-    free(q->all);
-    wire_req_free(q->r);
+    wire_req_free(q->copy);
     free(q);
+}
+
+uint32_t request_n_answer(const struct request *q)
+{
+    return q->n_ids ? (uint32_t)(q->n_ids - (int64_t)q->r->n_id) : 0;
+}
+
+bool request_grows(const struct request *q)
+{
+    return q->n_ids > (int64_t)q->r->n_id && q->n_kv + 1 == q->n_ids;
+}
+
+int request_push(struct err *e, struct request *q, uint32_t id, const char **text, size_t *n_text, enum answer_end *end)
+{
+    int rc = reserve_ids(e, q, q->n_ids + 1);
+    rc = rc ? rc : answer_push(e, q->answer, id, text, n_text, end);
+    if (!rc)
+        q->ids[q->n_ids++] = id;
+    return rc;
+}
+
+/* Behind a span whose names and unknown fields are borrowed: they are copied to *at. */
+static void own_names(struct wire_span *s, char **at)
+{
+    const void **p[] = {(const void **)&s->stage.p, (const void **)&s->host.p, (const void **)&s->extra.raw.p};
+    size_t n[] = {s->stage.n, s->host.n, s->extra.raw.n};
+    for (int i = 0; i < 3; i++) {
+        if (n[i])
+            memcpy(*at, *p[i], n[i]);
+        *p[i] = *at;
+        *at += n[i];
+    }
+}
+
+int request_add_spans(struct err *e, struct request *q, const struct wire_span *span, uint32_t n)
+{
+    uint32_t before = q->r->n_span;
+    size_t names = 1;
+    for (uint32_t i = 0; i < n; i++)
+        names += span[i].stage.n + span[i].host.n + span[i].extra.raw.n;
+    struct wire_span *all = malloc((before + n) * sizeof *all + names);
+    if (!all)
+        return err_nomem(e, "spans", (before + n) * sizeof *all + names);
+    if (before)
+        memcpy(all, q->r->span, before * sizeof *all);
+    if (n)
+        memcpy(all + before, span, n * sizeof *all);
+    char *at = (char *)(all + before + n);
+    for (uint32_t i = before; i < before + n; i++)
+        own_names(&all[i], &at);
+    free(q->span);
+    q->span = all;
+    q->n_span = before + n;
+    return 0;
 }

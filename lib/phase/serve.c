@@ -23,44 +23,44 @@ void serve_say(const struct serve *v, const char *fmt, ...)
 {
     char text[512];
     va_list ap;
-    if (!v->s.o->say)
+    if (!v->r.s.o->say)
         return;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    v->s.o->say(v->s.o->say_arg, text);
+    v->r.s.o->say(v->r.s.o->say_arg, text);
 }
 
 /* ---- opening ---- */
 
 static void name_it(struct serve *v)
 {
-    const struct phase_opts *o = v->s.o;
-    const uint8_t *fp = v->s.m->fingerprint, *vocab = text_fingerprint(v->s.text);
+    const struct phase_opts *o = v->r.s.o;
+    const uint8_t *fp = v->r.s.m->fingerprint, *vocab = text_fingerprint(v->r.s.text);
     if (o->name)
         snprintf(v->name, sizeof v->name, "%s", o->name);
     else
         snprintf(v->name, sizeof v->name, "%s-%d@%.32s", o->prog, (int)getpid(), proc_host());
     snprintf(v->store_name, sizeof v->store_name, "%s", o->store ? o->store : proc_host());
     snprintf(v->compat, sizeof v->compat, "model %02x%02x%02x%02x%02x%02x, vocabulary %02x%02x%02x%02x, %s, %s, %s",
-             fp[0], fp[1], fp[2], fp[3], fp[4], fp[5], vocab[0], vocab[1], vocab[2], vocab[3], kern_kv_name(v->s.kv),
-             v->s.kind.arith, v->s.kind.layout);
+             fp[0], fp[1], fp[2], fp[3], fp[4], fp[5], vocab[0], vocab[1], vocab[2], vocab[3], kern_kv_name(v->r.s.kv),
+             v->r.s.kind.arith, v->r.s.kind.layout);
 }
 
 static int join(struct err *e, struct serve *v)
 {
-    const struct phase_opts *o = v->s.o;
+    const struct phase_opts *o = v->r.s.o;
     struct worker_link_opts w = {.sched = o->sched,
                                  .name = v->name,
                                  .role = v->role,
                                  .store = v->store_name,
                                  .compat = v->compat,
                                  .seqs = (uint32_t)o->seqs,
-                                 .blocks = (uint64_t)kv_pool_slots(v->s.pool),
-                                 .max_len = (uint32_t)v->s.context,
+                                 .blocks = (uint64_t)kv_pool_slots(v->r.s.pool),
+                                 .max_len = (uint32_t)v->r.s.context,
                                  .chunk = (uint32_t)o->batched_tokens};
     name_it(v);
-    engine_cost(v->s.g, w.pre, w.dec);
+    engine_cost(v->r.s.g, w.pre, w.dec);
     return worker_link_open(e, &v->link, &w);
 }
 
@@ -68,19 +68,17 @@ static int join(struct err *e, struct serve *v)
 
 static int told(struct err *e, struct serve *v, struct worker_told *t)
 {
-    struct task *o = t->what == TOLD_CANCEL || t->what == TOLD_PREEMPT ? task_find(v, t->order) : NULL;
+    struct assignment *a = t->what == TOLD_CANCEL || t->what == TOLD_PREEMPT ? work_find(v, t->order) : NULL;
     int rc = 0;
     if (t->what == TOLD_ORDER) {
-        /* Until the room is said the link counts the order, though the room be what it was before. */
+        /* Until the room is reported the link counts the assignment, even if the room is what it was before. */
         v->room_ns = 0;
-        return task_take(e, v, t); /* t is the order's */
+        return work_take(e, v, t); /* which owns t now */
     }
     if (t->what == TOLD_DRAIN || t->what == TOLD_RESUME)
         v->told_drain = t->what == TOLD_DRAIN;
-    if (o && t->what == TOLD_CANCEL)
-        rc = task_cancel(e, v, o);
-    else if (o)
-        rc = task_preempt(e, v, o);
+    if (a)
+        rc = work_stop(e, v, a, t->what == TOLD_CANCEL ? "cancelled" : "preempted");
     worker_told_free(t);
     return rc;
 }
@@ -103,22 +101,18 @@ static uint64_t less(uint64_t a, uint64_t b)
 
 static void tell_room(struct serve *v)
 {
-    uint64_t prompts = 0, blocks = 0, now = proc_now_ns();
-    for (const struct task *o = v->orders; o; o = o->next) {
-        if (o->state == TASK_CLOSED || !o->q || o->q->begun)
+    uint64_t prompts = 0, blocks = 0, now = time_now_ns();
+    for (const struct request *q = v->r.head; q; q = q->next) {
+        if (q->state == REQUEST_CLOSED || request_n_answer(q))
             continue;
-        uint64_t n_id = o->q->r->n_id;
-        prompts += less(n_id, (uint64_t)o->q->n_kv);
-        blocks += less((n_id + KERN_KV_BLOCK) / KERN_KV_BLOCK, (uint64_t)o->q->kv.n);
+        uint64_t n_id = q->r->n_id;
+        prompts += less(n_id, (uint64_t)q->n_kv);
+        blocks += less((n_id + KV_BLOCK) / KV_BLOCK, (uint64_t)q->kv.n);
     }
-    struct worker_room r = {.seqs = (uint32_t)less(v->s.o->seqs, (uint64_t)v->n_order),
-                            .tokens = (uint32_t)less(2 * v->s.o->batched_tokens, prompts),
-                            .blocks = less(hold_room(v) + (uint64_t)kv_pool_idle(v->s.pool), blocks),
-                            .step_ns = v->step_ns,
-                            .context = v->context,
-                            .batch = v->batch,
-                            .step_tokens = v->step_tokens};
-    memcpy(r.steps, v->steps, sizeof r.steps);
+    struct worker_room r = v->room;
+    r.seqs = (uint32_t)less(v->r.s.o->seqs, (uint64_t)v->r.n);
+    r.tokens = (uint32_t)less(2 * v->r.s.o->batched_tokens, prompts);
+    r.blocks = less(hold_room(v) + (uint64_t)kv_pool_idle(v->r.s.pool), blocks);
     uint64_t near = v->room.blocks / 16 + 1;
     bool same = r.seqs == v->room.seqs && r.tokens == v->room.tokens && r.blocks <= v->room.blocks + near &&
                 v->room.blocks <= r.blocks + near;
@@ -143,7 +137,7 @@ static bool all_said(struct serve *v, uint64_t now)
 {
     struct err why;
     uint64_t wait = worker_link_state(v->link, &why) == WORKER_JOINED ? HEARD_NS : AWAY_NS;
-    if (v->n_order || worker_link_queued(v->link)) {
+    if (v->r.n || worker_link_queued(v->link)) {
         v->done_ns = 0;
         return false;
     }
@@ -154,21 +148,21 @@ static bool all_said(struct serve *v, uint64_t now)
 /* *over: all is done, reported and confirmed. */
 static int drain(struct err *e, struct serve *v, bool *over)
 {
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     int rc = 0;
     if (!proc_term_count())
         return 0;
     if (!v->drain_ns) {
         struct err n;
         v->term_ns = now;
-        v->drain_ns = now + v->s.o->drain_s * 1000 * NS_MS;
+        v->drain_ns = now + v->r.s.o->drain_s * 1000 * NS_MS;
         worker_link_drain(v->link, true);
         link_notify(&n, "STOPPING=1", -1);
     }
-    for (struct task *o = v->orders; o && !rc && now >= v->drain_ns; o = o->next)
-        if (o->state != TASK_CLOSED)
-            rc = task_preempt(e, v, o);
-    task_sweep(v);
+    for (struct request *q = v->r.head; q && !rc && now >= v->drain_ns; q = q->next)
+        if (q->state != REQUEST_CLOSED)
+            rc = work_stop(e, v, assignment_of(q), "preempted");
+    runner_sweep(&v->r);
     if (now >= v->drain_ns + LAST_NS)
         *over = true;
     else
@@ -193,44 +187,53 @@ static void wait_some(const struct serve *v)
 {
     struct pollfd p[2] = {{worker_link_fd(v->link), POLLIN, 0}, {store_client_fd(v->store), POLLIN, 0}};
     bool soon = false, pending = false;
-    for (const struct task *o = v->orders; o; o = o->next) {
-        soon |= o->state == TASK_NEW || o->state == TASK_RUN;
-        pending |= o->state == TASK_PENDING;
+    for (struct request *q = v->r.head; q; q = q->next) {
+        bool waits = q->state == REQUEST_WAITS && assignment_of(q)->pending;
+        pending |= waits;
+        soon |= !waits;
     }
     int ms = soon || v->drain_ns ? WAIT_SOON_MS : WAIT_IDLE_MS;
     poll(p, 1 + (pending && !v->away), ms);
 }
 
-static int turn(struct err *e, struct serve *v, bool *over)
+static int take(struct err *e, struct runner *r, bool idle, bool *over)
 {
-    bool did = false;
-    int rc = take_told(e, v);
-    rc = rc ? rc : hold_turn(e, v);
-    rc = rc ? rc : serve_step(e, v, &did);
-    task_sweep(v);
-    rc = rc ? rc : drain(e, v, over);
+    struct serve *v = serve_of(r);
+    int rc = drain(e, v, over);
     if (rc || *over)
         return rc;
     tell_room(v);
-    if (!did) {
+    if (idle) {
         say_refused(v);
         wait_some(v);
     }
-    return 0;
+    rc = take_told(e, v);
+    rc = rc ? rc : hold_turn(e, v);
+    return rc ? rc : slots_yield(e, v);
 }
+
+static const struct runner_io io = {.take = take,
+                                    .release = work_release,
+                                    .expect = slots_expect,
+                                    .slots = slots_get,
+                                    .valid = slots_valid,
+                                    .computed = out_computed,
+                                    .out = out_frame,
+                                    .progress = out_progress,
+                                    .end = out_end,
+                                    .fail = out_fail,
+                                    .hand_over = out_hand_over,
+                                    .flush = out_flush};
 
 static int run(struct err *e, struct serve *v)
 {
-    bool over = false;
     struct err manager = {0};
     tell_room(v);
-    v->s.load_ns = 0; /* no request waits for what was loaded before it came */
-    int rc = link_ready(e, &manager, v->s.o->ready_fd);
+    v->r.s.load_ns = 0; /* no request waits for what was loaded before it came */
+    int rc = link_ready(e, &manager, v->r.s.o->ready_fd);
     if (manager.code)
         serve_say(v, "%s", manager.text);
-    while (!rc && !over)
-        rc = turn(e, v, &over);
-    return rc;
+    return rc ? rc : runner_run(e, &v->r);
 }
 
 int phase_serve(struct err *e, const struct phase_opts *o, const char *role)
@@ -238,24 +241,24 @@ int phase_serve(struct err *e, const struct phase_opts *o, const char *role)
     struct serve *v = calloc(1, sizeof *v);
     if (!v)
         return err_nomem(e, "a worker", sizeof *v);
+    v->r.io = &io;
     v->role = role;
     kern_thread_init();
     proc_wake_soon(true); /* but those that compute */
-    int rc = stage_open(e, &v->s, o);
+    int rc = stage_open(e, &v->r.s, o);
     rc = rc ? rc : hold_open(e, v);
     if (!rc && v->store) {
         rc = join(e, v);
         rc = rc ? rc : run(e, v);
     }
     if (!rc)
-        stage_say_profile(&v->s);
+        stage_say_profile(&v->r.s);
     worker_link_close(v->link);
     v->link = NULL;
-    while (v->orders) {
-        v->orders->state = TASK_CLOSED;
-        task_sweep(v);
-    }
-    stage_close(&v->s);
+    for (struct request *q = v->r.head; q; q = q->next)
+        runner_close(q);
+    runner_sweep(&v->r);
+    stage_close(&v->r.s);
     hold_close(v);
     free(v);
     return rc;

@@ -1,10 +1,9 @@
-/* What a worker says: tokens and ends to the gateway, reports to the scheduler. */
+/* What a worker sends: tokens and ends to gateways, reports to the scheduler. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "phase/serve.h"
-#include "proc/proc.h"
 
 #define PROGRESS_NS (200 * NS_MS)
 #define NEWEST 4096 /* ids of an answer that has ended; the gateway has told of those before */
@@ -54,44 +53,54 @@ bool handle_read(struct handle *h, struct wire_bytes b)
 
 /* ---- reports ---- */
 
-static struct wire_report report_of(const struct task *o, const char *what)
+static struct wire_report report_of(const struct assignment *a, const char *what)
 {
-    size_t n = 0;
-    const uint32_t *ids = o->q && o->q->answer ? answer_ids(o->q->answer, &n) : NULL;
-    return (struct wire_report){.what = {what, strlen(what)},
-                                .n_done = o->q ? (uint32_t)o->q->n_kv : 0,
-                                .cached = o->q ? o->q->cached : 0,
-                                .n_out = (uint32_t)n,
-                                .out = ids,
-                                .n_out_id = (uint32_t)n,
-                                .busy_ns = o->busy_ns};
+    const struct request *q = &a->q;
+    uint32_t n = request_n_answer(q);
+    return (struct wire_report){.what = wire_str_of(what),
+                                .n_done = (uint32_t)q->n_kv,
+                                .cached = q->cached,
+                                .n_out = n,
+                                .out = n ? q->ids + q->r->n_id : NULL,
+                                .n_out_id = n,
+                                .busy_ns = a->busy_ns};
 }
 
-int out_report(struct err *e, struct serve *v, struct task *o, const char *what, int code, const char *text)
+int out_report(struct err *e, struct serve *v, struct assignment *a, const char *what, int code, const char *text)
 {
-    struct wire_report r = report_of(o, what);
+    struct wire_report r = report_of(a, what);
     r.code = (uint32_t)code;
-    r.text = (struct wire_str){text, strlen(text)};
-    return worker_link_report(e, v->link, o->told->order, &r);
+    r.text = wire_str_of(text);
+    return worker_link_report(e, v->link, a->told->order, &r);
 }
 
-int out_progress(struct err *e, struct serve *v, struct task *o)
+int out_fail(struct err *e, struct runner *r, struct request *q)
 {
-    uint64_t now = proc_now_ns();
-    if (now - o->progress_ns < PROGRESS_NS)
+    hold_drop(serve_of(r), assignment_of(q));
+    return out_report(e, serve_of(r), assignment_of(q), "failed", q->err.code, q->err.text);
+}
+
+/* Whole blocks go to the store; of a prompt, the scheduler hears now and then how far it is. */
+int out_progress(struct err *e, struct runner *r, struct request *q)
+{
+    struct serve *v = serve_of(r);
+    struct assignment *a = assignment_of(q);
+    uint64_t now = time_now_ns();
+    hold_publish(v, a, false);
+    if (request_grows(q) || now - a->progress_ns < PROGRESS_NS)
         return 0;
-    o->progress_ns = now;
-    struct wire_report r = report_of(o, "progress");
-    r.n_out = r.n_out_id = 0; /* of those the gateway tells */
-    return worker_link_report(e, v->link, o->told->order, &r);
+    a->progress_ns = now;
+    struct wire_report w = report_of(a, "progress");
+    w.n_out = w.n_out_id = 0; /* of those the gateway tells */
+    return worker_link_report(e, v->link, a->told->order, &w);
 }
 
-int out_prefilled(struct err *e, struct serve *v, struct task *o, const struct kv_seq_info *handed)
+static int report_prefilled(struct err *e, struct serve *v, struct assignment *a, const struct kv_seq_info *handed)
 {
-    const struct request *q = o->q;
+    const struct request *q = &a->q;
     uint8_t bytes[HANDLE_BYTES];
-    struct wire_report r = report_of(o, "prefilled");
-    r.n_done = (uint32_t)(q->n_all - 1);
+    struct wire_report r = report_of(a, "prefilled");
+    r.n_done = (uint32_t)(q->n_ids - 1);
     if (handed) {
         struct handle h = {.seq = handed->seq,
                            .gen = handed->gen,
@@ -101,137 +110,96 @@ int out_prefilled(struct err *e, struct serve *v, struct task *o, const struct k
                            .start_ns = q->start_ns,
                            .end_ns = q->prompt_end_ns,
                            .first_ns = q->first_ns,
-                           .load_ns = q->load_ns > v->s.load_ns ? q->load_ns : v->s.load_ns};
+                           .load_ns = q->load_ns > v->r.s.load_ns ? q->load_ns : v->r.s.load_ns};
         handle_write(bytes, &h);
         r.handle = (struct wire_bytes){bytes, sizeof bytes};
-        r.store = (struct wire_str){v->store_name, strlen(v->store_name)};
+        r.store = wire_str_of(v->store_name);
     }
-    return worker_link_report(e, v->link, o->told->order, &r);
+    return worker_link_report(e, v->link, a->told->order, &r);
 }
 
-/* ---- tokens ---- */
-
-int out_echo(struct err *e, struct serve *v, struct task *o)
+int out_hand_over(struct err *e, struct runner *r, struct request *q)
 {
-    struct wire_frame f;
-    char *text = NULL;
-    if (o->q->echoed || !shows_prompt(o->q))
-        return 0;
-    o->q->echoed = true;
-    int rc = echo_frame(e, &f, &text, &v->s, o->q);
-    rc = rc ? rc : worker_link_send(e, v->link, o->told->order, &f, 0);
-    free(text);
+    struct serve *v = serve_of(r);
+    struct assignment *a = assignment_of(q);
+    struct kv_seq_info handed;
+    bool done = hold_hand(v, a, &handed);
+    int rc = report_prefilled(e, v, a, done ? &handed : NULL);
+    hold_drop(v, a);
     return rc;
 }
 
-int out_token(struct err *e, struct serve *v, struct task *o, enum answer_end *end)
+/* ---- answers ---- */
+
+int out_frame(struct err *e, struct runner *r, struct request *q, struct wire_frame *f)
 {
-    struct request *q = o->q;
-    const char *text;
-    size_t n;
-    int rc = out_echo(e, v, o);
-    rc = rc ? rc : answer_push(e, q->answer, q->now.id, &text, &n, end);
-    rc = rc ? rc : task_append(e, o, q->now.id);
+    uint32_t n = f->out.prompt ? 0 : request_n_answer(q);
+    if (n) {
+        f->out.cached = n == 1 ? q->cached : 0;
+        f->out.at = n - 1;
+    }
+    return worker_link_send(e, serve_of(r)->link, assignment_of(q)->told->order, f, n);
+}
+
+int out_end(struct err *e, struct runner *r, struct request *q, struct wire_frame *f)
+{
+    struct serve *v = serve_of(r);
+    struct assignment *a = assignment_of(q);
+    hold_publish(v, a, false); /* before it is known that it ended, so that what comes next finds them */
+    int rc = worker_link_send(e, v->link, a->told->order, f, request_n_answer(q));
+    hold_drop(v, a);
     if (rc)
         return rc;
-    q->last = q->now.id;
-    q->last_ns = proc_now_ns();
-    if (!q->first_ns)
-        q->first_ns = o->taken ? o->from.first_ns : q->last_ns;
-    q->begun = true;
-    struct wire_top top[SAMPLE_TOP_MAX];
-    struct wire_logprob lp;
-    logprob_of(&lp, top, &q->now);
-    uint32_t n_out = task_n_out(o);
-    struct wire_frame f = {.kind = WIRE_OUT};
-    f.out = (struct wire_out){.seq = q->r->seq,
-                              .index = q->r->index,
-                              .id = q->r->id,
-                              .ids = &q->last,
-                              .n_id = 1,
-                              .text = {text, n},
-                              .lp = &lp,
-                              .n_lp = q->sp.logprobs >= 0,
-                              .cached = n_out == 1 ? q->cached : 0,
-                              .at = n_out - 1};
-    return worker_link_send(e, v->link, o->told->order, &f, n_out);
-}
-
-/* ---- the end ---- */
-
-static void add_prefill(struct wire_span *s, const struct task *o)
-{
-    const struct request *q = o->q;
-    bool far = o->taken;
-    *s = span_here("prefill");
-    s->pid = far ? o->from.pid : s->pid;
-    s->queued_ns = far ? o->from.queued_ns : q->queued_ns;
-    s->start_ns = far ? o->from.start_ns : q->start_ns;
-    s->end_ns = far ? o->from.end_ns : q->prompt_end_ns;
-    s->tokens = q->r->n_id;
-}
-
-static uint32_t spans_of(struct wire_span *span, const struct task *o, uint64_t now)
-{
-    const struct request *q = o->q;
-    uint32_t n = 0;
-    if (o->taken || q->prompt_end_ns)
-        add_prefill(&span[n++], o);
-    if (o->taken) {
-        span[n] = span_here("hand-over");
-        span[n].queued_ns = span[n].start_ns = o->from.end_ns;
-        span[n].end_ns = o->taken_ns;
-        span[n++].tokens = q->r->n_id;
+    struct wire_report w = report_of(a, "ended");
+    w.reason = f->end.reason;
+    if (w.n_out_id > NEWEST) {
+        w.out += w.n_out_id - NEWEST;
+        w.n_out_id = NEWEST;
     }
-    if (o->hands)
-        return n;
-    span[n] = span_here("decode");
-    span[n].queued_ns = q->queued_ns;
-    span[n].start_ns = o->taken ? o->taken_ns : q->prompt_end_ns ? q->prompt_end_ns : q->start_ns;
-    span[n].end_ns = now;
-    span[n++].tokens = task_n_out(o);
-    return n;
+    return worker_link_report(e, v->link, a->told->order, &w);
 }
 
-static int send_end(struct err *e, struct serve *v, struct task *o, enum answer_end end)
+/* ---- steps ---- */
+
+/* 1, 8, 16, 32 … 16384, and beyond. */
+static int size_of_step(int64_t tokens)
 {
-    struct request *q = o->q;
-    uint64_t now = proc_now_ns();
-    if (!q->first_ns)
-        q->first_ns = q->last_ns = now;
-    if (!q->last_ns)
-        q->last_ns = now;
-    uint32_t before = q->r->n_span < WIRE_SPANS_MAX - 3 ? q->r->n_span : WIRE_SPANS_MAX - 3;
-    struct wire_span *span = malloc((before + 3) * sizeof *span);
-    if (!span)
-        return err_nomem(e, "spans", (before + 3) * sizeof *span);
-    if (before)
-        memcpy(span, q->r->span, before * sizeof *span);
-    struct wire_frame f;
-    end_frame(&f, q, end);
-    f.end.span = span;
-    f.end.n_span = before + spans_of(span + before, o, now);
-    f.end.load_ns = q->load_ns > v->s.load_ns ? q->load_ns : v->s.load_ns;
-    if (o->taken && o->from.load_ns > f.end.load_ns)
-        f.end.load_ns = o->from.load_ns;
-    int rc = worker_link_send(e, v->link, o->told->order, &f, task_n_out(o));
-    free(span);
-    return rc;
+    int i = tokens > 1;
+    for (int64_t most = 8; i && i < WIRE_STEPS_MAX - 1 && tokens > most; most *= 2)
+        i++;
+    return i;
 }
 
-int out_end(struct err *e, struct serve *v, struct task *o, enum answer_end end)
+/* What the scheduler learns its costs from: steps of answers alone; and each prompt's share of the time. The frames of
+ * the step's results leave together. */
+void out_computed(struct runner *r, uint64_t ns)
 {
-    hold_publish(v, o, false); /* before it is known that it ended, so that what comes next finds them */
-    int rc = send_end(e, v, o, end);
-    hold_drop(v, o);
-    o->state = TASK_CLOSED;
-    if (rc)
-        return rc;
-    struct wire_report r = report_of(o, "ended");
-    r.reason = reason_of(end);
-    if (r.n_out_id > NEWEST) {
-        r.out += r.n_out_id - NEWEST;
-        r.n_out_id = NEWEST;
+    struct serve *v = serve_of(r);
+    const struct batch *b = r->s.batch;
+    int64_t rows = 0;
+    uint64_t context = 0;
+    bool prompts = false;
+    for (int64_t i = 0; i < b->n; i++) {
+        const struct engine_chunk *c = &b->chunk[i];
+        rows += c->n;
+        context += (uint64_t)(c->pos + c->n);
+        prompts |= c->n > 1 || c->pos < c->n_prompt;
     }
-    return worker_link_report(e, v->link, o->told->order, &r);
+    for (int64_t i = 0; i < b->n; i++)
+        assignment_of(b->q[i])->busy_ns += ns * (uint64_t)b->chunk[i].n / (uint64_t)rows;
+    v->room.steps[size_of_step(rows)]++;
+    v->room.step_tokens += (uint64_t)rows;
+    if (!prompts) {
+        v->room.step_ns = ns;
+        v->room.context = context;
+        v->room.batch = (uint32_t)b->n;
+    }
+    worker_link_hold(v->link, true);
+}
+
+int out_flush(struct err *e, struct runner *r)
+{
+    (void)e;
+    worker_link_hold(serve_of(r)->link, false);
+    return 0;
 }

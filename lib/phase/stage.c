@@ -1,9 +1,11 @@
 #include "phase/stage.h"
+#include "base/time.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "phase/batch.h"
 #include "proc/cores.h"
 #include "proc/proc.h"
 
@@ -41,7 +43,7 @@ static int open_cores(struct err *e, struct stage *s)
 int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
 {
     *s = (struct stage){.o = o};
-    uint64_t t0 = proc_now_ns();
+    uint64_t t0 = time_now_ns();
     s->n_thread = o->threads ? o->threads : proc_cpus("");
     if (open_cores(e, s))
         return e->code;
@@ -64,7 +66,7 @@ int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
                        (unsigned long long)o->model_len, s->m->path, (long long)s->context);
     if (o->model_len)
         s->context = (int64_t)o->model_len;
-    s->load_ns = proc_now_ns() - t0;
+    s->load_ns = time_now_ns() - t0;
     return 0;
 }
 
@@ -102,7 +104,7 @@ static void say_start(const struct stage *s)
         "%s: %s, %d thread%s, weights %.1f MiB %s, %.1f MiB in huge pages; %s KV, %lld blocks of %d tokens, %.1f MiB",
         s->m->path, engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s", mib(s->m->weight_bytes),
         s->m->shared ? "shared" : s->m->not_shared.text, mib(model_huge_bytes(s->m)), kern_kv_name(s->kv),
-        (long long)kv_pool_slots(s->pool), KERN_KV_BLOCK, mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
+        (long long)kv_pool_slots(s->pool), KV_BLOCK, mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
     s->o->say(s->o->say_arg, line);
 }
 
@@ -135,19 +137,19 @@ static int open_engine(struct err *e, struct stage *s)
     if (rc)
         return rc;
     s->n_thread = engine_threads(s->g);
-    return batch_new(e, &s->batch, s);
+    return batch_new(e, &s->batch, s->g);
 }
 
 int stage_engine_take(struct err *e, struct stage *s, enum kern_kv kv, struct kv_pool *pool)
 {
-    uint64_t t0 = proc_now_ns();
+    uint64_t t0 = time_now_ns();
     close_engine(s);
     s->kv = kv;
     s->pool = pool;
     s->layout = *kv_pool_layout(pool);
     int rc = engine_kv_kind(e, &s->kind, s->o->engine, s->m, kv);
     rc = rc ? rc : open_engine(e, s);
-    s->load_ns += proc_now_ns() - t0;
+    s->load_ns += time_now_ns() - t0;
     if (!rc)
         say_start(s);
     return rc;
@@ -169,13 +171,16 @@ int stage_engine(struct err *e, struct stage *s, enum kern_kv kv)
     return rc ? rc : stage_engine_take(e, s, kv, pool);
 }
 
-void stage_hello(const struct stage *s, struct wire_hello *h, bool with_kv)
+void stage_hello(const struct stage *s, struct wire_frame *out, const struct wire_hello *in, bool with_kv)
 {
+    struct wire_hello *h = &out->hello;
+    *out = (struct wire_frame){.kind = WIRE_HELLO};
     *h = (struct wire_hello){.version = WIRE_VERSION,
                              .from = wire_str_of(s->o->prog),
                              .has_vocab = true,
                              .vocab_fp = {text_fingerprint(s->text), 32},
-                             .vocab_n = text_n_token(s->text)};
+                             .vocab_n = text_n_token(s->text),
+                             .extra = in->extra};
     if (!with_kv)
         return;
     h->has_kv = true;
@@ -186,6 +191,13 @@ void stage_hello(const struct stage *s, struct wire_hello *h, bool with_kv)
     h->n_layer = (uint32_t)s->m->c.n_layer;
     h->n_kv_head = (uint32_t)s->m->c.n_kv_head;
     h->head_dim = (uint32_t)s->m->c.head_dim;
+}
+
+void stage_bye(const struct stage *s, struct wire_frame *out, uint64_t n_ok, uint64_t n_error,
+               const struct wire_bye *in)
+{
+    *out = (struct wire_frame){.kind = WIRE_BYE};
+    out->bye = (struct wire_bye){.from = wire_str_of(s->o->prog), .n_ok = n_ok, .n_error = n_error, .extra = in->extra};
 }
 
 static int differs(struct wire_str a, const char *b)

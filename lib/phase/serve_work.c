@@ -1,0 +1,147 @@
+/* Assignments: how they come, and the ways they end in without their answer. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/vec.h"
+#include "phase/serve.h"
+
+static bool is(struct wire_str s, const char *what)
+{
+    return s.n == strlen(what) && !memcmp(s.p, what, s.n);
+}
+
+struct assignment *work_find(const struct serve *v, uint64_t order)
+{
+    struct request *q = v->r.head;
+    while (q && (assignment_of(q)->told->order != order || q->state == REQUEST_CLOSED))
+        q = q->next;
+    return q ? assignment_of(q) : NULL;
+}
+
+void work_release(struct runner *r, struct request *q)
+{
+    struct assignment *a = assignment_of(q);
+    hold_drop(serve_of(r), a);
+    wire_arena_free(a->mem);
+    worker_told_free(a->told);
+    free(a->digests);
+    request_free(q, NULL);
+}
+
+int work_digests(struct err *e, struct assignment *a, int64_t n)
+{
+    const struct wire_req *r = a->q.r;
+    int rc = vec_reserve(e, &a->digests, &a->cap_digest, (size_t)n, KV_DIGEST, "digests");
+    if (rc)
+        return rc;
+    for (; a->n_digest < n; a->n_digest++) {
+        int64_t b = a->n_digest;
+        uint8_t *to = a->digests + b * KV_DIGEST;
+        if ((size_t)(b + 1) * KV_DIGEST <= r->digests.n)
+            memcpy(to, r->digests.p + b * KV_DIGEST, KV_DIGEST);
+        else
+            text_digest(to, b ? to - KV_DIGEST : NULL, a->q.ids + b * KV_BLOCK, r->salt.p, r->salt.n);
+    }
+    return 0;
+}
+
+/* ---- coming ---- */
+
+/* The request in the assignment's body, decoded once. a->q.err is set, and 0 returned, if it is refused. */
+static int read_body(struct err *e, struct serve *v, struct assignment *a)
+{
+    struct err *why = &a->q.err;
+    struct wire_frame f;
+    const struct wire_order *o = a->told->o;
+    const uint8_t *p = o->body.p;
+    size_t n = o->body.n;
+    a->mem = wire_arena_new();
+    if (!a->mem)
+        return err_nomem(e, "a request", n);
+    if (!link_msg_next(why, &f, a->mem, &p, &n) || f.kind != WIRE_HELLO)
+        err_set(why, ERR_NO, "the request has no hello: %s", why->code ? why->text : "its body is something else");
+    else if (stage_check_hello(why, &v->r.s, &f.hello))
+        why->code = ERR_NO;
+    else if (!link_msg_next(why, &f, a->mem, &p, &n) || f.kind != WIRE_TOK)
+        err_set(why, ERR_NO, "the request has no tok frame: %s", why->code ? why->text : "its body is something else");
+    else {
+        a->tok = f.req;
+        a->tok.seq = o->job;
+        return request_init(e, &a->q, &v->r.s, &a->tok);
+    }
+    return 0;
+}
+
+static bool ids_known(const struct serve *v, const struct wire_order *w)
+{
+    for (uint32_t i = 0; i < w->n_out_id; i++)
+        if (w->out[i] >= (uint64_t)v->r.s.m->c.vocab)
+            return false;
+    return true;
+}
+
+/* The answer as far as it was delivered. *end: it had ended then already. */
+static int known_answer(struct err *e, struct serve *v, struct assignment *a, enum answer_end *end)
+{
+    const struct wire_order *w = a->told->o;
+    struct request *q = &a->q;
+    const char *text;
+    size_t n_text;
+    int rc = 0;
+    if (!ids_known(v, w))
+        err_set(&q->err, ERR_NO, "the answer so far has ids that the model has not");
+    /* Tokens that are only counted are made again; the gateway knows each by its place. */
+    uint32_t n = !q->err.code && w->n_out == w->n_out_id && q->answer ? w->n_out : 0;
+    for (uint32_t i = 0; i < n && !rc && *end == ANSWER_OPEN; i++)
+        rc = request_push(e, q, w->out[i], &text, &n_text, end);
+    q->echoed = n > 0;
+    if (n)
+        q->want_prompt = false;
+    return rc;
+}
+
+static int begin(struct err *e, struct serve *v, struct assignment *a, enum answer_end end)
+{
+    struct request *q = &a->q;
+    int rc = runner_add(e, &v->r, q);
+    if (rc || q->state == REQUEST_CLOSED)
+        return rc;
+    if (end != ANSWER_OPEN) /* only the news of its end was lost */
+        return runner_end(e, &v->r, q, end);
+    const struct wire_order *o = a->told->o;
+    bool here = !o->from.n || is(o->from, v->store_name);
+    a->has_from = is(o->phase, "decode") && handle_read(&a->from, o->handle) && here;
+    if (a->has_from) {
+        q->cached = a->from.cached;
+        a->cached_known = true;
+    }
+    return 0;
+}
+
+int work_take(struct err *e, struct serve *v, struct worker_told *t)
+{
+    enum answer_end end = ANSWER_OPEN;
+    struct assignment *a = calloc(1, sizeof *a);
+    if (!a) {
+        worker_told_free(t);
+        return err_nomem(e, "an assignment", sizeof *a);
+    }
+    a->told = t;
+    a->q.priority = t->o->priority;
+    a->q.chunk = t->o->chunk;
+    a->q.hands_over = is(t->o->phase, "prefill");
+    int rc = read_body(e, v, a);
+    if (!rc && !a->q.err.code)
+        rc = known_answer(e, v, a, &end);
+    if (!rc)
+        return begin(e, v, a, end);
+    work_release(&v->r, &a->q);
+    return rc;
+}
+
+int work_stop(struct err *e, struct serve *v, struct assignment *a, const char *what)
+{
+    hold_drop(v, a);
+    runner_close(&a->q);
+    return out_report(e, v, a, what, 0, "");
+}
