@@ -8,7 +8,7 @@ import sys
 
 
 def best(workers, roles, load):
-    able = [w for w in workers if w["alive"] and w["polls"] and w["seqs"] > 0 and w["role"] in roles]
+    able = [w for w in workers if w["seqs"] > 0 and w["role"] in roles]
     return min(able, key=load, default=None)
 
 

@@ -1,4 +1,4 @@
-"""Section of bench-peers that measures the scheduler: its decisions as a filter, and over nng with workers that take no time.
+"""Section of bench-peers that measures the scheduler: its decisions as a filter, and as a service with workers that take no time.
 Standard library only."""
 
 import os
@@ -57,9 +57,9 @@ def service(b, folder):
         p.wait()
     if any(r["refused"] for r in full + half):
         raise Failed("requests were refused")
-    b.figure(f"sched over nng: orders a second, {WORKERS} workers, {QUEUED:,} queued",
+    b.figure(f"sched as a service: orders a second, {WORKERS} workers, {QUEUED:,} queued",
              statistics.median(r["orders_s"] for r in full), SERVICE_GOAL, show="{:.0f}")
-    b.figure(f"sched over nng: ms from request to order, p99, {SERVICE_GOAL / 2:.0f} a second",
+    b.figure(f"sched as a service: ms from request to order, p99, {SERVICE_GOAL / 2:.0f} a second",
              statistics.median(r["p99_ms"] for r in half), LATENCY_MS, most=True,
              detail="p50 " + " ".join(f"{r['p50_ms']:.2f}" for r in half))
 

@@ -129,7 +129,7 @@ static void nap_ms(long ms)
 /* /health says 503 while a model is loaded; a server without it is asked for its models. */
 static int ready(struct err *e, struct asks *a)
 {
-    uint64_t until = proc_now_ns() + (uint64_t)(a->o->ready_s * 1e9);
+    uint64_t until = time_now_ns() + (uint64_t)(a->o->ready_s * 1e9);
     const char *path = "/health";
     for (;;) {
         long status;
@@ -142,7 +142,7 @@ static int ready(struct err *e, struct asks *a)
             path = "/v1/models";
         if (!rc)
             rc = err_set(e, ERR_NO, "%.200s%s: status %ld", a->o->base, path, status);
-        if (proc_now_ns() >= until || proc_term_count())
+        if (time_now_ns() >= until || proc_term_count())
             return err_prefix(e, "not ready after %g s", a->o->ready_s);
         nap_ms(100);
     }

@@ -13,6 +13,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "base/vec.h"
 #include "cmd/bench/bench.h"
 #include "cmd/bench/client.h"
@@ -63,7 +64,7 @@ static int on_timer(CURLM *multi, long ms, void *arg)
 {
     struct client *c = arg;
     (void)multi;
-    c->timer_ns = ms < 0 ? FAR_NS : proc_now_ns() + (uint64_t)ms * 1000000;
+    c->timer_ns = ms < 0 ? FAR_NS : time_now_ns() + (uint64_t)ms * NS_MS;
     return 0;
 }
 
@@ -144,7 +145,7 @@ static size_t on_bytes(char *p, size_t one, size_t n, void *arg)
     struct client *c = s->client;
     struct err e;
     n *= one;
-    c->now_ns = proc_now_ns();
+    c->now_ns = time_now_ns();
     note_delay(c, c->now_ns);
     if (!s->status)
         curl_easy_getinfo(s->easy, CURLINFO_RESPONSE_CODE, &s->status);
@@ -244,7 +245,7 @@ static int send_ready(struct err *e, struct client *c)
     struct request *r = s->request;
     uint64_t due = due_ns(c, c->n_sent);
     c->ready = NULL;
-    c->now_ns = r->start_ns = proc_now_ns();
+    c->now_ns = r->start_ns = time_now_ns();
     r->arrive_ns = due;
     r->held = c->freed_ns > due;
     c->n_sent++;
@@ -282,7 +283,7 @@ static int send_due(struct err *e, struct client *c)
         if (!room(c))
             return 0;
         uint64_t due = due_ns(c, c->n_sent);
-        if (due > c->now_ns && due > (c->now_ns = proc_now_ns())) {
+        if (due > c->now_ns && due > (c->now_ns = time_now_ns())) {
             c->next_ns = due;
             return 0;
         }
@@ -342,7 +343,7 @@ static void finish(struct client *c, struct stream *s, CURLcode code)
     s->next_idle = c->idle;
     c->idle = s;
     if (c->o->max_concurrency && c->n_in_flight == c->o->max_concurrency)
-        c->freed_ns = proc_now_ns();
+        c->freed_ns = time_now_ns();
     c->n_in_flight--;
     c->n_over++;
 }
@@ -372,30 +373,26 @@ static void arm(struct client *c)
     if (c->next_ns == c->armed_ns)
         return;
     c->armed_ns = c->next_ns;
-    if (c->next_ns != FAR_NS) {
-        t.it_value.tv_sec = (time_t)(c->next_ns / 1000000000);
-        t.it_value.tv_nsec = (long)(c->next_ns % 1000000000);
-    }
+    if (c->next_ns != FAR_NS)
+        t.it_value = time_spec(c->next_ns);
     timerfd_settime(c->timer, TFD_TIMER_ABSTIME, &t, NULL);
 }
 
 static int wait_ms(const struct client *c)
 {
-    uint64_t now = proc_now_ns();
-    if (c->timer_ns <= now)
-        return 0;
-    uint64_t ms = (c->timer_ns - now) / 1000000 + 1;
-    return ms > WAIT_MS_MAX ? WAIT_MS_MAX : (int)ms;
+    uint64_t now = time_now_ns();
+    int ms = time_left_ms(c->timer_ns, now);
+    return ms < 0 || ms > WAIT_MS_MAX ? WAIT_MS_MAX : ms;
 }
 
 static int one_turn(struct err *e, struct client *c)
 {
     struct epoll_event ev[EVENTS_MAX];
-    uint64_t entered = proc_now_ns(), ticks;
+    uint64_t entered = time_now_ns(), ticks;
     int running, n = epoll_wait(c->epoll, ev, EVENTS_MAX, wait_ms(c));
     if (n < 0 && errno != EINTR)
         return err_sys(e, "wait for sockets");
-    c->now_ns = proc_now_ns();
+    c->now_ns = time_now_ns();
     /* What is readable now was not so when the last wait returned; nor when this one began, if it slept. */
     c->readable_ns = c->now_ns - entered > SLEPT_NS ? c->now_ns : c->returned_ns;
     c->returned_ns = c->now_ns;
@@ -535,11 +532,11 @@ int client_run(struct err *e, struct run *out, const struct opts *o, const struc
         rc = prepare(e, &c);
     cli_progress_start(&c.bar, PROG, warm ? "warming up" : "running");
     double cpu = cpu_s();
-    c.now_ns = c.returned_ns = out->begin_ns = proc_now_ns();
+    c.now_ns = c.returned_ns = out->begin_ns = time_now_ns();
     if (o->duration_s > 0 && !warm)
         c.stop_ns = out->begin_ns + (uint64_t)(o->duration_s * 1e9);
     rc = rc ? rc : loop(e, &c);
-    out->end_ns = proc_now_ns();
+    out->end_ns = time_now_ns();
     out->cpu_s = cpu_s() - cpu;
     settle(&c);
     close_client(&c);

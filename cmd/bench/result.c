@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/time.h"
 #include "cmd/bench/bench.h"
 
 const char *const fail_names[N_FAIL] = {
@@ -93,7 +94,7 @@ static int peaks(struct err *e, struct result *r)
     }
     if (!last)
         return 0;
-    size_t n = (size_t)((last - first) / 1000000000) + 2;
+    size_t n = (size_t)((last - first) / NS_S) + 2;
     uint64_t *tokens = calloc(2 * n, sizeof *tokens);
     if (!tokens)
         return err_nomem(e, "seconds", 2 * n * sizeof *tokens);
@@ -103,9 +104,9 @@ static int peaks(struct err *e, struct result *r)
         if (!x->over || x->fail)
             continue;
         for (uint32_t k = 0; k < x->n_stamp; k++)
-            tokens[(x->stamp[k] - first) / 1000000000]++;
-        uint64_t to = (x->stamp[x->n_stamp - 1] - first) / 1000000000;
-        for (uint64_t k = (x->start_ns - first) / 1000000000; k <= to; k++)
+            tokens[(x->stamp[k] - first) / NS_S]++;
+        uint64_t to = (x->stamp[x->n_stamp - 1] - first) / NS_S;
+        for (uint64_t k = (x->start_ns - first) / NS_S; k <= to; k++)
             lived[k]++;
     }
     for (size_t k = 0; k < n; k++) {

@@ -61,7 +61,6 @@ uint64_t kvstore_pid_start(int64_t pid); /* 0: there is none */
 void kvstore_serve(struct kvstore *k, struct peer *p, const struct wire_frame *f);
 /* What a sequence is now: the answer to the lease that waited for it, or unasked. */
 void kvstore_seq_news(struct peer *p, const struct kv_seq_info *q);
-void kvstore_credit_news(struct peer *p, const struct kv_news *n);
 void kvstore_refuse(struct peer *p, uint64_t tag, enum kv_why why, const struct err *e);
 
 #endif

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "cli/cli.h"
 #include "cmd/kvstore/kvstore.h"
 #include "engine/engine.h"
@@ -120,8 +121,8 @@ static int new_arena(struct err *e, struct kvstore *k)
 
 static int until_ms(uint64_t ns, uint64_t now)
 {
-    uint64_t ms = ns <= now ? 0 : (ns - now) / 1000000 + 1;
-    return ms > 1000 ? 1000 : (int)ms;
+    int ms = time_left_ms(ns, now);
+    return ms < 0 || ms > 1000 ? 1000 : ms;
 }
 
 static void tier_ready(void *arg, uint32_t events)
@@ -135,7 +136,7 @@ static void tier_ready(void *arg, uint32_t events)
 /* One turn: what is due, a block to the file tier, then what came, of clients and of the file tier. */
 static int turn(struct err *e, struct kvstore *k, bool absent)
 {
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     int wait = k->store ? until_ms(kv_store_tick(k->store, now), now) : 20;
     if (k->store && kv_store_flush(k->store))
         wait = 0;
@@ -154,18 +155,18 @@ static void write_rest(struct kvstore *k)
     while (more) {
         while (kv_store_flush(k->store))
             ;
-        more = kv_tier_wait(k->o.tier, (int)(k->o.tier_ns / 1000000));
+        more = kv_tier_wait(k->o.tier, (int)(k->o.tier_ns / NS_MS));
         kv_store_tier(k->store);
     }
 }
 
 static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool stale)
 {
-    uint64_t adopt_ns = proc_now_ns() + (stale ? ADOPT_MS * 1000000ull : 0), drain_ns = 0, look_ns = 0;
+    uint64_t adopt_ns = time_now_ns() + (stale ? ADOPT_MS * NS_MS : 0), drain_ns = 0, look_ns = 0;
     bool absent = false, ready = false;
     int rc = 0;
     while (!rc) {
-        uint64_t now = proc_now_ns();
+        uint64_t now = time_now_ns();
         if (!k->store && now >= adopt_ns)
             rc = new_arena(e, k);
         if (!rc && k->store && !ready) {
@@ -179,14 +180,14 @@ static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool s
         if (proc_term_count() && !k->draining) {
             struct err n = {0};
             k->draining = true;
-            drain_ns = now + f->drain_s * 1000000000ull;
+            drain_ns = now + f->drain_s * NS_S;
             link_notify(&n, "STOPPING=1", -1);
         }
         if (k->draining && (!k->store || !kv_store_busy(k->store) || now >= drain_ns))
             break;
         if (absent && now >= look_ns) {
             absent = kvstore_bury_absent(k);
-            look_ns = now + ABSENT_MS * 1000000ull;
+            look_ns = now + ABSENT_MS * NS_MS;
         }
         rc = rc ? rc : turn(e, k, absent);
     }
@@ -201,9 +202,9 @@ static int run(struct err *e, const struct flags *f)
     bool stale = false;
     list_init(&k.watchers);
     int rc = kind_of(e, &k.kind, f);
-    k.o = (struct kv_store_opts){.lease_ns = f->lease_ms * 1000000,
-                                 .handed_ns = f->handed_ms * 1000000,
-                                 .tier_ns = f->disk_ms * 1000000,
+    k.o = (struct kv_store_opts){.lease_ns = f->lease_ms * NS_MS,
+                                 .handed_ns = f->handed_ms * NS_MS,
+                                 .tier_ns = f->disk_ms * NS_MS,
                                  .verify = !f->no_verify,
                                  .tell = kvstore_news,
                                  .tell_arg = &k};

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/time.h"
 #include "base/vec.h"
 #include "cli/cli.h"
 #include "cmd/kvstore/kvstore.h"
-#include "proc/proc.h"
 
 #define EVENT_BYTES ((size_t)WIRE_KV_EVENT_BYTES_MAX / 2)
 #define LAG_BYTES ((uint64_t)8 << 20) /* a watcher that has so much before it is told anew when it has read it */
@@ -38,7 +38,7 @@ bool kvstore_bury_absent(struct kvstore *k)
     while (k->store && kv_store_absent(k->store, &c, &pid, &start)) {
         any = true;
         if (!start || kvstore_pid_start(pid) != start)
-            kv_store_gone(k->store, c, proc_now_ns());
+            kv_store_gone(k->store, c, time_now_ns());
     }
     return any;
 }
@@ -47,7 +47,7 @@ int kvstore_over(struct err *e, struct kvstore *k, struct kv_arena *a)
 {
     struct kv_store *s;
     struct peer **of = calloc(kv_arena_head(a)->n_client, sizeof(struct peer *));
-    int rc = of ? kv_store_new(e, &s, a, &k->o, proc_now_ns()) : err_nomem(e, "clients", sizeof(struct peer *));
+    int rc = of ? kv_store_new(e, &s, a, &k->o, time_now_ns()) : err_nomem(e, "clients", sizeof(struct peer *));
     if (rc) {
         free(of);
         kv_arena_free(a);
@@ -75,7 +75,7 @@ static void add_digest(void *arg, const uint8_t *digest)
 void kvstore_news(void *arg, const struct kv_news *n)
 {
     struct kvstore *k = arg;
-    bool of_client = n->kind == KV_NEWS_SEQ || n->kind == KV_NEWS_CREDIT || n->kind == KV_NEWS_EXPIRED;
+    bool of_client = n->kind == KV_NEWS_SEQ || n->kind == KV_NEWS_EXPIRED;
     struct peer *p = of_client ? k->of_client[n->client] : NULL;
     struct err e = {0};
     if (n->kind == KV_NEWS_TIER)
@@ -90,8 +90,6 @@ void kvstore_news(void *arg, const struct kv_news *n)
         kvstore_refuse(p, 0, KV_WHY_EXPIRED, &e);
     } else if (p && n->kind == KV_NEWS_SEQ) {
         kvstore_seq_news(p, &n->seq);
-    } else if (p && n->kind == KV_NEWS_CREDIT) {
-        kvstore_credit_news(p, n);
     }
 }
 
@@ -196,14 +194,14 @@ static int join(struct err *e, struct kvstore *k, struct peer *p, const struct w
     if (!k->store)
         return err_set(e, ERR_NO, "the store is starting");
     if (o->client) {
-        rc = kv_store_rejoin(e, k->store, &p->client, o->client, o->key, proc_now_ns());
+        rc = kv_store_rejoin(e, k->store, &p->client, o->client, o->key, time_now_ns());
         *kept = !rc;
         *why = KV_WHY_EXPIRED;
     } else if (k->draining) {
         return err_set(e, ERR_NO, "the store is ending");
     } else {
         int64_t pid = link_pid(p->conn);
-        rc = kv_store_join(e, k->store, &p->client, pid, kvstore_pid_start(pid), proc_now_ns());
+        rc = kv_store_join(e, k->store, &p->client, pid, kvstore_pid_start(pid), time_now_ns());
     }
     return rc;
 }
@@ -237,12 +235,12 @@ static void open_peer(struct kvstore *k, struct peer *p, const struct wire_kv_op
         kv_store_identity(k->store, p->client, &f.kv_arena.client, &f.kv_arena.key);
         f.kv_arena.arena = kv_arena_head(k->arena)->id;
         f.kv_arena.bytes = kv_arena_head(k->arena)->bytes;
-        f.kv_arena.lease_ms = k->o.lease_ns / 1000000;
+        f.kv_arena.lease_ms = k->o.lease_ns / NS_MS;
         link_send(p->conn, &f, kv_arena_fd(k->arena));
         if (kept)
             kv_store_retell(k->store, p->client);
     } else {
-        f.kv_arena.lease_ms = k->o.lease_ns / 1000000;
+        f.kv_arena.lease_ms = k->o.lease_ns / NS_MS;
         link_send(p->conn, &f, -1);
     }
 }
@@ -301,7 +299,7 @@ static void on_closed(void *arg, struct link_conn *c)
     if (p->client != KV_NONE) {
         k->of_client[p->client] = NULL;
         if (k->server) /* at the end the arena stays as it is, for the next one */
-            kv_store_gone(k->store, p->client, proc_now_ns());
+            kv_store_gone(k->store, p->client, time_now_ns());
     }
     list_each_safe (struct late, l, &p->late, node)
         free(l);

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/time.h"
 #include "cmd/kvstore/kvstore.h"
-#include "proc/proc.h"
 
 void kvstore_refuse(struct peer *p, uint64_t tag, enum kv_why why, const struct err *e)
 {
@@ -77,23 +77,9 @@ static int lease(struct err *e, struct kvstore *k, struct peer *p, const struct 
     return rc;
 }
 
-/* Those a client waited for, or that its time is over. */
-void kvstore_credit_news(struct peer *p, const struct kv_news *n)
-{
-    struct err e = {0};
-    if (n->n) {
-        answer_slots(p, n->tag, n->slot, n->n);
-        return;
-    }
-    err_set(&e, ERR_NO, "the store was full for as long as was to be waited");
-    kvstore_refuse(p, n->tag, KV_WHY_NOT_NOW, &e);
-}
-
 static int credit(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_credit *r)
 {
     uint64_t got, most = kv_arena_head(k->arena)->n_slot;
-    if (r->wait_ms && !r->some && r->n && r->n <= WIRE_KV_BLOCKS_MAX)
-        return kv_store_credit_wait(e, k->store, p->client, r->n, r->tag, r->wait_ms * 1000000ull);
     most = most < WIRE_KV_BLOCKS_MAX ? most : WIRE_KV_BLOCKS_MAX;
     if (r->n > most && !r->some && r->n <= kv_arena_head(k->arena)->n_slot)
         return err_set(e, ERR_NO, "%llu slots at once, the limit is %u", (unsigned long long)r->n, WIRE_KV_BLOCKS_MAX);
@@ -142,9 +128,8 @@ static int publish(struct err *e, struct kvstore *k, struct peer *p, const struc
 static int handle(struct err *e, struct kvstore *k, struct peer *p, enum wire_kind kind, const struct wire_kv_handle *r)
 {
     struct kv_seq_info q;
-    int rc = kind == WIRE_KV_HAND   ? kv_store_hand(e, k->store, p->client, &q, r->seq, r->gen, proc_now_ns())
-             : kind == WIRE_KV_TAKE ? kv_store_take(e, k->store, p->client, &q, r->seq, r->gen)
-                                    : kv_store_fork(e, k->store, p->client, &q, r->seq, r->gen);
+    int rc = kind == WIRE_KV_HAND ? kv_store_hand(e, k->store, p->client, &q, r->seq, r->gen, time_now_ns())
+                                  : kv_store_take(e, k->store, p->client, &q, r->seq, r->gen);
     if (!rc)
         answer_seq(p, r->tag, &q);
     return rc;
@@ -197,9 +182,9 @@ static void stat(struct kvstore *k, struct peer *p, uint64_t tag)
 static int keep(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_handle *r)
 {
     struct wire_frame f = {.kind = WIRE_KV_RENEW, .kv_handle = {.tag = r->tag}};
-    int rc = p->client != KV_NONE ? kv_store_renew(e, k->store, p->client, proc_now_ns()) : 0;
+    int rc = p->client != KV_NONE ? kv_store_renew(e, k->store, p->client, time_now_ns()) : 0;
     if (!rc && r->gen)
-        rc = k->store ? kv_store_keep(e, k->store, r->seq, r->gen, proc_now_ns())
+        rc = k->store ? kv_store_keep(e, k->store, r->seq, r->gen, time_now_ns())
                       : err_set(e, ERR_NO, "the store is starting");
     if (!rc && r->tag)
         link_send(p->conn, &f, -1);
@@ -227,7 +212,7 @@ static int client_call(struct err *e, struct kvstore *k, struct peer *p, const s
         return let_go(e, k, p, &f->kv_free);
     if (p->client == KV_NONE)
         return err_set(e, ERR_PROTO, "a %s frame of one that only watches", wire_kind_name(f->kind));
-    int rc = kv_store_renew(e, k->store, p->client, proc_now_ns());
+    int rc = kv_store_renew(e, k->store, p->client, time_now_ns());
     if (rc)
         return rc;
     switch ((int)f->kind) {
@@ -239,7 +224,6 @@ static int client_call(struct err *e, struct kvstore *k, struct peer *p, const s
         return publish(e, k, p, &f->kv_publish);
     case WIRE_KV_HAND:
     case WIRE_KV_TAKE:
-    case WIRE_KV_FORK:
         return handle(e, k, p, f->kind, &f->kv_handle);
     case WIRE_KV_FREE:
         return give_back(e, k, p, &f->kv_free);

@@ -1,10 +1,12 @@
-/* Questions to sched and to kvstore, each answered within 5 s or not at all. */
+/* Requests to sched and to kvstore, each with a response within 5 s or an error. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cmd/phasepipe/service.h"
-#include "link/ask.h"
+#include "link/session.h"
+#include "link/stat.h"
 #include "link/store_client.h"
 #include "proc/proc.h"
 #include "wire/wire.h"
@@ -13,27 +15,24 @@
 
 struct asker {
     char url[WIRE_URL_BYTES_MAX + 1];
-    struct link_box *box;
-    struct link_dialer *dialer;
-    struct wire_arena *arena;
-    struct wire_stat stat;
-    struct wire_worker *worker;
-    size_t n, cap;
+    struct session_hub *hub;
+    struct session *sched;
+    struct link_stat stat;
 };
 
 int asker_open(struct err *e, struct asker **out, const char *run, const char *sched)
 {
+    const struct session_hub_opts o = {.self = {.role = "tool", .inc = (uint64_t)getpid()}};
     struct asker *a = calloc(1, sizeof *a);
     *out = NULL;
     if (!a)
-        return err_nomem(e, "question", sizeof *a);
+        return err_nomem(e, "a request", sizeof *a);
     if (sched)
         snprintf(a->url, sizeof a->url, "%s", sched);
     else
         snprintf(a->url, sizeof a->url, "ipc://%s/sched.sock", run);
-    a->arena = wire_arena_new();
-    int rc = a->arena ? link_box_new(e, &a->box) : err_nomem(e, "frames", 0);
-    rc = rc ? rc : link_dial(e, &a->dialer, a->box, a->url, NULL);
+    int rc = session_hub_new(e, &a->hub, &o);
+    rc = rc ? rc : session_dial(e, &a->sched, a->hub, a->url, "sched", NULL);
     if (rc)
         asker_close(a);
     else
@@ -45,94 +44,64 @@ void asker_close(struct asker *a)
 {
     if (!a)
         return;
-    link_dialer_free(a->dialer);
-    link_box_free(a->box);
-    wire_arena_free(a->arena);
-    free(a->worker);
+    session_hub_free(a->hub);
+    link_stat_free(&a->stat);
     free(a);
 }
 
-static int add_worker(struct err *e, struct asker *a, const struct wire_worker *w)
-{
-    if (a->n == a->cap) {
-        size_t cap = 2 * a->cap + 16;
-        struct wire_worker *grown = realloc(a->worker, cap * sizeof *grown);
-        if (!grown)
-            return err_nomem(e, "workers", cap * sizeof *grown);
-        a->worker = grown;
-        a->cap = cap;
-    }
-    a->worker[a->n++] = *w;
-    return 0;
-}
-
-/* *stat: one came. A knob is answered by nothing, or by a refusal in words. */
-static int read_answer(struct err *e, struct asker *a, bool *stat, const uint8_t *p, size_t n)
+/* A setting comes back as it was sent, or refused with a text. */
+static int read_knob(struct err *e, bool *whole, const struct session_event *v)
 {
     struct wire_frame f;
-    int rc = 0;
-    a->n = 0;
-    *stat = false;
-    wire_arena_reset(a->arena);
-    e->code = 0;
-    while (!rc && link_msg_next(e, &f, a->arena, &p, &n)) {
-        if (f.kind == WIRE_STAT) {
-            a->stat = f.stat;
-            *stat = true;
-        } else if (f.kind == WIRE_WORKER) {
-            rc = add_worker(e, a, &f.worker);
-        } else if (f.kind == WIRE_REFUSE) {
-            rc = err_set(e, ERR_NO, "%.*s", (int)f.refuse.text.n, f.refuse.text.n ? f.refuse.text.p : "");
-        }
-    }
-    return rc ? rc : e->code;
+    struct wire_arena *arena = wire_arena_new();
+    int rc = arena ? session_frame(e, &f, arena, v) : err_nomem(e, "frames", 0);
+    if (!rc && f.kind == WIRE_REFUSE)
+        rc = err_set(e, ERR_NO, "%.*s", (int)f.refuse.text.n, f.refuse.text.n ? f.refuse.text.p : "");
+    *whole = !rc && f.kind == WIRE_KNOB;
+    wire_arena_free(arena);
+    return rc;
 }
 
-/* Asked again where the connection breaks: what is asked here does the same when it is done twice. */
-static int ask(struct err *e, struct asker *a, bool *stat, const struct wire_frame *f)
+/* *done: the response is complete. Sent again over the next connection if one breaks: both requests do the same when
+ * they are done twice. */
+static int on_event(struct err *e, struct asker *a, bool *done, const struct wire_frame *f,
+                    const struct session_event *v)
+{
+    if (v->type == SESSION_UP)
+        return session_send(e, a->sched, f);
+    if (v->type == SESSION_REFUSED)
+        return err_set(e, v->err.code, "%s", v->err.text);
+    if (v->type != SESSION_FRAME)
+        return 0;
+    int rc = f->kind == WIRE_STAT ? link_stat_add(e, &a->stat, done, v) : read_knob(e, done, v);
+    return rc == ERR_PROTO ? err_prefix(e, "%s", a->url) : rc;
+}
+
+static int ask(struct err *e, struct asker *a, const struct wire_frame *f)
 {
     uint64_t end = proc_now_ns() + ASK_MS * 1000000ull;
-    struct link_msg m = {0};
-    struct link_event v;
-    bool asked = false, answered = false;
-    int rc = 0;
-    while (!rc && !answered) {
+    struct session_event v;
+    bool done = false;
+    int rc = session_is_up(a->sched) ? session_send(e, a->sched, f) : 0;
+    while (!rc && !done) {
         uint64_t now = proc_now_ns();
-        if (now >= end) {
-            rc = err_set(e, ERR_NO, "nobody answers at %s within %d s", a->url, ASK_MS / 1000);
-            break;
-        }
-        if (!asked) {
-            rc = link_msg_add(e, &m, f);
-            rc = rc ? rc : link_ask(e, a->dialer, &m, NULL);
-            asked = true;
-        }
-        if (!rc)
-            link_box_wait(a->box, (int)((end - now) / 1000000 + 1));
-        while (!rc && !answered && link_box_take(a->box, &v)) {
-            if (v.what == LINK_ANSWER) {
-                answered = true;
-                rc = read_answer(e, a, stat, v.p, v.n);
-            }
-            if (v.what == LINK_FAILED)
-                asked = false;
-        }
+        if (now >= end)
+            return err_set(e, ERR_NO, "nobody answers at %s within %d s", a->url, ASK_MS / 1000);
+        session_hub_wait(a->hub, (int)((end - now) / 1000000 + 1));
+        while (!rc && !done && session_hub_next(a->hub, &v))
+            rc = on_event(e, a, &done, f, &v);
     }
-    link_msg_free(&m);
     return rc;
 }
 
 int asker_stat(struct err *e, struct asker *a, const struct wire_stat **stat, const struct wire_worker **w, size_t *n)
 {
     const struct wire_frame f = {.kind = WIRE_STAT};
-    bool came = false;
-    int rc = ask(e, a, &came, &f);
-    if (rc)
-        return rc;
-    *stat = &a->stat;
-    *w = a->worker;
-    *n = a->n;
-    return came ? 0 : err_set(e, ERR_PROTO, "%s answers, but is no scheduler", a->url);
+    int rc = ask(e, a, &f);
+    *stat = &a->stat.stat;
+    *w = a->stat.worker;
+    *n = a->stat.n;
+    return rc;
 }
 
 int asker_knob(struct err *e, struct asker *a, const char *name, const char *worker, double value)
@@ -140,8 +109,7 @@ int asker_knob(struct err *e, struct asker *a, const char *name, const char *wor
     const struct wire_frame f = {
         .kind = WIRE_KNOB,
         .knob = {.name = {name, strlen(name)}, .worker = {worker, worker ? strlen(worker) : 0}, .value = (float)value}};
-    bool came;
-    return ask(e, a, &came, &f);
+    return ask(e, a, &f);
 }
 
 int ask_store(struct err *e, struct wire_kv_stat *out, const char *run, const char *url)

@@ -1,7 +1,7 @@
 /*
  * Fake workers in virtual time around the real machine. A worker goes step by step: a token of every answer that it
- * decodes, and a chunk of the prompt in front of its queue; the step takes what the coefficients say. It polls, reports
- * and obeys like a real one; what it is told arrives half a round trip later.
+ * decodes, and a chunk of the prompt in front of its queue; the step takes what the coefficients say. It reports, and
+ * sends its capacity, when a step has ended; orders and controls arrive half a round trip later.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,10 +12,10 @@
 #include "base/vec.h"
 #include "cmd/simulate/simulate.h"
 
-#define POLL_TOKENS 2 /* chunks of prompts that a worker takes ahead */
+#define AHEAD 2 /* chunks of prompts that a worker takes ahead */
 #define REPORT_EVERY 16
 
-enum what { ARRIVE, STEP, POLL, CTL, CONTROL, BEGIN };
+enum what { ARRIVE, STEP, CONTROL, BEGIN };
 
 struct task { /* an order on a worker */
     struct task *next;
@@ -28,8 +28,8 @@ struct task { /* an order on a worker */
 struct worker {
     char name[16];
     int store;
-    bool busy, polls, ctl_polls, poll_due, ctl_due;
-    uint64_t got, ctl_got;
+    bool busy;
+    uint64_t n_order; /* since its join */
     struct task *prompts, **last_prompt, *answers;
     uint32_t n_prompt, n_answer, tokens_ahead, chunk_now;
     uint64_t blocks, context, step_ns;
@@ -104,42 +104,22 @@ static void tell(struct cluster *c, struct wire_frame *f)
         sched_event(&c->failed, c->s, f);
 }
 
-/* ---- workers speak ---- */
+/* ---- what workers send ---- */
 
-static void poll_soon(struct cluster *c, struct worker *w)
+static void capacity(struct cluster *c, struct worker *w)
 {
-    if (w->polls || w->poll_due)
-        return;
-    w->poll_due = true;
-    happen(c,
-           (struct happening){.at_ns = c->now_ns + (uint64_t)c->o->rtt_ns, .what = POLL, .who = (uint32_t)(w - c->w)});
-}
-
-static void poll(struct cluster *c, struct worker *w)
-{
-    uint32_t ahead = POLL_TOKENS * c->o->chunk, used = w->n_prompt + w->n_answer;
-    struct wire_frame f = {.kind = WIRE_POLL};
-    w->poll_due = false;
-    f.poll = (struct wire_poll){.worker = wire_str_of(w->name),
-                                .inc = 1,
-                                .got = w->got,
-                                .seqs = used < c->o->seqs ? c->o->seqs - used : 0,
-                                .tokens = w->tokens_ahead < ahead ? ahead - w->tokens_ahead : 0,
-                                .blocks = c->o->blocks - w->blocks,
-                                .step_ns = w->clean_ns,
-                                .context = w->clean_context,
-                                .batch = w->clean_batch};
+    uint32_t ahead = AHEAD * c->o->chunk, used = w->n_prompt + w->n_answer;
+    struct wire_frame f = {.kind = WIRE_CAPACITY};
+    f.capacity = (struct wire_capacity){.worker = wire_str_of(w->name),
+                                        .inc = 1,
+                                        .orders = w->n_order,
+                                        .seqs = used < c->o->seqs ? c->o->seqs - used : 0,
+                                        .tokens = w->tokens_ahead < ahead ? ahead - w->tokens_ahead : 0,
+                                        .blocks = c->o->blocks - w->blocks,
+                                        .step_ns = w->clean_ns,
+                                        .context = w->clean_context,
+                                        .batch = w->clean_batch};
     w->clean_ns = 0;
-    w->polls = true;
-    tell(c, &f);
-}
-
-static void ctl_poll(struct cluster *c, struct worker *w)
-{
-    struct wire_frame f = {.kind = WIRE_POLL};
-    w->ctl_due = false;
-    w->ctl_polls = true;
-    f.poll = (struct wire_poll){.worker = wire_str_of(w->name), .inc = 1, .ctl = true, .got = w->ctl_got};
     tell(c, &f);
 }
 
@@ -326,11 +306,10 @@ static void step_done(struct cluster *c, struct worker *w)
     }
     if (!w->prompts)
         w->tokens_ahead = 0;
-    w->clean_ns =
-        decoded && !mixed ? w->step_ns : 0; /* a step of decoding alone teaches the machine, by the next poll */
+    w->clean_ns = decoded && !mixed ? w->step_ns : 0; /* a step of decoding alone teaches the machine */
     w->clean_context = context;
     w->clean_batch = (uint32_t)batch;
-    poll_soon(c, w);
+    capacity(c, w);
     step(c, w);
 }
 
@@ -347,7 +326,6 @@ static void begin(struct cluster *c, struct worker *w, struct task *k)
         w->n_prompt--;
         w->n_answer++;
     }
-    poll_soon(c, w);
     step(c, w);
 }
 
@@ -366,7 +344,7 @@ static void give_up(struct cluster *c, struct worker *w, struct task **at, bool 
         w->last_prompt = &(*p)->next;
     report(c, w, k, preempt ? "preempted" : "cancelled", 0);
     drop(w, k);
-    poll_soon(c, w);
+    capacity(c, w);
 }
 
 /* The prompt under way ends its chunk first: it is found again at the next step. */
@@ -383,7 +361,7 @@ static void control(struct cluster *c, struct worker *w, const struct happening 
             return;
         }
     struct happening later = *h;
-    later.at_ns = c->now_ns + MS;
+    later.at_ns = c->now_ns + NS_MS;
     if (later.tries++ < 10000)
         happen(c, later);
 }
@@ -406,8 +384,7 @@ static void on_order(struct cluster *c, const struct wire_order *o)
                        .n_out = o->n_out,
                        .prefill = !decode,
                        .whole = o->phase.p[0] == 'w'};
-    w->got = o->n;
-    w->polls = false;
+    w->n_order++;
     w->n_prompt++; /* a seat, whatever it is; begin() sorts it */
     w->blocks += need(k);
     double late = c->o->rtt_ns / 2;
@@ -417,41 +394,17 @@ static void on_order(struct cluster *c, const struct wire_order *o)
     q->ready_ns = c->now_ns;
     happen(c, (struct happening){
                   .at_ns = c->now_ns + (uint64_t)late, .what = BEGIN, .who = (uint32_t)(w - c->w), .task = k});
-    poll_soon(c, w);
 }
 
 static void on_control(struct cluster *c, const struct wire_control *f)
 {
-    struct worker *w = &c->w[strtoul(f->to.p + 1, NULL, 10)];
-    w->ctl_got = f->n;
-    w->ctl_polls = false;
-    if (!w->ctl_due) {
-        w->ctl_due = true;
-        happen(c, (struct happening){
-                      .at_ns = c->now_ns + (uint64_t)c->o->rtt_ns, .what = CTL, .who = (uint32_t)(w - c->w)});
-    }
-    if (f->what.p[0] == 'c' || f->what.p[0] == 'p')
-        happen(c, (struct happening){.at_ns = c->now_ns + (uint64_t)(c->o->rtt_ns / 2),
-                                     .what = CONTROL,
-                                     .who = (uint32_t)(w - c->w),
-                                     .order = f->order,
-                                     .preempt = f->what.p[0] == 'p'});
-}
-
-static void on_idle(struct cluster *c, const struct wire_idle *f)
-{
-    struct worker *w = &c->w[strtoul(f->to.p + 1, NULL, 10)];
-    if (!f->ctl) {
-        w->polls = false;
-        poll_soon(c, w);
+    if (f->what.p[0] != 'c' && f->what.p[0] != 'p')
         return;
-    }
-    w->ctl_polls = false;
-    if (!w->ctl_due) {
-        w->ctl_due = true;
-        happen(c, (struct happening){
-                      .at_ns = c->now_ns + (uint64_t)c->o->rtt_ns, .what = CTL, .who = (uint32_t)(w - c->w)});
-    }
+    happen(c, (struct happening){.at_ns = c->now_ns + (uint64_t)(c->o->rtt_ns / 2),
+                                 .what = CONTROL,
+                                 .who = (uint32_t)strtoul(f->to.p + 1, NULL, 10),
+                                 .order = f->order,
+                                 .preempt = f->what.p[0] == 'p'});
 }
 
 static void emit(void *arg, const struct wire_frame *f)
@@ -464,9 +417,6 @@ static void emit(void *arg, const struct wire_frame *f)
         break;
     case WIRE_CONTROL:
         on_control(c, &f->control);
-        break;
-    case WIRE_IDLE:
-        on_idle(c, &f->idle);
         break;
     case WIRE_REFUSE:
         if (f->refuse.job) {
@@ -519,12 +469,6 @@ static void take(struct cluster *c, const struct happening *h)
     case STEP:
         step_done(c, w);
         break;
-    case POLL:
-        poll(c, w);
-        break;
-    case CTL:
-        ctl_poll(c, w);
-        break;
     case CONTROL:
         control(c, w, h);
         break;
@@ -561,8 +505,7 @@ static void join(struct cluster *c, uint32_t i)
                                 .dec_b = (float)o->c.dec[1],
                                 .dec_c = (float)o->c.dec[2]};
     tell(c, &f);
-    poll(c, w);
-    ctl_poll(c, w);
+    capacity(c, w);
 }
 
 static int loop(struct err *e, struct cluster *c)
@@ -583,7 +526,7 @@ static int loop(struct err *e, struct cluster *c)
             }
         } else {
             struct wire_frame f = {.kind = WIRE_TICK};
-            c->now_ns = at > c->now_ns ? at : c->now_ns + MS;
+            c->now_ns = at > c->now_ns ? at : c->now_ns + NS_MS;
             tell(c, &f);
         }
         if (!c->failed.code)

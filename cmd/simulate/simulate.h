@@ -6,12 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/time.h"
 #include "err/err.h"
 #include "sched/sched.h"
 #include "wire/wire.h"
 
 #define PROG "simulate"
-#define MS 1000000ull
 
 struct request {
     uint64_t at_ns; /* arrival */

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/time.h"
 #include "base/vec.h"
 #include "cmd/stream/stream.h"
 
@@ -33,7 +34,7 @@ int stats_add(struct err *e, struct stats *s, const struct wire_end *w)
 
 static void duration(const char *name, uint64_t ns)
 {
-    if (ns >= 1000000000)
+    if (ns >= NS_S)
         fprintf(stderr, "%-22s %.3f s\n", name, (double)ns / 1e9);
     else
         fprintf(stderr, "%-22s %.3f ms\n", name, (double)ns / 1e6);

@@ -6,6 +6,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "base/vec.h"
 #include "cmd/tokenize/tokenize.h"
 #include "proc/proc.h"
@@ -225,6 +226,7 @@ static int digests(struct err *e, uint8_t **out, size_t *n_out, const struct ask
 
 static int write_choices(struct err *e, struct tokenize *t, struct wire_req *r, uint32_t n)
 {
+    t->n_choice = n;
     for (uint32_t i = 0; i < n; i++) {
         struct wire_frame f = {.kind = WIRE_TOK};
         r->index = i;
@@ -278,7 +280,7 @@ static int write_request(struct err *e, struct tokenize *t, const struct ask *a,
         .pid = (uint32_t)getpid(),
         .queued_ns = start_ns, /* what came before was loading, which load_ns counts */
         .start_ns = start_ns,
-        .end_ns = proc_now_ns(),
+        .end_ns = time_now_ns(),
         .tokens = ids->n,
         .bytes = ids->n * sizeof *ids->ids,
     };
@@ -339,7 +341,7 @@ static int bad_words(struct err *e, struct rows *r, const struct tokenize *t, co
 
 int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, uint64_t born_ns)
 {
-    uint64_t start_ns = proc_now_ns();
+    uint64_t start_ns = time_now_ns();
     struct text_ids ids = {0};
     struct rows rows = {0};
     struct err why = {0};
@@ -371,7 +373,7 @@ int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, ui
 
 int emit_json(struct err *e, struct tokenize *t, const struct ask *base, const char *line, size_t n, const char *where)
 {
-    uint64_t born_ns = proc_now_ns();
+    uint64_t born_ns = time_now_ns();
     struct ask a;
     struct err why = {0};
     int r = ask_read(&why, &a, base, line, n);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "cmd/tokenize/tokenize.h"
 #include "proc/proc.h"
 #include "request/flags.h"
@@ -137,7 +138,7 @@ static int each_line(struct err *e, struct tokenize *t, const struct ask *base, 
             err_set(&why, ERR_NO, "more than %u bytes, the limit of a prompt", WIRE_STR_BYTES_MAX);
             r = emit_error(e, t, base, where, &why);
         } else {
-            r = one(e, t, base, f->raw, line, f->raw ? n : lines_without_return(line, n), where, proc_now_ns());
+            r = one(e, t, base, f->raw, line, f->raw ? n : lines_without_return(line, n), where, time_now_ns());
         }
         if (r)
             return r;
@@ -205,14 +206,14 @@ static int open_vocabulary(struct err *e, struct tokenize *t, struct text **text
         return e->code;
     t->text = *text;
     t->system = f->ask.system;
-    t->load_ns = proc_now_ns() - t->start_ns;
+    t->load_ns = time_now_ns() - t->start_ns;
     return 0;
 }
 
 int main(int argc, char **argv)
 {
     struct err e = {0};
-    struct tokenize t = {.start_ns = proc_now_ns()};
+    struct tokenize t = {.start_ns = time_now_ns()};
     struct flags f = {0};
     struct gguf *g = NULL;
     struct text *text = NULL;

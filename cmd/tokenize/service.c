@@ -1,282 +1,435 @@
 /*
- * tokenize as a service: gateways ask, and get what the filter would have written for the same line. Short lines are
- * answered where they come in; long ones go to a second thread, so that a prompt of megabytes keeps nobody waiting. All
- * answers leave from the first thread, which also learns that an asker has gone.
+ * tokenize as a service: peers send lines, and get the prompts of their choices (link/session.h; docs/protocol.md,
+ * "Between the services"). Short lines are tokenized where they come in. Long ones go to a background thread, so that a
+ * prompt of megabytes keeps nobody waiting. All frames leave from the first thread; an answer that does not fit the
+ * window of its session waits there, in order.
  */
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/job.h"
+#include "base/loop.h"
+#include "base/time.h"
 #include "cmd/tokenize/tokenize.h"
-#include "link/ask.h"
 #include "link/notify.h"
+#include "link/session.h"
 #include "proc/proc.h"
 
-#define LONG_BYTES 65536                        /* a question from here on is for the second thread */
-#define LONG_BYTES_WAITING ((size_t)256 << 20)  /* of long ones at most; beyond, they are refused */
-#define TICK_MS 250                             /* a signal may come just before a wait */
-#define QUIET_MS 100                            /* after SIGTERM: nothing came for this long */
-#define DRAIN_NS ((uint64_t)2000 * 1000 * 1000) /* after SIGTERM at most */
+#define LONG_BYTES 65536                      /* a line from here on is for the second thread */
+#define WAITING_BYTES_MAX ((size_t)256 << 20) /* of long lines that wait, and of answers that wait; beyond: refused */
+#define WAITING_MAX 16384                     /* answers of a peer that wait; beyond it is closed */
+#define ANSWER_BYTES_MAX ((size_t)64 << 20)   /* of the prompts of one request */
+#define TICK_MS 250                           /* a signal may come just before a wait */
+#define QUIET_MS 100                          /* after SIGTERM: nothing came for this long */
+#define DRAIN_NS (2 * NS_S)                   /* after SIGTERM at most */
+#define BYE_MS 1000                           /* … and then for what is queued to be acknowledged */
 
-struct worker { /* what a thread needs of its own */
-    struct tokenize t;
-    struct wire_arena *question;
-    const struct ask *base;
+struct bytes { /* frames with their length prefixes */
+    uint8_t *p;
+    size_t n, cap;
 };
 
-struct item { /* a long question */
-    struct item *next, *next_held;
-    struct link_question *q; /* NULL: its asker has gone */
-    uint32_t peer;
-    uint8_t *p;
-    size_t n;
-    struct link_msg answer;
+struct tokenizer { /* what a thread needs of its own */
+    struct tokenize t;
+    struct wire_arena *ask;
+    const struct ask *base;
+    const struct bytes *hello;
+    struct bytes *out; /* of the present request */
+};
+
+struct peer { /* the arg of an accepted session */
+    struct list node;
+    struct session *s;
+    struct list jobs;    /* answers that the second thread has still to make */
+    struct list answers; /* that wait for the window */
+    size_t n_waiting;    /* of those */
+};
+
+struct answer {
+    struct list node;
+    struct server *server;
+    struct peer *peer; /* NULL: it has gone */
+    struct job job;
+    struct bytes ask;    /* of a long line, until it is tokenized */
+    struct bytes frames; /* sent up to `sent` */
+    size_t sent;
 };
 
 struct server {
-    struct worker fast, slow;
-    struct link_box *box;
-    struct link_listener *listener;
-    struct item *held; /* all long questions; of the first thread */
-    pthread_mutex_t lock;
-    pthread_cond_t work;
-    struct item *first, **last, *done;
-    size_t n_waiting; /* bytes */
-    bool stop;
-    pthread_t thread;
-    bool has_thread;
+    struct tokenizer fast, slow;
+    struct bytes hello;
+    struct loop *loop;
+    struct loop_fd hub_fd;
+    struct session_hub *hub;
+    struct session_listener *listener;
+    struct job_queue *slow_lines;
+    struct list peers;
+    size_t n_waiting; /* bytes of answers that wait for a window */
+    bool ending;      /* no ask is looked at any more */
 };
+
+/* ---- a line to frames ---- */
+
+static int add_frame(struct err *e, struct bytes *b, const struct wire_frame *f)
+{
+    return wire_encode_add(e, &b->p, &b->n, &b->cap, f);
+}
+
+/* The tok goes to the worker as it is encoded here: nobody between looks into the body. */
+static int add_prompt(struct err *e, struct tokenizer *w, const struct wire_frame *tok)
+{
+    const struct wire_req *q = &tok->req;
+    struct bytes body = {0};
+    struct wire_frame f = {.kind = WIRE_PROMPT};
+    int rc = add_frame(e, &body, tok);
+    size_t n = w->hello->n + body.n;
+    if (!rc && n > WIRE_BODY_BYTES_MAX)
+        rc = err_set(e, ERR_NO, "the prompt has %u tokens, a frame of %zu bytes; services carry %u", q->n_id, n,
+                     WIRE_BODY_BYTES_MAX);
+    uint8_t *whole = rc ? NULL : malloc(n);
+    if (!rc && !whole)
+        rc = err_nomem(e, "a prompt", n);
+    if (!rc) {
+        memcpy(whole, w->hello->p, w->hello->n);
+        memcpy(whole + w->hello->n, body.p, body.n);
+        f.prompt = (struct wire_prompt){.seq = q->seq,
+                                        .index = q->index,
+                                        .n = w->t.n_choice,
+                                        .id = q->id,
+                                        .n_prompt = q->n_id,
+                                        .max_tokens = q->s.max_tokens,
+                                        .digests = q->digests,
+                                        .priority = q->priority,
+                                        .born_ns = q->born_ns,
+                                        .load_ns = q->load_ns,
+                                        .span = q->span,
+                                        .n_span = q->n_span,
+                                        .body = {whole, n},
+                                        .extra = q->extra};
+        rc = add_frame(e, w->out, &f);
+    }
+    free(whole);
+    free(body.p);
+    return rc;
+}
+
+static int put_hello(struct err *e, void *arg, const struct wire_frame *f)
+{
+    return add_frame(e, arg, f);
+}
 
 static int put(struct err *e, void *arg, const struct wire_frame *f)
 {
-    return link_msg_add(e, arg, f);
+    struct tokenizer *w = arg;
+    int rc = f->kind == WIRE_TOK ? add_prompt(e, w, f) : add_frame(e, w->out, f);
+    if (!rc && w->out->n > ANSWER_BYTES_MAX)
+        rc = err_set(e, ERR_NO,
+                     "the prompts of its %u choices have more than %zu MiB; services carry no more of one request",
+                     w->t.n_choice, ANSWER_BYTES_MAX >> 20);
+    return rc;
 }
 
-static int worker_open(struct err *e, struct worker *w, const struct tokenize *t, const struct ask *base)
+static int tokenizer_open(struct err *e, struct tokenizer *w, const struct tokenize *t, const struct ask *base,
+                          const struct bytes *hello)
 {
     w->t = *t;
     w->t.load_ns = 0; /* nobody waited for it */
     w->t.put = put;
+    w->t.put_arg = w;
     w->base = base;
+    w->hello = hello;
     w->t.arena = wire_arena_new();
     w->t.said = json_object();
-    w->question = wire_arena_new();
-    return w->t.arena && w->t.said && w->question ? 0 : err_nomem(e, "start", 0);
+    w->ask = wire_arena_new();
+    return w->t.arena && w->t.said && w->ask ? 0 : err_nomem(e, "start", 0);
 }
 
-static void worker_close(struct worker *w)
+static void tokenizer_close(struct tokenizer *w)
 {
     wire_arena_free(w->t.arena);
-    wire_arena_free(w->question);
+    wire_arena_free(w->ask);
     json_decref(w->t.said);
 }
 
-/* hello, and what the filter writes for the line. A failure is of this question alone. */
-static int answer_line(struct err *e, struct worker *w, struct link_msg *m, const struct wire_ask *a)
+/* What the filter writes for the line. A failure is of this request alone. */
+static int tokenize_line(struct err *e, struct tokenizer *w, const struct wire_ask *a)
 {
     struct ask base = *w->base;
+    if (a->what.n != 4 || memcmp(a->what.p, "line", 4))
+        return err_set(e, ERR_PROTO, "ask '%.*s': tokenize answers 'line'", (int)a->what.n, a->what.p);
     if (a->id.n) {
         base.id = a->id.p;
         base.n_id = a->id.n;
     }
-    w->t.put_arg = m;
     w->t.seq = a->seq;
-    if (emit_hello(e, &w->t))
-        return e->code;
     return emit_json(e, &w->t, &base, a->text.n ? a->text.p : "", a->text.n, "");
 }
 
-/* refused: why it is not even looked at; NULL: it is. */
-static void answer(struct worker *w, struct link_msg *m, const uint8_t *p, size_t n, const char *refused)
+/* The frames of the answer to an ask. refused: why it is not even looked at; NULL: it is. */
+static void answer_ask(struct tokenizer *w, struct bytes *out, const struct wire_ask *a, const char *refused)
 {
     struct err e = {0};
-    struct wire_frame f = {.kind = 0};
-    wire_arena_reset(w->question);
-    bool got = link_msg_next(&e, &f, w->question, &p, &n);
-    int rc = got ? 0 : e.code ? e.code : err_set(&e, ERR_PROTO, "an empty question");
-    if (got && f.kind != WIRE_ASK)
-        rc = err_set(&e, ERR_PROTO, "a frame of kind %s: tokenize answers ask", wire_kind_name(f.kind));
-    else if (got && (f.ask.what.n != 4 || memcmp(f.ask.what.p, "line", 4)))
-        rc = err_set(&e, ERR_PROTO, "ask '%.*s': tokenize answers 'line'", (int)f.ask.what.n, f.ask.what.p);
-    else if (got && refused)
-        rc = err_set(&e, ERR_SYS, "%s", refused);
-    else if (got)
-        rc = answer_line(&e, w, m, &f.ask);
+    w->out = out;
+    int rc = refused ? err_set(&e, ERR_SYS, "%s", refused) : tokenize_line(&e, w, a);
     if (!rc)
         return;
-    struct wire_frame why = {.kind = WIRE_ERR};
-    bool asked = got && f.kind == WIRE_ASK;
-    why.error = (struct wire_error){.seq = asked ? f.ask.seq : 0,
-                                    .id = asked ? f.ask.id : (struct wire_str){0},
-                                    .code = (uint32_t)rc,
-                                    .text = {e.text, strlen(e.text)}};
-    link_msg_clear(m);
-    w->t.put_arg = m;
-    if (emit_hello(&e, &w->t) || link_msg_add(&e, m, &why))
-        link_msg_clear(m); /* no memory: an empty answer, which the gateway takes for a failure */
+    struct wire_frame f = {.kind = WIRE_ERR};
+    f.error = (struct wire_error){.seq = a->seq, .id = a->id, .code = (uint32_t)rc, .text = wire_str_of(e.text)};
+    out->n = 0;
+    if (add_frame(&e, out, &f))
+        out->n = 0;
 }
 
-/* ---- long questions ---- */
+/* ---- answers ---- */
 
-static void *slow(void *arg)
+static void answer_free(struct answer *a)
 {
-    struct server *s = arg;
-    pthread_mutex_lock(&s->lock);
-    for (;;) {
-        while (!s->first && !s->stop)
-            pthread_cond_wait(&s->work, &s->lock);
-        struct item *i = s->first;
-        if (!i)
-            break;
-        s->first = i->next;
-        if (!s->first)
-            s->last = &s->first;
-        pthread_mutex_unlock(&s->lock);
-        answer(&s->slow, &i->answer, i->p, i->n, NULL);
-        free(i->p);
-        i->p = NULL;
-        pthread_mutex_lock(&s->lock);
-        s->n_waiting -= i->n;
-        i->next = s->done;
-        s->done = i;
-        link_box_wake(s->box);
+    list_remove(&a->node);
+    free(a->ask.p);
+    free(a->frames.p);
+    free(a);
+}
+
+/* What the window takes. */
+static void send_answers(struct server *s, struct peer *p)
+{
+    struct err e;
+    while (!list_empty(&p->answers)) {
+        struct answer *a = list_entry(p->answers.next, struct answer, node);
+        while (a->sent < a->frames.n) {
+            const uint8_t *at = a->frames.p + a->sent;
+            size_t n = 0;
+            if (wire_frame_size(&e, &n, at, a->frames.n - a->sent) || session_send_bytes(&e, p->s, at, n))
+                return;
+            a->sent += n;
+        }
+        s->n_waiting -= a->frames.n;
+        p->n_waiting--;
+        answer_free(a);
     }
-    pthread_mutex_unlock(&s->lock);
-    return NULL;
 }
 
-/* False: there is no room, or no memory. */
-static bool to_slow(struct server *s, const struct link_event *v)
+/* Takes a. Without a frame (no memory even for an err) the session ends: the peer asks again. */
+static void deliver(struct server *s, struct answer *a)
 {
-    pthread_mutex_lock(&s->lock);
-    bool room = s->has_thread && s->n_waiting + v->n <= LONG_BYTES_WAITING;
-    pthread_mutex_unlock(&s->lock);
-    struct item *i = room ? calloc(1, sizeof *i) : NULL;
-    if (i)
-        i->p = malloc(v->n);
-    if (!i || !i->p) {
-        free(i);
-        return false;
+    struct peer *p = a->peer;
+    list_remove(&a->node);
+    if (!p || !a->frames.n) {
+        answer_free(a);
+        if (p)
+            session_close(p->s, "out of memory");
+        return;
     }
-    memcpy(i->p, v->p, v->n);
-    i->n = v->n;
-    i->q = v->q;
-    i->peer = v->peer;
-    i->next_held = s->held;
-    s->held = i;
-    pthread_mutex_lock(&s->lock);
-    *s->last = i;
-    s->last = &i->next;
-    s->n_waiting += i->n;
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
-    return true;
+    list_push_back(&p->answers, &a->node);
+    s->n_waiting += a->frames.n;
+    p->n_waiting++;
+    send_answers(s, p);
+    if (p->n_waiting > WAITING_MAX)
+        session_close(p->s, "more than 16384 answers wait to be acknowledged");
 }
 
-static void item_free(struct server *s, struct item *i)
+static int read_ask(struct err *e, struct tokenizer *w, struct wire_frame *f, const uint8_t *p, size_t n)
 {
-    struct item **at = &s->held;
-    while (*at != i)
-        at = &(*at)->next_held;
-    *at = i->next_held;
-    free(i->p);
-    link_msg_free(&i->answer);
-    free(i);
+    const struct session_event ev = {.type = SESSION_FRAME, .p = p, .n = n};
+    wire_arena_reset(w->ask);
+    return session_frame(e, f, w->ask, &ev);
 }
 
-static void give_done(struct server *s)
+static void run_long(void *arg)
 {
-    pthread_mutex_lock(&s->lock);
-    struct item *i = s->done, *next;
-    s->done = NULL;
-    pthread_mutex_unlock(&s->lock);
-    for (; i; i = next) {
-        next = i->next;
-        if (i->q)
-            link_answer(i->q, &i->answer);
-        item_free(s, i);
-    }
+    struct answer *a = arg;
+    struct err e;
+    struct wire_frame f;
+    if (!read_ask(&e, &a->server->slow, &f, a->ask.p, a->ask.n)) /* it was read before: only for want of memory */
+        answer_ask(&a->server->slow, &a->frames, &f.ask, NULL);
+    free(a->ask.p);
+    a->ask.p = NULL;
+}
+
+static void long_done(void *arg, bool ran)
+{
+    struct answer *a = arg;
+    (void)ran;
+    deliver(a->server, a);
+}
+
+/* ERR_NO: there is no room. */
+static int add_long(struct err *e, struct server *s, struct answer *a, const struct session_event *ev)
+{
+    if (!(a->ask.p = malloc(ev->n)))
+        return err_nomem(e, "a line", ev->n);
+    memcpy(a->ask.p, ev->p, ev->n);
+    a->ask.n = ev->n;
+    a->job = (struct job){.run = run_long, .done = long_done, .arg = a, .n_bytes = ev->n};
+    int rc = job_add(e, s->slow_lines, &a->job);
+    if (!rc)
+        list_push_back(&a->peer->jobs, &a->node);
+    return rc;
 }
 
 /* ---- the loop ---- */
 
-static void take(struct server *s, const struct link_event *v, struct link_msg *m)
+static void on_ask(struct server *s, struct peer *p, const struct session_event *ev)
 {
-    if (v->what == LINK_DOWN)
-        for (struct item *i = s->held; i; i = i->next_held)
-            if (i->peer == v->peer)
-                i->q = NULL;
-    bool is_long = v->n >= LONG_BYTES;
-    if (v->what != LINK_QUESTION || (is_long && to_slow(s, v)))
+    struct err e;
+    struct wire_frame f;
+    int rc = read_ask(&e, &s->fast, &f, ev->p, ev->n);
+    if (!rc && f.kind != WIRE_ASK)
+        rc = err_set(&e, ERR_PROTO, "a frame of kind %s: tokenize takes ask", wire_kind_name(f.kind));
+    struct answer *a = rc ? NULL : calloc(1, sizeof *a);
+    if (!rc && !a)
+        rc = err_nomem(&e, "an answer", sizeof *a);
+    if (rc) {
+        session_close(p->s, e.text);
         return;
-    answer(&s->fast, m, v->p, v->n, is_long ? "tokenize is busy: 256 MiB of long prompts wait already" : NULL);
-    link_answer(v->q, m);
+    }
+    list_init(&a->node);
+    a->server = s;
+    a->peer = p;
+    bool full = s->n_waiting > WAITING_BYTES_MAX, is_long = !full && ev->n >= LONG_BYTES;
+    if (is_long && !add_long(&e, s, a, ev))
+        return;
+    full = full || is_long;
+    answer_ask(&s->fast, &a->frames, &f.ask, full ? "tokenize is busy: 256 MiB of long prompts wait already" : NULL);
+    deliver(s, a);
 }
 
-static void loop(struct server *s)
+static void on_up(struct server *s, struct session *x)
 {
-    struct link_msg m = {0};
-    struct link_event v;
-    uint64_t end_ns = 0;
-    for (bool quiet = false; !quiet || s->held;) {
-        bool term = proc_term_count() > 0;
-        if (term && !end_ns)
-            end_ns = proc_now_ns() + DRAIN_NS;
-        link_box_wait(s->box, term ? QUIET_MS : TICK_MS);
-        quiet = term;
-        while (link_box_take(s->box, &v)) {
-            take(s, &v, &m);
-            quiet = false;
-        }
-        give_done(s);
-        quiet = quiet || (term && proc_now_ns() > end_ns);
+    struct err e;
+    struct peer *p = calloc(1, sizeof *p);
+    session_set_arg(x, p);
+    if (!p || session_send_bytes(&e, x, s->hello.p, s->hello.n)) {
+        free(p);
+        session_set_arg(x, NULL);
+        session_close(x, "out of memory");
+        return;
     }
-    link_msg_free(&m);
+    p->s = x;
+    list_init(&p->jobs);
+    list_init(&p->answers);
+    list_push_back(&s->peers, &p->node);
+}
+
+static void peer_free(struct server *s, struct peer *p)
+{
+    for (struct list *n; (n = list_pop_front(&p->jobs));) {
+        struct answer *a = list_entry(n, struct answer, node);
+        a->peer = NULL;
+        job_cancel(s->slow_lines, &a->job);
+    }
+    while (!list_empty(&p->answers)) {
+        struct answer *a = list_entry(p->answers.next, struct answer, node);
+        s->n_waiting -= a->frames.n;
+        answer_free(a);
+    }
+    list_remove(&p->node);
+    free(p);
+}
+
+/* Whether something came of a peer. */
+static bool take_events(struct server *s)
+{
+    struct session_event ev;
+    bool any = false;
+    while (session_hub_next(s->hub, &ev)) {
+        struct peer *p = session_arg(ev.s);
+        any = any || ev.type == SESSION_FRAME;
+        if (ev.type == SESSION_UP)
+            on_up(s, ev.s);
+        else if (p && ev.type == SESSION_FRAME && !s->ending)
+            on_ask(s, p, &ev);
+        else if (p && ev.type == SESSION_ACKED)
+            send_answers(s, p);
+        else if (p && ev.type == SESSION_DOWN)
+            peer_free(s, p);
+    }
+    return any;
+}
+
+static int step(struct err *e, struct server *s, int most_ms, bool *any)
+{
+    int due = session_hub_timeout_ms(s->hub);
+    int rc = loop_step(e, s->loop, NULL, due >= 0 && due < most_ms ? due : most_ms);
+    *any = !rc && take_events(s);
+    return rc;
+}
+
+/* Until SIGTERM; then until nothing has come for QUIET_MS and the second thread has ended, and at last until peers have
+ * acknowledged what is queued for them. */
+static int serve(struct err *e, struct server *s)
+{
+    int rc = 0;
+    bool any;
+    while (!rc && !proc_term_count())
+        rc = step(e, s, TICK_MS, &any);
+    uint64_t end_ns = time_now_ns() + DRAIN_NS, quiet_ns = time_now_ns() + QUIET_MS * NS_MS;
+    for (uint64_t now = 0; !rc && (job_count(s->slow_lines) || (now < quiet_ns && now < end_ns)); now = time_now_ns()) {
+        rc = step(e, s, QUIET_MS, &any);
+        if (any)
+            quiet_ns = time_now_ns() + QUIET_MS * NS_MS;
+    }
+    s->ending = true;
+    session_listener_free(s->listener);
+    s->listener = NULL;
+    list_for_each (n, &s->peers)
+        session_bye(list_entry(n, struct peer, node)->s, BYE_MS);
+    for (end_ns = time_now_ns() + BYE_MS * NS_MS; !rc && !list_empty(&s->peers) && time_now_ns() < end_ns;)
+        rc = step(e, s, QUIET_MS, &any);
+    return rc;
+}
+
+static void on_hub(void *arg, uint32_t events) /* what is there is taken after the step */
+{
+    (void)arg, (void)events;
+}
+
+static int server_open(struct err *e, struct server *s, const struct tokenize *t, const struct ask *base,
+                       const char *url)
+{
+    const struct session_hub_opts o = {.self = {.role = "tokenize", .name = "", .inc = time_wall_ns()}};
+    struct tokenize first = *t;
+    first.put = put_hello;
+    first.put_arg = &s->hello;
+    int rc = emit_hello(e, &first);
+    rc = rc ? rc : tokenizer_open(e, &s->fast, t, base, &s->hello);
+    rc = rc ? rc : tokenizer_open(e, &s->slow, t, base, &s->hello);
+    rc = rc ? rc : loop_new(e, &s->loop);
+    rc = rc ? rc : job_queue_open(e, &s->slow_lines, s->loop, WAITING_BYTES_MAX, "long prompts");
+    rc = rc ? rc : session_hub_new(e, &s->hub, &o);
+    rc = rc ? rc : loop_fd_add(e, s->loop, &s->hub_fd, session_hub_fd(s->hub), EPOLLIN, on_hub, NULL);
+    return rc ? rc : session_listen(e, &s->listener, s->hub, url, "gateway tool", NULL);
 }
 
 static void server_close(struct server *s)
 {
-    pthread_mutex_lock(&s->lock);
-    s->stop = true;
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
-    if (s->has_thread)
-        pthread_join(s->thread, NULL);
-    while (s->held)
-        item_free(s, s->held);
-    link_listener_free(s->listener);
-    link_box_free(s->box);
-    worker_close(&s->fast);
-    worker_close(&s->slow);
-    pthread_mutex_destroy(&s->lock);
-    pthread_cond_destroy(&s->work);
+    while (!list_empty(&s->peers))
+        peer_free(s, list_entry(s->peers.next, struct peer, node));
+    job_queue_close(s->slow_lines);
+    loop_fd_remove(&s->hub_fd);
+    session_listener_free(s->listener);
+    session_hub_free(s->hub);
+    loop_free(s->loop);
+    tokenizer_close(&s->fast);
+    tokenizer_close(&s->slow);
+    free(s->hello.p);
 }
 
-/* Threads are begun with the signals blocked, so that SIGTERM ends the wait of this one. */
 int service(struct err *e, const struct tokenize *t, const struct ask *base, const char *url, int ready_fd)
 {
-    struct server s = {.last = &s.first};
+    struct server s = {0};
     sigset_t term, was;
-    pthread_mutex_init(&s.lock, NULL);
-    pthread_cond_init(&s.work, NULL);
     sigemptyset(&term);
     sigaddset(&term, SIGTERM);
     sigaddset(&term, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &term, &was);
-    int rc = worker_open(e, &s.fast, t, base);
-    rc = rc ? rc : worker_open(e, &s.slow, t, base);
-    rc = rc ? rc : link_box_new(e, &s.box);
-    rc = rc ? rc : link_listen(e, &s.listener, s.box, url, NULL);
-    if (!rc && pthread_create(&s.thread, NULL, slow, &s))
-        rc = err_sys(e, "cannot start a thread");
-    s.has_thread = !rc;
+    list_init(&s.peers);
+    pthread_sigmask(SIG_BLOCK, &term, &was); /* so that no thread of nng takes the signal that ends our wait */
+    int rc = server_open(e, &s, t, base, url);
     pthread_sigmask(SIG_SETMASK, &was, NULL);
     rc = rc ? rc : link_ready(e, NULL, ready_fd);
-    if (!rc)
-        loop(&s);
+    rc = rc ? rc : serve(e, &s);
     server_close(&s);
     return rc;
 }

@@ -21,7 +21,8 @@ struct tokenize { /* what the run is about; built once by main */
     int (*put)(struct err *e, void *arg, const struct wire_frame *f);
     void *put_arg;
     struct wire_arena *arena;
-    uint64_t seq; /* of the next request */
+    uint64_t seq;      /* of the next request */
+    uint32_t n_choice; /* of the request that is written */
     uint64_t load_ns, start_ns;
     uint64_t n_ok, n_error;
     json_t *said; /* unknown fields that were named already */
@@ -40,7 +41,7 @@ int emit_bye(struct err *e, struct tokenize *t);
 /* back.c: ids (a line each) or frames to text. */
 int back(struct err *e, const struct text *t, int64_t n_row, int fd, const char *name);
 
-/* service.c: answers questions until SIGTERM. ready_fd -1: none. */
+/* service.c: serves gateways at url until SIGTERM. ready_fd -1: none. */
 int service(struct err *e, const struct tokenize *t, const struct ask *base, const char *url, int ready_fd);
 
 #endif

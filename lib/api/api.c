@@ -1,8 +1,6 @@
 /* The edge: what it opens, and its loop. */
 #include "api/api_impl.h"
 
-#include <errno.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,12 +9,13 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "proc/proc.h"
 
-#define ABSENT_SAY_NS ((uint64_t)1000 * 1000 * 1000)
+#define ABSENT_SAY_NS NS_S
 #define TICK_MS 500 /* absences and the end of draining are looked at */
 /* Draining: who has taken nothing for so long is not waited for. */
-#define STALL_NS ((uint64_t)10 * 1000 * 1000 * 1000)
+#define STALL_NS (10 * NS_S)
 
 void api_say(struct api *a, const char *fmt, ...)
 {
@@ -93,6 +92,8 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     if (!a)
         return err_nomem(e, "the edge", sizeof *a);
     a->o = *o;
+    list_init(&a->calls);
+    list_init(&a->later);
     if (!a->o.waiting_max)
         a->o.waiting_max = API_WAITING_MAX;
     if (!a->o.default_max_tokens)
@@ -100,7 +101,8 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     int rc = api_served_open(e, a);
     rc = rc ? rc : api_keys_read(e, a);
     rc = rc ? rc : metrics_new(e, &a->metrics, a->model.name, a->model.context);
-    rc = rc ? rc : aside_open(e, &a->aside);
+    rc = rc ? rc : loop_new(e, &a->loop);
+    rc = rc ? rc : job_queue_open(e, &a->parse, a->loop, PARSE_BYTES_MAX, "long requests");
     rc = rc ? rc : open_http(e, a); /* an address in use is said before anything is dialed */
     rc = rc ? rc : open_gateway(e, a);
     rc = rc ? rc : watch_open(e, &a->watch, a->o.sched, a->o.tokenize, a->o.kv);
@@ -118,7 +120,8 @@ void api_close(struct api *a)
     http_close(a->http); /* what runs is cancelled */
     gateway_close(a->gateway);
     watch_close(a->watch);
-    aside_close(a->aside);
+    job_queue_close(a->parse);
+    loop_free(a->loop);
     metrics_free(a->metrics);
     api_served_close(a);
     free(a->key);
@@ -192,14 +195,17 @@ bool api_ready(const struct api *a)
 
 /* ---- the loop ---- */
 
-struct loop {
+struct run {
     struct api *a;
     uint64_t end_ns;           /* of draining; 0: it serves */
     bool said, connected, cut; /* cut: what ran at the end of draining */
     unsigned terms;
+    double drain_s;
+    struct loop_fd http, gateway, watch, signals;
+    bool watched; /* the watch has something */
 };
 
-static void absences(struct loop *l, uint64_t now)
+static void absences(struct run *l, uint64_t now)
 {
     struct api *a = l->a;
     uint64_t since = 0;
@@ -214,7 +220,7 @@ static void absences(struct loop *l, uint64_t now)
         l->said = true;
         api_say(a, "waits for %s", url);
     }
-    if (now - since > API_ABSENT_WAITING_NS && a->calls) {
+    if (now - since > API_ABSENT_WAITING_NS && a->n_call) {
         const struct call_error why = {503, 5, API_ABSENT_TEXT};
         call_fail_all(a, strcmp(url, a->o.sched) ? CALLS_UNREAD : CALLS_WAITING, &why);
     }
@@ -229,10 +235,12 @@ static void reload(struct api *a)
         api_say(a, "%s: the certificate is as before", e.text);
 }
 
-static void signals(struct loop *l, int fd, double drain_s)
+static void on_signals(void *arg, uint32_t events)
 {
+    struct run *l = arg;
     struct signalfd_siginfo s;
-    while (read(fd, &s, sizeof s) == (ssize_t)sizeof s) {
+    (void)events;
+    while (read(l->signals.fd, &s, sizeof s) == (ssize_t)sizeof s) {
         if (s.ssi_signo == SIGHUP) {
             reload(l->a);
             continue;
@@ -241,11 +249,11 @@ static void signals(struct loop *l, int fd, double drain_s)
         if (l->a->draining)
             continue;
         l->a->draining = true;
-        l->end_ns = proc_now_ns() + (uint64_t)(drain_s * 1e9);
+        l->end_ns = time_now_ns() + (uint64_t)(l->drain_s * 1e9);
     }
 }
 
-static int wait_ms(const struct loop *l)
+static int wait_ms(const struct run *l)
 {
     const struct api *a = l->a;
     uint64_t ms = TICK_MS, at = gateway_next_ms(a->gateway);
@@ -258,27 +266,27 @@ static int wait_ms(const struct loop *l)
 }
 
 /* What is computed and not read yet runs as well, where somebody reads it. */
-static bool goes_on(struct loop *l, uint64_t now)
+static bool goes_on(struct run *l, uint64_t now)
 {
     if (!l->a->draining)
         return true;
     if (l->terms > 1)
         return false;
-    uint32_t n_leaving = l->a->calls ? 0 : http_leaving(l->a->http, STALL_NS);
+    uint32_t n_leaving = l->a->n_call ? 0 : http_leaving(l->a->http, STALL_NS);
     if (now >= l->end_ns && n_leaving) {
         if (!l->cut)
             api_say(l->a, "answers that are not read to their end: %u, and the time to drain has passed", n_leaving);
         return false;
     }
-    if (now >= l->end_ns && l->a->calls) {
+    if (now >= l->end_ns && l->a->n_call) {
         api_say(l->a, "%llu answers are cut off: the time to drain has passed", (unsigned long long)l->a->n_call);
         const struct call_error why = {503, 1, "the server ends"};
         call_fail_all(l->a, CALLS_ALL, &why);
         l->cut = true;
-        l->end_ns = now + 1000000000u; /* so that the last words leave */
+        l->end_ns = now + NS_S; /* so that the last words leave */
         return true;
     }
-    return l->a->calls || n_leaving || (aside_n(l->a->aside) && now < l->end_ns);
+    return l->a->n_call || n_leaving || (job_count(l->a->parse) && now < l->end_ns);
 }
 
 /* An answer has no more tokens than the largest pool has room for. */
@@ -291,19 +299,29 @@ static void window(struct api *a)
         if (w[i].alive && w[i].blocks_all > most)
             most = w[i].blocks_all;
     if (most)
-        a->model.context = most < a->window_file / TEXT_BLOCK ? most * TEXT_BLOCK : a->window_file;
+        a->model.context = most < a->window_file / KV_BLOCK ? most * KV_BLOCK : a->window_file;
 }
 
-static int step(struct err *e, struct loop *l, struct pollfd *p)
+static void on_ready(void *arg, uint32_t events) /* each step serves both */
+{
+    (void)arg, (void)events;
+}
+
+static void on_watch(void *arg, uint32_t events)
+{
+    (void)events;
+    *(bool *)arg = true;
+}
+
+static int step(struct err *e, struct run *l)
 {
     struct api *a = l->a;
     uint64_t since;
     int rc = gateway_step(e, a->gateway, 0);
-    if (p[4].revents)
-        api_on_parsed(a);
     call_flush_all(a);
     rc = rc ? rc : http_step(e, a->http);
-    if (p[2].revents || !watch_next_ms(a->watch)) {
+    if (l->watched || !watch_next_ms(a->watch)) {
+        l->watched = false;
         watch_step(a->watch);
         window(a);
     }
@@ -312,38 +330,42 @@ static int step(struct err *e, struct loop *l, struct pollfd *p)
     return rc;
 }
 
+static int add_all(struct err *e, struct run *l, int signal_fd)
+{
+    struct api *a = l->a;
+    int rc = loop_fd_add(e, a->loop, &l->http, http_fd(a->http), EPOLLIN, on_ready, NULL);
+    rc = rc ? rc : loop_fd_add(e, a->loop, &l->gateway, gateway_fd(a->gateway), EPOLLIN, on_ready, NULL);
+    rc = rc ? rc : loop_fd_add(e, a->loop, &l->watch, watch_fd(a->watch), EPOLLIN, on_watch, &l->watched);
+    return rc ? rc : loop_fd_add(e, a->loop, &l->signals, signal_fd, EPOLLIN, on_signals, l);
+}
+
 int api_run(struct err *e, struct api *a, int signal_fd, double drain_s, void (*ready)(void *arg), void *arg)
 {
-    struct loop l = {.a = a};
-    int rc = 0;
-    uint64_t looked = 0, now = proc_now_ns();
-    struct pollfd p[] = {{.fd = http_fd(a->http), .events = POLLIN},
-                         {.fd = gateway_fd(a->gateway), .events = POLLIN},
-                         {.fd = watch_fd(a->watch), .events = POLLIN},
-                         {.fd = signal_fd, .events = POLLIN},
-                         {.fd = aside_fd(a->aside), .events = POLLIN}};
+    struct run l = {.a = a, .drain_s = drain_s};
+    int rc = add_all(e, &l, signal_fd);
+    uint64_t looked = 0, now = time_now_ns();
     proc_wake_soon(true);
     while (!rc && goes_on(&l, now)) {
         bool was = l.connected;
-        if (poll(p, sizeof p / sizeof *p, wait_ms(&l)) < 0 && errno != EINTR)
-            rc = err_sys(e, "poll");
-        if (p[3].revents)
-            signals(&l, signal_fd, drain_s);
-        rc = rc ? rc : step(e, &l, p);
+        rc = loop_step(e, a->loop, NULL, wait_ms(&l));
+        rc = rc ? rc : step(e, &l);
         if (!was && l.connected && ready)
             ready(arg);
-        now = proc_now_ns();
-        if (now - looked > (uint64_t)TICK_MS * 1000000) {
+        now = time_now_ns();
+        if (now - looked > TICK_MS * NS_MS) {
             looked = now;
             absences(&l, now);
         }
     }
     /* Answers that were given whole still leave. */
+    loop_fd_remove(&l.gateway);
+    loop_fd_remove(&l.watch);
+    loop_fd_remove(&l.signals);
     http_stop(a->http);
-    for (uint64_t end = proc_now_ns() + 1000000000u;
-         !rc && l.terms < 2 && http_connections(a->http) && proc_now_ns() < end;) {
-        (void)poll(p, 1, 20);
-        rc = http_step(e, a->http);
+    for (uint64_t end = time_now_ns() + NS_S; !rc && l.terms < 2 && http_connections(a->http) && time_now_ns() < end;) {
+        rc = loop_step(e, a->loop, NULL, 20);
+        rc = rc ? rc : http_step(e, a->http);
     }
+    loop_fd_remove(&l.http);
     return rc;
 }

@@ -1,7 +1,7 @@
 /*
  * The edge as HTTP: requests of the OpenAI and the Ollama API become requests to a gateway (gateway/gateway.h), and
  * what comes back becomes their answers. One loop: connections, the gateway, the watch of the scheduler; only long
- * bodies are read by another thread (aside.h).
+ * bodies are read by another thread (base/job.h).
  *
  * This is the core that both surfaces share: routes, keys, limits, the calls that run, the model that is served. What a
  * request and an answer look like is in openai*.c and ollama*.c; metrics.h counts.
@@ -89,6 +89,9 @@ uint64_t api_running(const struct api *a);  /* calls that have not ended: of /lo
 bool api_ready(const struct api *a);        /* scheduler and tokenize are connected, a worker is there, not draining */
 void api_say(struct api *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* The request inside the body of a prompt, with its ids. *out: the caller's, wire_req_free. */
+int api_prompt_read(struct err *e, struct wire_req **out, const struct wire_prompt *q);
+
 /* ---- for the surfaces: a call ---- */
 
 /* An HTTP request that asks the model: n_line requests to the gateway (a batch of prompts) with n choices each. */
@@ -101,8 +104,8 @@ struct call_error {
 };
 
 struct call_ops {
-    /* Tokenized: ids and counts of the prompt. May be NULL. */
-    void (*prompt)(struct call *c, uint32_t line, const struct wire_req *q);
+    /* Tokenized: the counts of the prompt; its ids are in the body (api_prompt_read). May be NULL. */
+    void (*prompt)(struct call *c, uint32_t line, const struct wire_prompt *q);
     /* A piece; `o->prompt`: it is the prompt's (echo). */
     void (*out)(struct call *c, uint32_t line, uint32_t choice, const struct wire_out *o);
     void (*end)(struct call *c, uint32_t line, uint32_t choice, const struct wire_end *w);

@@ -3,24 +3,28 @@
 #define API_IMPL_H
 
 #include "api/api.h"
-#include "api/aside.h"
 #include "api/metrics.h"
+#include "api/parse.h"
 #include "api/watch.h"
+#include "base/job.h"
+#include "base/list.h"
+#include "base/loop.h"
+#include "base/time.h"
 
 #define API_BODY_BYTES_MAX (16u << 20) /* as a gateway's line */
 #define API_WAITING_MAX 4096
 #define API_BUCKETS 4096
 #define API_KEYS_MAX 1024
-#define API_KEY_BYTES 32                                          /* of a hash */
-#define API_ABSENT_NEW_NS ((uint64_t)10 * 1000 * 1000 * 1000)     /* a service is missing: new calls are refused */
-#define API_ABSENT_WAITING_NS ((uint64_t)30 * 1000 * 1000 * 1000) /* … and those that wait for it fail */
+#define API_KEY_BYTES 32                  /* of a hash */
+#define API_ABSENT_NEW_NS (10 * NS_S)     /* a service is missing: new calls are refused */
+#define API_ABSENT_WAITING_NS (30 * NS_S) /* … and those that wait for it fail */
 #define API_ABSENT_TEXT "the scheduler or the tokenizer cannot be reached"
 
 /* What a request has beside what lib/http knows. */
 struct api_request {
     struct api *a;
     struct call *call;         /* NULL: none */
-    struct aside_job *job;     /* its body is being read; NULL: not */
+    struct parse_job *job;     /* its body is being read; NULL: not */
     struct api_parsed *parsed; /* owned; NULL: not yet */
     const struct api_route *found;
     const char *route; /* of a table, or "other" */
@@ -44,9 +48,8 @@ struct call_line {
 };
 
 struct call {
-    struct call *prev, *next;
-    struct call *next_later, *prev_later; /* of those that have something to flush */
-    bool later;
+    struct list node;  /* api.calls */
+    struct list later; /* api.later: it has something to flush */
     struct api *a;
     struct http_request *r;
     const struct call_ops *ops;
@@ -71,13 +74,14 @@ struct api {
     struct gateway *gateway;
     struct api_watch *watch;
     struct metrics *metrics;
-    struct aside *aside;
+    struct loop *loop;
+    struct job_queue *parse; /* long bodies */
 
     uint8_t (*key)[API_KEY_BYTES];
     size_t n_key;
 
     struct call_line *by_seq[API_BUCKETS];
-    struct call *calls, *later;
+    struct list calls, later;
     uint64_t next_seq, n_call;
     uint64_t n_waiting, n_running; /* choices without and with a first token */
     bool draining;
@@ -100,11 +104,12 @@ void api_on_request(void *arg, struct http_request *r);
 void api_on_fail(void *arg, struct http_request *r, int status, const char *text);
 void api_on_gone(void *arg, struct http_request *r);
 void api_on_over(void *arg, struct http_request *r, int status);
-void api_on_parsed(struct api *a); /* bodies that the thread has read */
+/* A long body that was read; p: owned; NULL: no memory. */
+void api_on_parsed(struct api *a, struct http_request *r, const struct api_route *route, struct api_parsed *p);
 
 /* ---- call.c: what the gateway calls ---- */
 void api_on_frame(void *arg, const struct wire_frame *f);
-void api_on_read(void *arg, uint64_t seq, const struct wire_req *q);
+void api_on_read(void *arg, uint64_t seq, const struct wire_prompt *q);
 void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns);
 void call_gone(struct call *c); /* its client has gone; call_free follows */
 void call_free(struct call *c);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "proc/proc.h"
+#include "base/time.h"
 #include "request/ask.h"
 
 static size_t bucket(uint64_t seq)
@@ -43,34 +43,14 @@ static void hash(struct call_line *l)
 
 void call_later(struct call *c)
 {
-    if (c->later)
-        return;
-    c->later = true;
-    c->prev_later = NULL;
-    c->next_later = c->a->later;
-    if (c->next_later)
-        c->next_later->prev_later = c;
-    c->a->later = c;
-}
-
-static void not_later(struct call *c)
-{
-    if (!c->later)
-        return;
-    c->later = false;
-    if (c->prev_later)
-        c->prev_later->next_later = c->next_later;
-    else
-        c->a->later = c->next_later;
-    if (c->next_later)
-        c->next_later->prev_later = c->prev_later;
+    if (list_empty(&c->later))
+        list_push_front(&c->a->later, &c->later);
 }
 
 void call_flush_all(struct api *a)
 {
-    while (a->later) {
-        struct call *c = a->later;
-        not_later(c);
+    for (struct list *n; (n = list_pop_front(&a->later));) {
+        struct call *c = list_entry(n, struct call, later);
         if (c->ops->flush)
             c->ops->flush(c);
     }
@@ -80,17 +60,12 @@ void call_flush_all(struct api *a)
 void call_free(struct call *c)
 {
     struct api *a = c->a;
-    not_later(c);
+    list_remove(&c->later);
     for (uint32_t i = 0; i < c->n_line; i++) {
         unhash(&c->line[i]);
         free(c->line[i].choice);
     }
-    if (c->prev)
-        c->prev->next = c->next;
-    else
-        a->calls = c->next;
-    if (c->next)
-        c->next->prev = c->prev;
+    list_remove(&c->node);
     a->n_call--;
     free(c->line);
     free(c);
@@ -123,7 +98,7 @@ static void choice_over(struct call *c, struct call_line *l, struct call_choice 
         .max_tokens = l->max_tokens,
         .n_prompt = l->n_prompt,
         .n_cached = x->n_cached,
-        .e2e_s = seconds(c->arrived_ns, proc_now_ns()),
+        .e2e_s = seconds(c->arrived_ns, time_now_ns()),
         .ttft_s = x->first_ns ? seconds(c->arrived_ns, x->first_ns) : -1,
         .last_s = seconds(x->first_ns, x->last_ns),
         .w = w,
@@ -196,9 +171,7 @@ static bool is_unread(const struct call *c)
 
 void call_fail_all(struct api *a, enum calls which, const struct call_error *why)
 {
-    struct call *next;
-    for (struct call *c = a->calls; c; c = next) {
-        next = c->next;
+    list_each_safe (struct call, c, &a->calls, node) {
         if (which == CALLS_ALL || (which == CALLS_WAITING && !c->first_ns) || (which == CALLS_UNREAD && is_unread(c)))
             fail(c, 0, 0, why);
     }
@@ -213,7 +186,7 @@ static int refuse(struct err *e, struct call_error *why, int status, double retr
 
 static int admit(struct err *e, const struct api *a, uint64_t n, struct call_error *why)
 {
-    uint64_t since = 0, now = proc_now_ns();
+    uint64_t since = 0, now = time_now_ns();
     char text[120];
     if (n > a->o.waiting_max) { /* there is never room for it: by 429 it would come again for ever */
         snprintf(text, sizeof text, "%llu answers in one request: at most %u may wait here", (unsigned long long)n,
@@ -318,10 +291,8 @@ int call_start(struct err *e, struct call **out, struct api *a, struct http_requ
         drop(c);
         return rc;
     }
-    c->next = a->calls;
-    if (c->next)
-        c->next->prev = c;
-    a->calls = c;
+    list_push_front(&a->calls, &c->node);
+    list_init(&c->later);
     a->n_call++;
     a->n_waiting += c->n_left;
     struct api_request *q = http_get(r);
@@ -360,7 +331,7 @@ static void on_out(struct call_line *l, const struct wire_out *o)
     if (!x || x->ended)
         return;
     if (!o->prompt && o->n_id) {
-        uint64_t now = proc_now_ns();
+        uint64_t now = time_now_ns();
         if (!x->first_ns) {
             x->first_ns = now;
             x->n_cached = o->cached;
@@ -406,7 +377,7 @@ static int status_of(const struct call_line *l, const struct wire_error *w)
         return 503;
     if (w->code != ERR_NO)
         return 500;
-    bool late = a->o.deadline_s > 0 && seconds(l->c->arrived_ns, proc_now_ns()) >= a->o.deadline_s;
+    bool late = a->o.deadline_s > 0 && seconds(l->c->arrived_ns, time_now_ns()) >= a->o.deadline_s;
     return late ? 504 : 400;
 }
 
@@ -461,14 +432,14 @@ void api_on_frame(void *arg, const struct wire_frame *f)
     }
 }
 
-void api_on_read(void *arg, uint64_t seq, const struct wire_req *q)
+void api_on_read(void *arg, uint64_t seq, const struct wire_prompt *q)
 {
     struct call_line *l = find(arg, seq);
     if (!l)
         return;
     watch_tokenize_lives(l->c->a->watch);
-    l->max_tokens = q->s.max_tokens;
-    l->n_prompt = q->n_id;
+    l->max_tokens = q->max_tokens;
+    l->n_prompt = q->n_prompt;
     if (l->c->ops->prompt)
         l->c->ops->prompt(l->c, (uint32_t)(l - l->c->line), q);
 }

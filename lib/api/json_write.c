@@ -7,47 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void json_write_free(struct json_write *w)
-{
-    free(w->p);
-    *w = (struct json_write){0};
-}
-
-void json_write_clear(struct json_write *w)
-{
-    w->n = 0;
-    w->broken = false;
-}
-
-static bool room(struct json_write *w, size_t n)
-{
-    if (w->cap - w->n >= n)
-        return true;
-    size_t cap = 2 * w->cap + n + 256;
-    char *grown = w->broken ? NULL : realloc(w->p, cap);
-    if (!grown) {
-        w->broken = true;
-        return false;
-    }
-    w->p = grown;
-    w->cap = cap;
-    return true;
-}
-
-void json_write_raw(struct json_write *w, const char *p, size_t n)
-{
-    if (!n || !room(w, n))
-        return;
-    memcpy(w->p + w->n, p, n);
-    w->n += n;
-}
-
-void json_write_lit(struct json_write *w, const char *text)
-{
-    json_write_raw(w, text, strlen(text));
-}
-
-void json_write_u64(struct json_write *w, uint64_t v)
+void json_write_u64(struct str *w, uint64_t v)
 {
     char digits[20];
     size_t at = sizeof digits;
@@ -55,27 +15,27 @@ void json_write_u64(struct json_write *w, uint64_t v)
         digits[--at] = (char)('0' + v % 10);
         v /= 10;
     } while (v);
-    json_write_raw(w, digits + at, sizeof digits - at);
+    str_add(w, digits + at, sizeof digits - at);
 }
 
-void json_write_i64(struct json_write *w, int64_t v)
+void json_write_i64(struct str *w, int64_t v)
 {
     if (v < 0)
-        json_write_raw(w, "-", 1);
+        str_add(w, "-", 1);
     json_write_u64(w, v < 0 ? 0 - (uint64_t)v : (uint64_t)v);
 }
 
-void json_write_f32(struct json_write *w, float v)
+void json_write_f32(struct str *w, float v)
 {
     char text[40];
     if (!isfinite(v)) {
-        json_write_raw(w, "null", 4);
+        str_add(w, "null", 4);
         return;
     }
     int n = snprintf(text, sizeof text, "%.9g", (double)v);
-    json_write_raw(w, text, (size_t)n);
+    str_add(w, text, (size_t)n);
     if (!strpbrk(text, ".e"))
-        json_write_raw(w, ".0", 2); /* a number with a point, for readers that tell the two apart */
+        str_add(w, ".0", 2); /* a number with a point, for readers that tell the two apart */
 }
 
 /* Length of the character at p, 0 where it is none (RFC 3629). */
@@ -97,7 +57,7 @@ static size_t character(const unsigned char *p, size_t n)
     return k;
 }
 
-static void escape(struct json_write *w, unsigned char c)
+static void escape(struct str *w, unsigned char c)
 {
     char text[8];
     const char *at = c ? strchr("\"\\\b\f\n\r\t", c) : NULL;
@@ -106,14 +66,14 @@ static void escape(struct json_write *w, unsigned char c)
         static const char from[] = "\"\\\b\f\n\r\t";
         text[0] = '\\';
         text[1] = letter[strchr(from, c) - from];
-        json_write_raw(w, text, 2);
+        str_add(w, text, 2);
         return;
     }
     snprintf(text, sizeof text, "\\u%04x", c);
-    json_write_raw(w, text, 6);
+    str_add(w, text, 6);
 }
 
-void json_write_escaped(struct json_write *w, const char *p, size_t n)
+void json_write_escaped(struct str *w, const char *p, size_t n)
 {
     const unsigned char *s = (const unsigned char *)p;
     size_t from = 0, i = 0;
@@ -127,50 +87,50 @@ void json_write_escaped(struct json_write *w, const char *p, size_t n)
             i += k;
             continue;
         }
-        json_write_raw(w, p + from, i - from);
+        str_add(w, p + from, i - from);
         if (s[i] >= 0x80)
-            json_write_raw(w, "\xef\xbf\xbd", 3);
+            str_add(w, "\xef\xbf\xbd", 3);
         else
             escape(w, s[i]);
         from = ++i;
     }
-    json_write_raw(w, p + from, n - from);
+    str_add(w, p + from, n - from);
 }
 
-void json_write_string(struct json_write *w, const char *p, size_t n)
+void json_write_string(struct str *w, const char *p, size_t n)
 {
-    json_write_raw(w, "\"", 1);
+    str_add(w, "\"", 1);
     if (n)
         json_write_escaped(w, p, n);
-    json_write_raw(w, "\"", 1);
+    str_add(w, "\"", 1);
 }
 
-void json_write_u32s(struct json_write *w, const uint32_t *v, size_t n)
+void json_write_u32s(struct str *w, const uint32_t *v, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         if (i)
-            json_write_raw(w, ",", 1);
+            str_add(w, ",", 1);
         json_write_u64(w, v[i]);
     }
 }
 
-void json_write_bytes(struct json_write *w, const char *p, size_t n)
+void json_write_bytes(struct str *w, const char *p, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         if (i)
-            json_write_raw(w, ",", 1);
+            str_add(w, ",", 1);
         json_write_u64(w, (unsigned char)p[i]);
     }
 }
 
-void json_write_value(struct json_write *w, const json_t *v)
+void json_write_value(struct str *w, const json_t *v)
 {
     char *text = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
     if (text)
-        json_write_lit(w, text);
+        str_add_text(w, text);
     else if (v)
-        w->broken = true;
+        w->failed = true;
     else
-        json_write_raw(w, "null", 4);
+        str_add(w, "null", 4);
     free(text);
 }

@@ -4,6 +4,7 @@
 
 #include "api/metrics.h"
 #include "api/watch.h"
+#include "base/str.h"
 
 /* ---- metrics_histogram.c ---- */
 
@@ -34,9 +35,7 @@ int bounds_125(struct err *e, struct bounds *out, uint64_t max);
 /* ---- metrics_page.c: the text format ---- */
 
 struct page {
-    char *p;
-    size_t n, cap;
-    bool failed;        /* no memory: what follows is not written */
+    struct str out;
     const char *model;  /* labels of vllm: families */
     const char *family; /* that was begun last */
 };

@@ -219,7 +219,7 @@ static void workers(struct page *p, const struct api_watch *w)
     const struct wire_worker *x = watch_workers(w, &n);
     struct row *row = malloc((n + 1) * sizeof *row);
     if (!row) {
-        p->failed = true;
+        p->out.failed = true;
         return;
     }
     for (size_t i = 0; i < n; i++)

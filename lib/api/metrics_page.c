@@ -9,29 +9,6 @@
 
 #define LABEL_BYTES_MAX 256 /* of a value; longer ones are cut */
 
-static void put(struct page *p, const char *s, size_t n)
-{
-    if (p->failed)
-        return;
-    if (p->cap - p->n < n) {
-        size_t cap = 2 * p->cap + n + 4096;
-        char *grown = realloc(p->p, cap);
-        if (!grown) {
-            p->failed = true;
-            return;
-        }
-        p->p = grown;
-        p->cap = cap;
-    }
-    memcpy(p->p + p->n, s, n);
-    p->n += n;
-}
-
-static void put_str(struct page *p, const char *s)
-{
-    put(p, s, strlen(s));
-}
-
 struct label label_of(const char *name, const char *value)
 {
     return (struct label){name, value, strlen(value)};
@@ -62,8 +39,8 @@ static size_t character(const unsigned char *p, size_t n)
  * which would mislead whoever reads the page. */
 static void put_label(struct page *p, const struct label *l)
 {
-    put_str(p, l->name);
-    put_str(p, "=\"");
+    str_add_text(&p->out, l->name);
+    str_add_text(&p->out, "=\"");
     size_t n = l->n < LABEL_BYTES_MAX ? l->n : LABEL_BYTES_MAX;
     for (size_t i = 0, k; i < n; i += k ? k : 1) {
         const char *s = l->value + i;
@@ -71,13 +48,13 @@ static void put_label(struct page *p, const struct label *l)
         if (k > n - i)
             break;
         if (*s == '\\' || *s == '"' || *s == '\n')
-            put_str(p, *s == '\n' ? "\\n" : *s == '"' ? "\\\"" : "\\\\");
+            str_add_text(&p->out, *s == '\n' ? "\\n" : *s == '"' ? "\\\"" : "\\\\");
         else if (!k || (unsigned char)*s < ' ' || *s == 127)
-            put_str(p, "?");
+            str_add_text(&p->out, "?");
         else
-            put(p, s, k);
+            str_add(&p->out, s, k);
     }
-    put_str(p, "\"");
+    str_add_text(&p->out, "\"");
 }
 
 /* vLLM's have the model and the engine, of which there is one here. */
@@ -85,35 +62,35 @@ static void put_name(struct page *p, const char *suffix, const struct label *l, 
 {
     const struct label every[] = {label_of("engine", "0"), label_of("model_name", p->model)};
     size_t n_every = strncmp(p->family, "vllm:", 5) ? 0 : 2, k = 0;
-    put_str(p, p->family);
-    put_str(p, suffix);
+    str_add_text(&p->out, p->family);
+    str_add_text(&p->out, suffix);
     if (n_every + n + (le ? 1 : 0)) {
-        put_str(p, "{");
+        str_add_text(&p->out, "{");
         for (size_t i = 0; i < n_every + n; i++, k++) {
-            put_str(p, k ? "," : "");
+            str_add_text(&p->out, k ? "," : "");
             put_label(p, i < n_every ? &every[i] : &l[i - n_every]);
         }
         if (le) {
-            put_str(p, k ? "," : "");
+            str_add_text(&p->out, k ? "," : "");
             put_label(p, le);
         }
-        put_str(p, "}");
+        str_add_text(&p->out, "}");
     }
-    put_str(p, " ");
+    str_add_text(&p->out, " ");
 }
 
 void page_family(struct page *p, const char *name, const char *type, const char *help)
 {
     p->family = name;
-    put_str(p, "# HELP ");
-    put_str(p, name);
-    put_str(p, " ");
-    put_str(p, help); /* of our own: without line feeds and backslashes */
-    put_str(p, "\n# TYPE ");
-    put_str(p, name);
-    put_str(p, " ");
-    put_str(p, type);
-    put_str(p, "\n");
+    str_add_text(&p->out, "# HELP ");
+    str_add_text(&p->out, name);
+    str_add_text(&p->out, " ");
+    str_add_text(&p->out, help); /* of our own: without line feeds and backslashes */
+    str_add_text(&p->out, "\n# TYPE ");
+    str_add_text(&p->out, name);
+    str_add_text(&p->out, " ");
+    str_add_text(&p->out, type);
+    str_add_text(&p->out, "\n");
 }
 
 void number_text(char out[32], double v)
@@ -133,15 +110,15 @@ static void put_u64(struct page *p, uint64_t v)
 {
     char text[32];
     int n = snprintf(text, sizeof text, "%llu\n", (unsigned long long)v);
-    put(p, text, (size_t)n);
+    str_add(&p->out, text, (size_t)n);
 }
 
 static void put_number(struct page *p, double v)
 {
     char text[32];
     number_text(text, v);
-    put_str(p, text);
-    put_str(p, "\n");
+    str_add_text(&p->out, text);
+    str_add_text(&p->out, "\n");
 }
 
 void page_u64(struct page *p, const struct label *l, size_t n, uint64_t v)

@@ -101,11 +101,5 @@ int metrics_text(struct err *e, char **out, size_t *n, const struct metrics *m, 
     metrics_sched(&p, w);
     metrics_store(&p, w);
     metrics_process(&p, m);
-    if (p.failed) {
-        free(p.p);
-        return err_nomem(e, "metrics", p.n);
-    }
-    *out = p.p;
-    *n = p.n;
-    return 0;
+    return str_take(e, out, n, &p.out, "metrics");
 }

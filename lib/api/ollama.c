@@ -9,28 +9,28 @@
 #include "api/ollama_impl.h"
 #include "request/ask.h"
 
-void ollama_error_body(struct json_write *w, const char *text)
+void ollama_error_body(struct str *w, const char *text)
 {
-    json_write_lit(w, "{\"error\":");
+    str_add_text(w, "{\"error\":");
     json_write_string(w, text, strlen(text));
-    json_write_lit(w, "}");
+    str_add_text(w, "}");
 }
 
 /* Ollama says of a full queue that it is not available, where others say too many requests. */
 void ollama_error(struct http_request *r, int status, double retry_s, const char *text)
 {
-    struct json_write w = {0};
+    struct str w = {0};
     char retry[32];
     ollama_error_body(&w, text);
     if (retry_s > 0) {
         snprintf(retry, sizeof retry, "%.0f", ceil(retry_s < 3600 ? retry_s : 3600));
         http_add_header(r, "Retry-After", retry);
     }
-    if (w.broken)
+    if (w.failed)
         http_reply(r, 500, OLLAMA_JSON, "{\"error\":\"out of memory\"}", 25);
     else
         http_reply(r, status == 429 ? 503 : status, OLLAMA_JSON, w.p, w.n);
-    json_write_free(&w);
+    str_free(&w);
 }
 
 static void reply(struct http_request *r, json_t *o)

@@ -66,8 +66,8 @@ struct ollama_answer; /* of one request */
 int ollama_answer_new(struct err *e, struct ollama_answer **out, const struct ollama_ask *q, const char *model,
                       const struct text *vocab);
 void ollama_answer_free(struct ollama_answer *a);
-/* The ids of the prompt, for `context`; copied. */
-int ollama_answer_prompt(struct err *e, struct ollama_answer *a, const uint32_t *ids, size_t n);
+/* Copies the ids of the prompt if the answer returns `context`. */
+int ollama_answer_prompt(struct err *e, struct ollama_answer *a, const struct wire_prompt *q);
 /* A piece. *line: a line of NDJSON, borrowed until the next call; *n 0 where there is none: the answer is not streamed,
  * or nothing is to be shown yet. */
 int ollama_answer_piece(struct err *e, struct ollama_answer *a, const char **line, size_t *n, const struct wire_out *o);

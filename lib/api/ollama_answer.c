@@ -6,6 +6,8 @@
 #include <time.h>
 
 #include "api/ollama.h"
+#include "base/time.h"
+#include "base/vec.h"
 #include "request/reply.h"
 
 /*
@@ -15,11 +17,11 @@
 struct ollama_answer {
     const struct text *vocab;
     bool chat, stream, context;
-    struct json_write line;  /* the last one */
-    struct json_write model; /* up to the time */
-    struct json_write text;  /* of an answer in one object, escaped */
-    struct json_write lp;    /* of the same, what is between the brackets of logprobs */
-    uint32_t *ids;           /* of the conversation, where context is wanted */
+    struct str line;  /* the last one */
+    struct str model; /* up to the time */
+    struct str text;  /* of an answer in one object, escaped */
+    struct str lp;    /* of the same, what is between the brackets of logprobs */
+    uint32_t *ids;    /* of the conversation, where context is wanted */
     size_t n_id, cap_id;
 };
 
@@ -91,58 +93,57 @@ void ollama_times(struct ollama_times *t, const struct wire_end *w, uint64_t arr
 
 /* ---- lines ---- */
 
-static void put_time(struct json_write *w)
+static void put_time(struct str *w)
 {
-    struct timespec now;
     char when[OLLAMA_TIME_BYTES];
-    clock_gettime(CLOCK_REALTIME, &now);
-    json_write_raw(w, when, ollama_time(when, now.tv_sec, (uint32_t)now.tv_nsec));
+    uint64_t now = time_wall_ns();
+    str_add(w, when, ollama_time(when, (time_t)(now / NS_S), (uint32_t)(now % NS_S)));
 }
 
 /* {"token":"…","logprob":-0.1,"bytes":[…]: without the brace at the end. Bytes that are not UTF-8 are U+FFFD in the
  * text and themselves in the list; a control token is spelled as the file has it. */
-static void put_token(struct json_write *w, const struct text *vocab, uint32_t id, float logprob)
+static void put_token(struct str *w, const struct text *vocab, uint32_t id, float logprob)
 {
     size_t n = 0;
     const char *s = (const char *)text_piece(vocab, id, &n);
     if (!n)
         s = text_entry(vocab, id, &n);
-    json_write_lit(w, "{\"token\":\"");
+    str_add_text(w, "{\"token\":\"");
     json_write_escaped(w, s, n);
-    json_write_lit(w, "\",\"logprob\":");
+    str_add_text(w, "\",\"logprob\":");
     json_write_f32(w, isfinite(logprob) ? logprob : -FLT_MAX); /* a null would be read as 0, the best there is */
-    json_write_lit(w, ",\"bytes\":[");
+    str_add_text(w, ",\"bytes\":[");
     json_write_bytes(w, s, n);
-    json_write_lit(w, "]");
+    str_add_text(w, "]");
 }
 
-static void put_logprobs(struct json_write *w, const struct text *vocab, const struct wire_out *o)
+static void put_logprobs(struct str *w, const struct text *vocab, const struct wire_out *o)
 {
     for (uint32_t i = 0; i < o->n_lp; i++) {
         const struct wire_logprob *lp = &o->lp[i];
         if (i)
-            json_write_lit(w, ",");
+            str_add_text(w, ",");
         put_token(w, vocab, lp->id, lp->logprob);
         for (uint32_t k = 0; k < lp->n_top; k++) {
-            json_write_lit(w, k ? "," : ",\"top_logprobs\":[");
+            str_add_text(w, k ? "," : ",\"top_logprobs\":[");
             put_token(w, vocab, lp->top[k].id, lp->top[k].logprob);
-            json_write_lit(w, "}");
+            str_add_text(w, "}");
         }
-        json_write_lit(w, lp->n_top ? "]}" : "}");
+        str_add_text(w, lp->n_top ? "]}" : "}");
     }
 }
 
 static void begin(struct ollama_answer *a)
 {
-    json_write_clear(&a->line);
-    json_write_raw(&a->line, a->model.p, a->model.n);
+    str_clear(&a->line);
+    str_add(&a->line, a->model.p, a->model.n);
     put_time(&a->line);
-    json_write_lit(&a->line, a->chat ? "\",\"message\":{\"role\":\"assistant\",\"content\":\"" : "\",\"response\":\"");
+    str_add_text(&a->line, a->chat ? "\",\"message\":{\"role\":\"assistant\",\"content\":\"" : "\",\"response\":\"");
 }
 
 static int give(struct err *e, struct ollama_answer *a, const char **line, size_t *n)
 {
-    if (a->line.broken || a->text.broken || a->lp.broken)
+    if (a->line.failed || a->text.failed || a->lp.failed)
         return err_nomem(e, "an answer", a->line.n + a->text.n);
     *line = a->line.p;
     *n = a->line.n;
@@ -160,20 +161,20 @@ int ollama_answer_new(struct err *e, struct ollama_answer **out, const struct ol
     a->chat = q->chat;
     a->stream = q->stream;
     a->context = !q->chat && !q->raw && q->kind == OLLAMA_RUN;
-    json_write_lit(&a->model, "{\"model\":\"");
+    str_add_text(&a->model, "{\"model\":\"");
     json_write_escaped(&a->model, model, strlen(model));
-    json_write_lit(&a->model, "\",\"created_at\":\"");
-    return a->model.broken ? err_nomem(e, "an answer", sizeof *a) : 0;
+    str_add_text(&a->model, "\",\"created_at\":\"");
+    return a->model.failed ? err_nomem(e, "an answer", sizeof *a) : 0;
 }
 
 void ollama_answer_free(struct ollama_answer *a)
 {
     if (!a)
         return;
-    json_write_free(&a->line);
-    json_write_free(&a->model);
-    json_write_free(&a->text);
-    json_write_free(&a->lp);
+    str_free(&a->line);
+    str_free(&a->model);
+    str_free(&a->text);
+    str_free(&a->lp);
     free(a->ids);
     free(a);
 }
@@ -182,24 +183,23 @@ static int add_ids(struct err *e, struct ollama_answer *a, const uint32_t *ids, 
 {
     if (!a->context || !n)
         return 0;
-    if (a->cap_id - a->n_id < n) {
-        size_t cap = 2 * a->cap_id + n;
-        uint32_t *grown = realloc(a->ids, cap * sizeof *grown);
-        if (!grown)
-            return err_nomem(e, "a conversation", cap * sizeof *grown);
-        a->ids = grown;
-        a->cap_id = cap;
-    }
+    int rc = vec_reserve(e, &a->ids, &a->cap_id, a->n_id + n, sizeof *a->ids, "a conversation");
+    if (rc)
+        return rc;
     memcpy(a->ids + a->n_id, ids, n * sizeof *ids);
     a->n_id += n;
     return 0;
 }
 
-int ollama_answer_prompt(struct err *e, struct ollama_answer *a, const uint32_t *ids, size_t n)
+int ollama_answer_prompt(struct err *e, struct ollama_answer *a, const struct wire_prompt *q)
 {
-    if (a->n_id)
-        return 0; /* told again: it is the same */
-    return add_ids(e, a, ids, n);
+    struct wire_req *r = NULL;
+    if (!a->context)
+        return 0;
+    int rc = api_prompt_read(e, &r, q);
+    rc = rc ? rc : add_ids(e, a, r->ids, r->n_id);
+    wire_req_free(r);
+    return rc;
 }
 
 int ollama_answer_piece(struct err *e, struct ollama_answer *a, const char **line, size_t *n, const struct wire_out *o)
@@ -212,7 +212,7 @@ int ollama_answer_piece(struct err *e, struct ollama_answer *a, const char **lin
     if (!a->stream) {
         json_write_escaped(&a->text, o->text.p, o->text.n);
         if (o->n_lp && a->lp.n)
-            json_write_lit(&a->lp, ",");
+            str_add_text(&a->lp, ",");
         put_logprobs(&a->lp, a->vocab, o);
         int rc = give(e, a, line, n);
         *n = 0;
@@ -222,44 +222,44 @@ int ollama_answer_piece(struct err *e, struct ollama_answer *a, const char **lin
         return 0;
     begin(a);
     json_write_escaped(&a->line, o->text.p, o->text.n);
-    json_write_lit(&a->line, a->chat ? "\"},\"done\":false" : "\",\"done\":false");
+    str_add_text(&a->line, a->chat ? "\"},\"done\":false" : "\",\"done\":false");
     if (o->n_lp) {
-        json_write_lit(&a->line, ",\"logprobs\":[");
+        str_add_text(&a->line, ",\"logprobs\":[");
         put_logprobs(&a->line, a->vocab, o);
-        json_write_lit(&a->line, "]");
+        str_add_text(&a->line, "]");
     }
-    json_write_lit(&a->line, "}\n");
+    str_add_text(&a->line, "}\n");
     return give(e, a, line, n);
 }
 
-static void put_count(struct json_write *w, const char *name, uint64_t v)
+static void put_count(struct str *w, const char *name, uint64_t v)
 {
-    json_write_lit(w, name);
+    str_add_text(w, name);
     json_write_u64(w, v);
 }
 
 static void put_context(struct ollama_answer *a)
 {
-    json_write_lit(&a->line, ",\"context\":[");
+    str_add_text(&a->line, ",\"context\":[");
     json_write_u32s(&a->line, a->ids, a->n_id);
-    json_write_lit(&a->line, "]");
+    str_add_text(&a->line, "]");
 }
 
 int ollama_answer_last(struct err *e, struct ollama_answer *a, const char **line, size_t *n, const char *reason,
                        const struct ollama_times *t)
 {
-    struct json_write *w = &a->line;
+    struct str *w = &a->line;
     begin(a);
-    json_write_raw(w, a->text.p, a->text.n);
-    json_write_lit(w, a->chat ? "\"},\"done\":true,\"done_reason\":\"" : "\",\"done\":true,\"done_reason\":\"");
-    json_write_lit(w, reason);
-    json_write_lit(w, "\"");
+    str_add(w, a->text.p, a->text.n);
+    str_add_text(w, a->chat ? "\"},\"done\":true,\"done_reason\":\"" : "\",\"done\":true,\"done_reason\":\"");
+    str_add_text(w, reason);
+    str_add_text(w, "\"");
     if (a->context)
         put_context(a);
     if (a->lp.n) {
-        json_write_lit(w, ",\"logprobs\":[");
-        json_write_raw(w, a->lp.p, a->lp.n);
-        json_write_lit(w, "]");
+        str_add_text(w, ",\"logprobs\":[");
+        str_add(w, a->lp.p, a->lp.n);
+        str_add_text(w, "]");
     }
     put_count(w, ",\"total_duration\":", t->total_ns);
     put_count(w, ",\"load_duration\":", t->load_ns);
@@ -268,6 +268,6 @@ int ollama_answer_last(struct err *e, struct ollama_answer *a, const char **line
     put_count(w, ",\"prompt_eval_duration\":", t->prompt_ns);
     put_count(w, ",\"eval_count\":", t->n_eval);
     put_count(w, ",\"eval_duration\":", t->eval_ns);
-    json_write_lit(w, a->stream ? "}\n" : "}");
+    str_add_text(w, a->stream ? "}\n" : "}");
     return give(e, a, line, n);
 }

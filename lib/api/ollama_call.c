@@ -4,7 +4,7 @@
 
 #include "api/ollama.h"
 #include "api/ollama_impl.h"
-#include "proc/proc.h"
+#include "base/time.h"
 
 #define NDJSON "application/x-ndjson"
 
@@ -45,12 +45,12 @@ static void send(struct call *c, struct run *x, const char *p, size_t n)
     http_write(call_http(c), p, n);
 }
 
-static void on_prompt(struct call *c, uint32_t line, const struct wire_req *q)
+static void on_prompt(struct call *c, uint32_t line, const struct wire_prompt *q)
 {
     struct run *x = call_state(c);
     struct err e;
     (void)line;
-    if (ollama_answer_prompt(&e, x->a, q->ids, q->n_id)) {
+    if (ollama_answer_prompt(&e, x->a, q)) {
         note_failure(x, 500, 0, e.text);
         call_cancel(c);
     }
@@ -76,7 +76,7 @@ static void on_end(struct call *c, uint32_t line, uint32_t choice, const struct 
     struct run *x = call_state(c);
     (void)line, (void)choice;
     x->reason = w->reason == WIRE_LENGTH ? "length" : "stop";
-    ollama_times(&x->t, w, call_arrived_ns(c), call_first_ns(c), proc_now_ns());
+    ollama_times(&x->t, w, call_arrived_ns(c), call_first_ns(c), time_now_ns());
 }
 
 static void on_fail(struct call *c, uint32_t line, uint32_t choice, const struct call_error *why)
@@ -93,12 +93,12 @@ static void end_failed(struct call *c, struct run *x)
         ollama_error(call_http(c), x->status ? x->status : 500, x->retry_s, text);
         return;
     }
-    struct json_write w = {0};
+    struct str w = {0};
     ollama_error_body(&w, text);
-    json_write_raw(&w, "\n", 1);
-    if (!w.broken)
+    str_add(&w, "\n", 1);
+    if (!w.failed)
         http_write(call_http(c), w.p, w.n);
-    json_write_free(&w);
+    str_free(&w);
     http_end(call_http(c));
 }
 
@@ -142,7 +142,7 @@ static void reply_loaded(struct api *a, struct http_request *r, const struct oll
         ollama_error(r, 503, 1, "the model is not loaded: no worker is there, or the server ends");
         return;
     }
-    ollama_times(&x->t, NULL, http_arrived_ns(r), 0, proc_now_ns());
+    ollama_times(&x->t, NULL, http_arrived_ns(r), 0, time_now_ns());
     if (ollama_answer_last(&e, x->a, &p, &n, q->kind == OLLAMA_LOAD ? "load" : "unload", &x->t))
         ollama_error(r, 500, 0, e.text);
     else

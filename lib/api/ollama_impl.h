@@ -10,7 +10,7 @@
 /* The body as an object whose `model` (or `name`, as it was called) is served; NULL: the request was answered. *model
  * is of the body. */
 json_t *ollama_body(struct api *a, struct http_request *r, const char **model);
-void ollama_error_body(struct json_write *w, const char *text); /* {"error":"…"} */
+void ollama_error_body(struct str *w, const char *text); /* {"error":"…"} */
 
 void ollama_generate_route(struct api *a, struct http_request *r);
 void ollama_generate_prepare(struct api_parsed *p, const struct api_model *m);

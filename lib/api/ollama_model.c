@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "api/ollama.h"
+#include "base/str.h"
 
 /* As format.HumanNumber of Ollama writes it. */
 void ollama_human(char *out, size_t room, uint64_t n)
@@ -73,64 +74,51 @@ json_t *ollama_ps(const struct api_model *m, const char *const *name, size_t n_n
 
 /* ---- show ---- */
 
-/* A text that grows; NULL from the first time memory is short. */
-static void append(char **text, const char *piece)
-{
-    size_t n = *text ? strlen(*text) : 0, more = strlen(piece);
-    char *grown = *text ? realloc(*text, n + more + 1) : NULL;
-    if (!grown)
-        free(*text);
-    else
-        memcpy(grown + n, piece, more + 1);
-    *text = grown;
-}
-
 /* The spelling of a text between quotes, as a Modelfile has it. */
-static void append_quoted(char **text, const char *s, size_t n)
+static void add_quoted(struct str *s, const char *text, size_t n)
 {
-    char one[3] = {0};
-    append(text, "\"");
+    str_add_char(s, '"');
     for (size_t i = 0; i < n; i++) {
-        one[0] = s[i] == '"' || s[i] == '\\' ? '\\' : s[i];
-        one[1] = one[0] == '\\' ? s[i] : 0;
-        append(text, one);
+        if (text[i] == '"' || text[i] == '\\')
+            str_add_char(s, '\\');
+        if (text[i])
+            str_add_char(s, text[i]);
     }
-    append(text, "\"");
+    str_add_char(s, '"');
 }
 
 /* One line a parameter, the value in its column: `before` is what each line begins with. Texts that end an answer are
  * ids of the vocabulary here, which come to the same. */
-static void append_parameters(char **text, const struct api_model *m, const char *before, bool columns)
+static void add_parameters(struct str *s, const struct api_model *m, const char *before, bool columns)
 {
-    char line[120];
-    snprintf(line, sizeof line, columns ? "%s%-30s %" PRIu64 : "%s%s %" PRIu64, before, "num_ctx", m->context);
-    append(text, line);
+    str_printf(s, columns ? "%s%-30s %" PRIu64 : "%s%s %" PRIu64, before, "num_ctx", m->context);
     for (uint32_t id = 0; id < text_n_token(m->text); id++) {
         if (!text_is_end(m->text, id))
             continue;
         size_t n = 0;
-        const char *s = text_entry(m->text, id, &n);
-        snprintf(line, sizeof line, columns ? "\n%s%-30s " : "\n%s%s ", before, "stop");
-        append(text, line);
-        append_quoted(text, s, n);
+        const char *text = text_entry(m->text, id, &n);
+        str_printf(s, columns ? "\n%s%-30s " : "\n%s%s ", before, "stop");
+        add_quoted(s, text, n);
     }
 }
 
 /* The file's name only: where it lies is nobody's business. */
-static char *modelfile(const struct api_model *m)
+static void modelfile(struct str *s, const struct api_model *m)
 {
     const char *slash = strrchr(m->path, '/');
-    char *text = strdup("# Modelfile of what phasepipe serves\nFROM ");
-    append(&text, slash ? slash + 1 : m->path);
-    append(&text, "\n");
-    if (m->chat_template && !strstr(m->chat_template, "\"\"\"")) {
-        append(&text, "TEMPLATE \"\"\"");
-        append(&text, m->chat_template);
-        append(&text, "\"\"\"\n");
-    }
-    append_parameters(&text, m, "PARAMETER ", false);
-    append(&text, "\n");
-    return text;
+    str_printf(s, "# Modelfile of what phasepipe serves\nFROM %s\n", slash ? slash + 1 : m->path);
+    if (m->chat_template && !strstr(m->chat_template, "\"\"\""))
+        str_printf(s, "TEMPLATE \"\"\"%s\"\"\"\n", m->chat_template);
+    add_parameters(s, m, "PARAMETER ", false);
+    str_add_char(s, '\n');
+}
+
+/* NULL: no memory. Takes s. */
+static json_t *text_of(struct str *s)
+{
+    json_t *j = s->failed ? NULL : json_string(str_text(s));
+    str_free(s);
+    return j;
 }
 
 static json_t *strings(const struct gguf_str *v, uint64_t n)
@@ -227,14 +215,16 @@ json_t *ollama_show(const struct api_model *m, bool verbose)
 {
     struct err e;
     struct gguf_str license;
-    char when[OLLAMA_TIME_BYTES], *file = modelfile(m), *parameters = strdup("");
+    struct str file = {0}, parameters = {0};
+    char when[OLLAMA_TIME_BYTES];
     json_t *o = json_object();
-    append_parameters(&parameters, m, "", true);
+    modelfile(&file, m);
+    add_parameters(&parameters, m, "", true);
     ollama_time(when, m->created, 0);
     if (!gguf_string(&e, m->gguf, "general.license", &license) && license.n)
         json_object_set_new(o, "license", json_stringn(license.p, license.n));
-    json_object_set_new(o, "modelfile", file ? json_string(file) : NULL);
-    json_object_set_new(o, "parameters", parameters ? json_string(parameters) : NULL);
+    json_object_set_new(o, "modelfile", text_of(&file));
+    json_object_set_new(o, "parameters", text_of(&parameters));
     json_object_set_new(o, "template", json_string(m->chat_template ? m->chat_template : "{{ .Prompt }}"));
     json_object_set_new(o, "details", ollama_details(m));
     json_object_set_new(o, "model_info", model_info(m, verbose));
@@ -242,7 +232,5 @@ json_t *ollama_show(const struct api_model *m, bool verbose)
         json_object_set_new(o, "tensors", tensors(m->gguf));
     json_object_set_new(o, "capabilities", json_pack("[s]", "completion"));
     json_object_set_new(o, "modified_at", json_string(when));
-    free(file);
-    free(parameters);
     return o;
 }

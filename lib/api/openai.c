@@ -20,7 +20,7 @@ struct completion {
 
 void openai_error(struct http_request *r, int status, const char *param, double retry_s, const char *text)
 {
-    struct json_write w = {0};
+    struct str w = {0};
     char seconds[24];
     openai_error_write(&w, status, param, text);
     if (retry_s > 0) {
@@ -30,7 +30,7 @@ void openai_error(struct http_request *r, int status, const char *param, double 
         http_add_header(r, "retry-after-ms", seconds);
     }
     http_reply(r, status, JSON, w.p, w.n);
-    json_write_free(&w);
+    str_free(&w);
 }
 
 void openai_refuse_reply(struct http_request *r, const struct openai_no *no)
@@ -49,13 +49,18 @@ static void send_out(struct completion *s, struct http_request *r)
         http_begin(r, 200, EVENTS);
     s->begun = true;
     http_write(r, s->p.out.p, s->p.out.n);
-    json_write_clear(&s->p.out);
+    str_clear(&s->p.out);
 }
 
-static void on_prompt(struct call *c, uint32_t line, const struct wire_req *q)
+static void on_prompt(struct call *c, uint32_t line, const struct wire_prompt *q)
 {
     struct completion *s = call_state(c);
-    openai_reply_prompt(&s->p, line, q);
+    struct err e;
+    if (openai_reply_prompt(&e, &s->p, line, q)) {
+        s->no.status = 500;
+        snprintf(s->no.text, sizeof s->no.text, "%s", e.text);
+        call_cancel(c);
+    }
 }
 
 static void on_out(struct call *c, uint32_t line, uint32_t choice, const struct wire_out *o)
@@ -102,11 +107,11 @@ static void on_fail(struct call *c, uint32_t line, uint32_t choice, const struct
 
 static void fail_stream(struct completion *s)
 {
-    struct json_write *w = &s->p.out;
+    struct str *w = &s->p.out;
     openai_reply_flush(&s->p);
-    json_write_lit(w, "data: ");
+    str_add_text(w, "data: ");
     openai_error_write(w, s->no.status, s->no.param, s->no.text);
-    json_write_lit(w, "\n\ndata: [DONE]\n\n");
+    str_add_text(w, "\n\ndata: [DONE]\n\n");
 }
 
 static void on_done(struct call *c)
@@ -119,7 +124,7 @@ static void on_done(struct call *c)
     }
     if (!s->q.stream) {
         openai_reply_whole(&s->p);
-        if (s->p.out.broken)
+        if (s->p.out.failed)
             openai_error(r, 500, NULL, 0, "out of memory");
         else
             http_reply(r, 200, JSON, s->p.out.p, s->p.out.n);

@@ -55,18 +55,18 @@ void openai_param_of(char *out, size_t n, const char *text);
 /* ---- openai_reply.c: what comes back as bytes ---- */
 
 struct openai_choice {
-    struct json_write head;                        /* of its events, up to the text */
-    struct json_write text;                        /* escaped: of the event that is open, or of the whole answer */
-    struct json_write tokens, values, top, offset; /* log-probabilities; of chats all in tokens */
-    struct json_write ids, prompt;                 /* token ids; prompt log-probabilities */
+    struct str head;                        /* of its events, up to the text */
+    struct str text;                        /* escaped: of the event that is open, or of the whole answer */
+    struct str tokens, values, top, offset; /* log-probabilities; of chats all in tokens */
+    struct str ids, prompt;                 /* token ids; prompt log-probabilities */
     uint64_t n_char;
-    uint32_t index, n_out;  /* n_out: tokens of the answer */
-    bool open;              /* an event waits for its end: what follows may be the reason */
-    bool listed;            /* in `opened` */
-    bool begun;             /* its role has been sent */
-    bool prompt_said;       /* so have the ids of its prompt */
-    char reason[12];        /* "": none yet */
-    struct json_write stop; /* stop_reason as JSON */
+    uint32_t index, n_out; /* n_out: tokens of the answer */
+    bool open;             /* an event waits for its end: what follows may be the reason */
+    bool listed;           /* in `opened` */
+    bool begun;            /* its role has been sent */
+    bool prompt_said;      /* so have the ids of its prompt */
+    char reason[12];       /* "": none yet */
+    struct str stop;       /* stop_reason as JSON */
 };
 
 struct openai_reply {
@@ -75,14 +75,15 @@ struct openai_reply {
     struct openai_choice *choice; /* [n_line * n] */
     uint32_t n_choice;
     uint32_t *n_prompt, *n_cached; /* [n_line] */
-    struct json_write *prompt_ids; /* [n_line] */
+    struct str *prompt_ids;        /* [n_line] */
     uint32_t *opened, n_opened;    /* choices that had an event since the last flush */
-    struct json_write out;         /* events that have not been sent */
+    struct str out;                /* events that have not been sent */
 };
 
 int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_ask *q, const struct text *vocab);
 void openai_reply_close(struct openai_reply *p);
-void openai_reply_prompt(struct openai_reply *p, uint32_t line, const struct wire_req *q);
+/* Copies the ids of the prompt if the answer returns them. */
+int openai_reply_prompt(struct err *e, struct openai_reply *p, uint32_t line, const struct wire_prompt *q);
 /* A piece: with `stream` an event in p->out (its end may be left to openai_reply_flush). */
 void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_out *o);
 void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_end *w);
@@ -92,7 +93,7 @@ void openai_reply_last(struct openai_reply *p);  /* usage and the end mark */
 void openai_reply_whole(struct openai_reply *p); /* the whole answer as one object, into p->out */
 
 /* {"error":…} */
-void openai_error_write(struct json_write *w, int status, const char *param, const char *text);
+void openai_error_write(struct str *w, int status, const char *param, const char *text);
 
 /* ---- openai_info.c, openai_spec.c: the other routes ---- */
 void openai_models(struct api *a, struct http_request *r);

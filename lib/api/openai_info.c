@@ -83,7 +83,7 @@ static void unknown(struct api *a, const json_t *o, const char *const *known)
 struct tokenized {
     struct openai_no no; /* status 0: none */
     uint64_t n;
-    struct json_write tail; /* of the answer: "tokens":[…],"token_strs":…}; of /detokenize all of it */
+    struct str tail; /* of the answer: "tokens":[…],"token_strs":…}; of /detokenize all of it */
 };
 
 /* The prompt as a request has it, so that what is counted here is what a completion reads. */
@@ -112,26 +112,26 @@ static int encode(struct openai_no *no, struct text_ids *ids, const struct text 
     return openai_refuse(no, rc == ERR_NO ? 400 : 500, param, "%s", e.text);
 }
 
-static void tokens(struct json_write *w, const struct text *t, const struct text_ids *ids, bool strings)
+static void tokens(struct str *w, const struct text *t, const struct text_ids *ids, bool strings)
 {
-    json_write_lit(w, "\"tokens\":[");
+    str_add_text(w, "\"tokens\":[");
     json_write_u32s(w, ids->ids, ids->n);
-    json_write_lit(w, strings ? "],\"token_strs\":[" : "],\"token_strs\":null}");
+    str_add_text(w, strings ? "],\"token_strs\":[" : "],\"token_strs\":null}");
     for (size_t i = 0; strings && i < ids->n; i++) {
         size_t n = 0;
         const char *p = text_entry(t, ids->ids[i], &n);
         if (i)
-            json_write_lit(w, ",");
+            str_add_text(w, ",");
         json_write_string(w, p ? p : "", n);
     }
     if (strings)
-        json_write_lit(w, "]}");
+        str_add_text(w, "]}");
 }
 
 static void tokenized_free(void *p)
 {
     struct tokenized *d = p;
-    json_write_free(&d->tail);
+    str_free(&d->tail);
     free(d);
 }
 
@@ -164,7 +164,7 @@ static const struct tokenized *prepared(json_t **o, struct api *a, struct http_r
     const struct tokenized *d = p ? p->more : NULL;
     if (!*o || openai_model_check(&no, a, *o))
         openai_refuse_reply(r, &no);
-    else if (!d || d->tail.broken)
+    else if (!d || d->tail.failed)
         openai_error(r, 500, NULL, 0, "out of memory");
     else if (d->no.status)
         openai_refuse_reply(r, &d->no);
@@ -175,28 +175,28 @@ static const struct tokenized *prepared(json_t **o, struct api *a, struct http_r
 
 void openai_tokenize(struct api *a, struct http_request *r)
 {
-    struct json_write w = {0};
+    struct str w = {0};
     json_t *o;
     const struct tokenized *d = prepared(&o, a, r);
     if (d) {
         unknown(a, o, of_tokenize);
-        json_write_lit(&w, "{\"count\":");
+        str_add_text(&w, "{\"count\":");
         json_write_u64(&w, d->n);
-        json_write_lit(&w, ",\"max_model_len\":");
+        str_add_text(&w, ",\"max_model_len\":");
         json_write_u64(&w, api_model(a)->context);
-        json_write_lit(&w, ",");
-        json_write_raw(&w, d->tail.p, d->tail.n);
-        if (w.broken)
+        str_add_text(&w, ",");
+        str_add(&w, d->tail.p, d->tail.n);
+        if (w.failed)
             openai_error(r, 500, NULL, 0, "out of memory");
         else
             http_reply(r, 200, JSON, w.p, w.n);
     }
-    json_write_free(&w);
+    str_free(&w);
     json_decref(o);
 }
 
 /* All bytes first: a character may lie across tokens. */
-static int decode(struct openai_no *no, struct json_write *bytes, const struct api_model *m, const json_t *tokens)
+static int decode(struct openai_no *no, struct str *bytes, const struct api_model *m, const json_t *tokens)
 {
     size_t n = json_array_size(tokens);
     if (!json_is_array(tokens))
@@ -211,7 +211,7 @@ static int decode(struct openai_no *no, struct json_write *bytes, const struct a
                                  (unsigned long long)m->vocab);
         uint32_t id = (uint32_t)json_integer_value(v);
         const char *p = reply_bytes(m->text, id, &len);
-        json_write_raw(bytes, p, p ? len : 0);
+        str_add(bytes, p, p ? len : 0);
     }
     return 0;
 }
@@ -219,7 +219,7 @@ static int decode(struct openai_no *no, struct json_write *bytes, const struct a
 void openai_detokenize_prepare(struct api_parsed *p, const struct api_model *m)
 {
     struct tokenized *d = calloc(1, sizeof *d);
-    struct json_write bytes = {0};
+    struct str bytes = {0};
     struct err e;
     char *text = NULL;
     size_t n = 0;
@@ -228,16 +228,16 @@ void openai_detokenize_prepare(struct api_parsed *p, const struct api_model *m)
     p->more = d;
     p->free_more = tokenized_free;
     if (!decode(&d->no, &bytes, m, json_object_get(p->o, "tokens"))) {
-        if (bytes.broken || text_utf8_repair(&e, &text, &n, bytes.p ? bytes.p : "", bytes.n)) {
+        if (bytes.failed || text_utf8_repair(&e, &text, &n, bytes.p ? bytes.p : "", bytes.n)) {
             openai_refuse(&d->no, 500, NULL, "out of memory");
         } else {
-            json_write_lit(&d->tail, "{\"prompt\":");
+            str_add_text(&d->tail, "{\"prompt\":");
             json_write_string(&d->tail, text, n);
-            json_write_lit(&d->tail, "}");
+            str_add_text(&d->tail, "}");
         }
     }
     free(text);
-    json_write_free(&bytes);
+    str_free(&bytes);
 }
 
 void openai_detokenize(struct api *a, struct http_request *r)

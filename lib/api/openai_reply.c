@@ -8,7 +8,7 @@
 #include "api/openai.h"
 #include "request/reply.h"
 
-#define LIT(w, text) json_write_raw(w, text, sizeof(text) - 1)
+#define LIT(w, text) str_add(w, text, sizeof(text) - 1)
 
 static struct openai_choice *at(struct openai_reply *p, uint32_t line, uint32_t choice)
 {
@@ -18,12 +18,12 @@ static struct openai_choice *at(struct openai_reply *p, uint32_t line, uint32_t 
 /* ---- begin and end ---- */
 
 /* {"id":…,"object":…,"created":…,"model":…,"choices":[ */
-static void envelope(struct json_write *w, const struct openai_ask *q, const char *object)
+static void envelope(struct str *w, const struct openai_ask *q, const char *object)
 {
     LIT(w, "{\"id\":");
     json_write_string(w, q->id, strlen(q->id));
     LIT(w, ",\"object\":\"");
-    json_write_lit(w, object);
+    str_add_text(w, object);
     LIT(w, "\",\"created\":");
     json_write_i64(w, q->created);
     LIT(w, ",\"model\":");
@@ -31,13 +31,13 @@ static void envelope(struct json_write *w, const struct openai_ask *q, const cha
     LIT(w, ",\"choices\":[");
 }
 
-static void make_head(struct json_write *w, const struct openai_ask *q, uint32_t index)
+static void make_head(struct str *w, const struct openai_ask *q, uint32_t index)
 {
     LIT(w, "data: ");
     envelope(w, q, q->chat ? "chat.completion.chunk" : "text_completion");
     LIT(w, "{\"index\":");
     json_write_u64(w, index);
-    json_write_lit(w, q->chat ? ",\"delta\":{\"content\":\"" : ",\"text\":\"");
+    str_add_text(w, q->chat ? ",\"delta\":{\"content\":\"" : ",\"text\":\"");
 }
 
 int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_ask *q, const struct text *vocab)
@@ -62,14 +62,14 @@ void openai_reply_close(struct openai_reply *p)
 {
     for (uint32_t i = 0; p->choice && i < p->n_choice; i++) {
         struct openai_choice *c = &p->choice[i];
-        struct json_write *all[] = {&c->head,   &c->text, &c->tokens, &c->values, &c->top,
-                                    &c->offset, &c->ids,  &c->prompt, &c->stop};
+        struct str *all[] = {&c->head,   &c->text, &c->tokens, &c->values, &c->top,
+                             &c->offset, &c->ids,  &c->prompt, &c->stop};
         for (size_t k = 0; k < sizeof all / sizeof *all; k++)
-            json_write_free(all[k]);
+            str_free(all[k]);
     }
     for (uint32_t i = 0; p->prompt_ids && i < p->q->n_line; i++)
-        json_write_free(&p->prompt_ids[i]);
-    json_write_free(&p->out);
+        str_free(&p->prompt_ids[i]);
+    str_free(&p->out);
     free(p->choice);
     free(p->n_prompt);
     free(p->prompt_ids);
@@ -79,20 +79,20 @@ void openai_reply_close(struct openai_reply *p)
 
 /* ---- tokens and their log-probabilities ---- */
 
-static void comma(struct json_write *w)
+static void comma(struct str *w)
 {
     if (w->n)
         LIT(w, ",");
 }
 
-static void spelled(struct json_write *w, const struct text *vocab, uint32_t id)
+static void spelled(struct str *w, const struct text *vocab, uint32_t id)
 {
     json_t *s = reply_token(vocab, id);
     json_write_value(w, s);
     json_decref(s);
 }
 
-static void token_name(struct json_write *w, const struct openai_reply *p, uint32_t id)
+static void token_name(struct str *w, const struct openai_reply *p, uint32_t id)
 {
     if (p->q->as_ids) {
         LIT(w, "\"token_id:");
@@ -104,7 +104,7 @@ static void token_name(struct json_write *w, const struct openai_reply *p, uint3
 }
 
 /* JSON has no infinity; a token that could not come is as far away as vLLM says it is. */
-static void logprob(struct json_write *w, float v)
+static void logprob(struct str *w, float v)
 {
     if (isnan(v))
         LIT(w, "null");
@@ -114,7 +114,7 @@ static void logprob(struct json_write *w, float v)
         json_write_f32(w, v);
 }
 
-static void chat_token(struct json_write *w, const struct openai_reply *p, uint32_t id, float v)
+static void chat_token(struct str *w, const struct openai_reply *p, uint32_t id, float v)
 {
     size_t n;
     const char *bytes = reply_bytes(p->vocab, id, &n);
@@ -127,7 +127,7 @@ static void chat_token(struct json_write *w, const struct openai_reply *p, uint3
     LIT(w, "]");
 }
 
-static void chat_logprob(struct json_write *w, const struct openai_reply *p, const struct wire_logprob *lp)
+static void chat_logprob(struct str *w, const struct openai_reply *p, const struct wire_logprob *lp)
 {
     comma(w);
     chat_token(w, p, lp->id, lp->logprob);
@@ -182,7 +182,7 @@ static void completion_logprob(struct openai_choice *c, const struct openai_repl
 }
 
 /* {"464":{"logprob":-1.2,"rank":1,"decoded_token":"The"},…} of one place of the prompt. */
-static void prompt_logprob(struct json_write *w, const struct openai_reply *p, const struct wire_logprob *lp)
+static void prompt_logprob(struct str *w, const struct openai_reply *p, const struct wire_logprob *lp)
 {
     comma(w);
     if (isnan(lp->logprob)) {
@@ -207,34 +207,34 @@ static void prompt_logprob(struct json_write *w, const struct openai_reply *p, c
     LIT(w, "}");
 }
 
-static void logprobs_object(struct json_write *w, const struct openai_ask *q, struct openai_choice *c)
+static void logprobs_object(struct str *w, const struct openai_ask *q, struct openai_choice *c)
 {
     if (!q->logprobs || (q->stream && !c->tokens.n)) {
         LIT(w, "null");
         return;
     }
     LIT(w, "{\"");
-    json_write_lit(w, q->chat ? "content" : "text_offset");
+    str_add_text(w, q->chat ? "content" : "text_offset");
     LIT(w, "\":[");
-    json_write_raw(w, q->chat ? c->tokens.p : c->offset.p, q->chat ? c->tokens.n : c->offset.n);
+    str_add(w, q->chat ? c->tokens.p : c->offset.p, q->chat ? c->tokens.n : c->offset.n);
     if (!q->chat) {
         LIT(w, "],\"token_logprobs\":[");
-        json_write_raw(w, c->values.p, c->values.n);
+        str_add(w, c->values.p, c->values.n);
         LIT(w, "],\"tokens\":[");
-        json_write_raw(w, c->tokens.p, c->tokens.n);
+        str_add(w, c->tokens.p, c->tokens.n);
         LIT(w, "],\"top_logprobs\":[");
-        json_write_raw(w, c->top.p, c->top.n);
+        str_add(w, c->top.p, c->top.n);
     }
     LIT(w, "]}");
-    json_write_clear(&c->tokens);
-    json_write_clear(&c->values);
-    json_write_clear(&c->top);
-    json_write_clear(&c->offset);
+    str_clear(&c->tokens);
+    str_clear(&c->values);
+    str_clear(&c->top);
+    str_clear(&c->offset);
 }
 
 /* ---- counts ---- */
 
-static void usage(struct json_write *w, uint64_t prompt, uint64_t answer, uint64_t cached)
+static void usage(struct str *w, uint64_t prompt, uint64_t answer, uint64_t cached)
 {
     LIT(w, "{\"prompt_tokens\":");
     json_write_u64(w, prompt);
@@ -247,7 +247,7 @@ static void usage(struct json_write *w, uint64_t prompt, uint64_t answer, uint64
     LIT(w, "}}");
 }
 
-static void usage_of_all(struct json_write *w, const struct openai_reply *p)
+static void usage_of_all(struct str *w, const struct openai_reply *p)
 {
     uint64_t prompt = 0, answer = 0, cached = 0;
     for (uint32_t i = 0; i < p->q->n_line; i++) {
@@ -261,34 +261,34 @@ static void usage_of_all(struct json_write *w, const struct openai_reply *p)
 
 /* ---- events ---- */
 
-static void ids_more(struct json_write *w, const uint32_t *ids, size_t n)
+static void ids_more(struct str *w, const uint32_t *ids, size_t n)
 {
     if (n)
         comma(w);
     json_write_u32s(w, ids, n);
 }
 
-static void ids_field(struct json_write *w, const char *name, struct json_write *ids)
+static void ids_field(struct str *w, const char *name, struct str *ids)
 {
     LIT(w, ",\"");
-    json_write_lit(w, name);
+    str_add_text(w, name);
     LIT(w, "\":[");
-    json_write_raw(w, ids->p, ids->n);
+    str_add(w, ids->p, ids->n);
     LIT(w, "]");
-    json_write_clear(ids);
+    str_clear(ids);
 }
 
-static void prompt_ids_field(struct json_write *w, const struct openai_reply *p, uint32_t line)
+static void prompt_ids_field(struct str *w, const struct openai_reply *p, uint32_t line)
 {
     LIT(w, ",\"prompt_token_ids\":[");
-    json_write_raw(w, p->prompt_ids[line].p, p->prompt_ids[line].n);
+    str_add(w, p->prompt_ids[line].p, p->prompt_ids[line].n);
     LIT(w, "]");
 }
 
 /* The role comes with the first token, so that nobody takes it for one. */
 static void role(struct openai_reply *p, struct openai_choice *c, uint32_t line)
 {
-    struct json_write *w = &p->out;
+    struct str *w = &p->out;
     const struct openai_ask *q = p->q;
     c->begun = true;
     if (!q->chat)
@@ -309,25 +309,25 @@ static void role(struct openai_reply *p, struct openai_choice *c, uint32_t line)
 
 static void close_event(struct openai_reply *p, struct openai_choice *c)
 {
-    struct json_write *w = &p->out;
+    struct str *w = &p->out;
     const struct openai_ask *q = p->q;
     uint32_t line = c->index / q->n;
     if (!c->open)
         return;
     c->open = false;
-    json_write_raw(w, c->head.p, c->head.n);
-    json_write_raw(w, c->text.p, c->text.n);
-    json_write_clear(&c->text);
-    json_write_lit(w, q->chat ? "\"},\"logprobs\":" : "\",\"logprobs\":");
+    str_add(w, c->head.p, c->head.n);
+    str_add(w, c->text.p, c->text.n);
+    str_clear(&c->text);
+    str_add_text(w, q->chat ? "\"},\"logprobs\":" : "\",\"logprobs\":");
     logprobs_object(w, q, c);
     LIT(w, ",\"finish_reason\":");
     if (*c->reason) {
         LIT(w, "\"");
-        json_write_lit(w, c->reason);
+        str_add_text(w, c->reason);
         LIT(w, "\",\"stop_reason\":");
-        json_write_raw(w, c->stop.p, c->stop.n);
+        str_add(w, c->stop.p, c->stop.n);
     } else {
-        json_write_lit(w, q->chat ? "null" : "null,\"stop_reason\":null");
+        str_add_text(w, q->chat ? "null" : "null,\"stop_reason\":null");
     }
     if (q->token_ids) {
         if (!q->chat && !c->prompt_said)
@@ -343,11 +343,17 @@ static void close_event(struct openai_reply *p, struct openai_choice *c)
     LIT(w, "}\n\n");
 }
 
-void openai_reply_prompt(struct openai_reply *p, uint32_t line, const struct wire_req *q)
+int openai_reply_prompt(struct err *e, struct openai_reply *p, uint32_t line, const struct wire_prompt *q)
 {
-    p->n_prompt[line] = q->n_id;
-    if (p->q->token_ids)
-        ids_more(&p->prompt_ids[line], q->ids, q->n_id);
+    struct wire_req *r = NULL;
+    p->n_prompt[line] = q->n_prompt;
+    if (!p->q->token_ids)
+        return 0;
+    int rc = api_prompt_read(e, &r, q);
+    if (!rc)
+        ids_more(&p->prompt_ids[line], r->ids, r->n_id);
+    wire_req_free(r);
+    return rc;
 }
 
 /* Log-probabilities of the prompt are of the answer with echo, and a field of their own where they were asked for; the
@@ -437,7 +443,7 @@ void openai_reply_flush(struct openai_reply *p)
 
 void openai_reply_last(struct openai_reply *p)
 {
-    struct json_write *w = &p->out;
+    struct str *w = &p->out;
     openai_reply_flush(p);
     if (p->q->usage) {
         LIT(w, "data: ");
@@ -453,22 +459,22 @@ void openai_reply_last(struct openai_reply *p)
 
 static void whole_choice(struct openai_reply *p, struct openai_choice *c)
 {
-    struct json_write *w = &p->out;
+    struct str *w = &p->out;
     const struct openai_ask *q = p->q;
     uint32_t line = c->index / q->n;
     LIT(w, "{\"index\":");
     json_write_u64(w, c->index);
-    json_write_lit(w, q->chat ? ",\"message\":{\"role\":\"assistant\",\"content\":\"" : ",\"text\":\"");
-    json_write_raw(w, c->text.p, c->text.n);
-    json_write_lit(w, q->chat ? "\",\"refusal\":null,\"tool_calls\":[]},\"logprobs\":" : "\",\"logprobs\":");
+    str_add_text(w, q->chat ? ",\"message\":{\"role\":\"assistant\",\"content\":\"" : ",\"text\":\"");
+    str_add(w, c->text.p, c->text.n);
+    str_add_text(w, q->chat ? "\",\"refusal\":null,\"tool_calls\":[]},\"logprobs\":" : "\",\"logprobs\":");
     logprobs_object(w, q, c);
     LIT(w, ",\"finish_reason\":\"");
-    json_write_lit(w, c->reason);
+    str_add_text(w, c->reason);
     LIT(w, "\",\"stop_reason\":");
-    json_write_raw(w, c->stop.p, c->stop.n);
+    str_add(w, c->stop.p, c->stop.n);
     if (!q->chat && q->prompt_logprobs) {
         LIT(w, ",\"prompt_logprobs\":[");
-        json_write_raw(w, c->prompt.p, c->prompt.n);
+        str_add(w, c->prompt.p, c->prompt.n);
         LIT(w, "]");
     } else if (!q->chat) {
         LIT(w, ",\"prompt_logprobs\":null");
@@ -483,7 +489,7 @@ static void whole_choice(struct openai_reply *p, struct openai_choice *c)
 
 void openai_reply_whole(struct openai_reply *p)
 {
-    struct json_write *w = &p->out;
+    struct str *w = &p->out;
     const struct openai_ask *q = p->q;
     envelope(w, q, q->chat ? "chat.completion" : "text_completion");
     for (uint32_t i = 0; i < p->n_choice; i++) {
@@ -496,7 +502,7 @@ void openai_reply_whole(struct openai_reply *p)
     LIT(w, ",\"service_tier\":null,\"system_fingerprint\":null");
     if (q->chat && q->prompt_logprobs) {
         LIT(w, ",\"prompt_logprobs\":[");
-        json_write_raw(w, p->choice[0].prompt.p, p->choice[0].prompt.n);
+        str_add(w, p->choice[0].prompt.p, p->choice[0].prompt.n);
         LIT(w, "]");
     }
     if (q->chat && q->token_ids)
@@ -523,12 +529,12 @@ static const char *error_type(int status)
     return status < 500 ? "BadRequestError" : "InternalServerError";
 }
 
-void openai_error_write(struct json_write *w, int status, const char *param, const char *text)
+void openai_error_write(struct str *w, int status, const char *param, const char *text)
 {
     LIT(w, "{\"error\":{\"message\":");
     json_write_string(w, text, strlen(text));
     LIT(w, ",\"type\":\"");
-    json_write_lit(w, error_type(status));
+    str_add_text(w, error_type(status));
     LIT(w, "\",\"param\":");
     if (param && *param)
         json_write_string(w, param, strlen(param));

@@ -6,7 +6,7 @@
 #include <sodium.h>
 
 #include "api/api_impl.h"
-#include "proc/proc.h"
+#include "base/time.h"
 
 static void metrics_route(struct api *a, struct http_request *r);
 
@@ -121,10 +121,11 @@ static void seek(struct seek *s, const struct api_route *t)
 /* A long body is read before its route is called, by another thread. */
 static void dispatch(struct api *a, struct http_request *r, struct api_request *q, const struct api_route *route)
 {
+    struct err e;
     size_t n;
     const char *body = http_body(r, &n);
     q->found = route;
-    if (n < (route->prepare ? ASIDE_BYTES_PREPARED : ASIDE_BYTES)) {
+    if (n < (route->prepare ? PARSE_BYTES_PREPARED : PARSE_BYTES)) {
         route->call(a, r);
         return;
     }
@@ -132,8 +133,7 @@ static void dispatch(struct api *a, struct http_request *r, struct api_request *
         fail(r, 503, 1, "the server ends");
         return;
     }
-    q->job = aside_put(a->aside, r, route, &a->model, body, n);
-    if (!q->job)
+    if (parse_add(&e, &q->job, a, r, route, body, n))
         fail(r, 503, 1, "too many long requests wait to be read");
 }
 
@@ -178,24 +178,15 @@ struct api_parsed *api_body(struct http_request *r)
     return q->parsed;
 }
 
-void api_on_parsed(struct api *a)
+void api_on_parsed(struct api *a, struct http_request *r, const struct api_route *route, struct api_parsed *p)
 {
-    struct http_request *r;
-    const struct api_route *route;
-    struct api_parsed *p;
-    while (aside_take(a->aside, &r, &route, &p)) {
-        struct api_request *q = r ? http_get(r) : NULL;
-        if (!q) {
-            api_parsed_free(p);
-            continue;
-        }
-        q->job = NULL;
-        q->parsed = p;
-        if (p)
-            route->call(a, r);
-        else
-            fail(r, 500, 0, "out of memory");
-    }
+    struct api_request *q = http_get(r);
+    q->job = NULL;
+    q->parsed = p;
+    if (p)
+        route->call(a, r);
+    else
+        fail(r, 500, 0, "out of memory");
 }
 
 void api_on_fail(void *arg, struct http_request *r, int status, const char *text)
@@ -219,13 +210,13 @@ void api_on_over(void *arg, struct http_request *r, int status)
 {
     struct api *a = arg;
     struct api_request *q = http_get(r);
-    double took = (double)(proc_now_ns() - http_arrived_ns(r)) / 1e9;
+    double took = (double)(time_now_ns() - http_arrived_ns(r)) / 1e9;
     if (!q)
         return;
     if (q->call)
         call_free(q->call);
     if (q->job)
-        aside_forget(a->aside, q->job);
+        parse_forget(q->job);
     api_parsed_free(q->parsed);
     metrics_http(a->metrics, http_surface(r), q->route, status, took);
     if (a->o.access_log)

@@ -7,20 +7,10 @@
 
 #include "api/metrics_impl.h"
 #include "api/watch_impl.h"
-#include "link/ask.h"
+#include "link/stat.h"
 #include "proc/proc.h"
 
-#define WORKERS_MAX 4096
-
-/* An answer: its frames borrow from its bytes and its memory. */
-struct heard {
-    uint8_t *bytes;
-    struct wire_arena *arena;
-    bool has_stat;
-    struct wire_stat stat;
-    struct wire_worker *worker;
-    size_t n_worker, cap;
-};
+#define WORKERS_MAX 4096 /* whose steps are counted */
 
 /* What of a worker's steps was counted. */
 struct counted {
@@ -32,14 +22,14 @@ struct counted {
 };
 
 struct api_watch {
-    struct link_box *box;
-    struct link_dialer *dialer;
-    struct link_msg msg;
-    bool asked;
-    struct link_dialer *tokenize; /* NULL: none */
+    struct session_hub *hub;
+    struct session *sched;
+    struct wire_arena *arena; /* of a frame of tokenize */
+    bool asked;               /* of sched, over this connection, and not answered */
+    struct session *tokenize; /* NULL: none */
     bool tokenize_asked;
-    uint64_t tokenize_ns;  /* when the open question was asked; where none is, when the next one is */
-    struct heard heard[2]; /* the newest, and where the next is read into */
+    uint64_t tokenize_ns;      /* when the open request was made; if none is, when the next one is due */
+    struct link_stat heard[2]; /* the newest, and where the next is read into */
     unsigned newest;
     uint64_t next_ns, heard_ns, store_ns; /* 0: never */
     struct wire_stat sum, last;
@@ -57,17 +47,16 @@ int watch_open(struct err *e, struct api_watch **out, const char *sched, const c
     *out = NULL;
     if (!w)
         return err_nomem(e, "the watch", sizeof *w);
-    w->heard[0].arena = wire_arena_new();
-    w->heard[1].arena = wire_arena_new();
-    int rc = w->heard[0].arena && w->heard[1].arena ? 0 : err_nomem(e, "the watch", 0);
-    rc = rc ? rc : histogram_new(e, &w->steps, bounds_step);
+    const struct session_hub_opts o = {.self = {.role = "tool", .inc = proc_now_ns()}};
+    w->arena = wire_arena_new();
+    int rc = w->arena ? histogram_new(e, &w->steps, bounds_step) : err_nomem(e, "the watch", 0);
     rc = rc ? rc : histogram_new(e, &w->lag, bounds_lag);
-    rc = rc ? rc : link_box_new(e, &w->box);
-    rc = rc ? rc : link_dial(e, &w->dialer, w->box, sched, NULL);
+    rc = rc ? rc : session_hub_new(e, &w->hub, &o);
+    rc = rc ? rc : session_dial(e, &w->sched, w->hub, sched, "sched", NULL);
     if (!rc && tokenize)
-        rc = link_dial(e, &w->tokenize, w->box, tokenize, w);
+        rc = session_dial(e, &w->tokenize, w->hub, tokenize, "tokenize", w);
     if (!rc && kv)
-        rc = store_watch_open(e, &w->store, kv, w->box);
+        rc = store_watch_open(e, &w->store, kv, w->hub);
     w->next_ns = proc_now_ns();
     if (rc)
         watch_close(w);
@@ -81,15 +70,10 @@ void watch_close(struct api_watch *w)
     if (!w)
         return;
     store_watch_close(w->store);
-    link_dialer_free(w->dialer);
-    link_dialer_free(w->tokenize);
-    link_box_free(w->box);
-    link_msg_free(&w->msg);
-    for (int i = 0; i < 2; i++) {
-        wire_arena_free(w->heard[i].arena);
-        free(w->heard[i].worker);
-        free(w->heard[i].bytes);
-    }
+    session_hub_free(w->hub);
+    wire_arena_free(w->arena);
+    link_stat_free(&w->heard[0]);
+    link_stat_free(&w->heard[1]);
     histogram_free(&w->steps);
     histogram_free(&w->lag);
     free(w->counted);
@@ -98,59 +82,19 @@ void watch_close(struct api_watch *w)
 
 int watch_fd(const struct api_watch *w)
 {
-    return link_box_fd(w->box);
+    return session_hub_fd(w->hub);
 }
 
 /* Rounded up, so that whoever waits so long does not come too early. */
 uint64_t watch_next_ms(const struct api_watch *w)
 {
     uint64_t now = proc_now_ns();
-    return w->next_ns > now ? (w->next_ns - now + 999999) / 1000000 : 0;
+    uint64_t ms = w->next_ns > now ? (w->next_ns - now + 999999) / 1000000 : 0;
+    int due = session_hub_timeout_ms(w->hub);
+    return due >= 0 && (uint64_t)due < ms ? (uint64_t)due : ms;
 }
 
 /* ---- an answer ---- */
-
-static bool add_worker(struct heard *h, const struct wire_worker *x)
-{
-    if (h->n_worker == WORKERS_MAX)
-        return true;
-    if (h->n_worker == h->cap) {
-        size_t cap = 2 * h->cap + 16;
-        struct wire_worker *grown = realloc(h->worker, cap * sizeof *grown);
-        if (!grown)
-            return false;
-        h->worker = grown;
-        h->cap = cap;
-    }
-    h->worker[h->n_worker++] = *x;
-    return true;
-}
-
-/* False: it is not the answer of a scheduler, and as if it had not come. */
-static bool hear(struct heard *h, const uint8_t *p, size_t n)
-{
-    struct wire_frame f;
-    struct err e = {0};
-    bool ok = true;
-    uint8_t *bytes = realloc(h->bytes, n ? n : 1);
-    if (!bytes)
-        return false;
-    if (n)
-        memcpy(bytes, p, n);
-    h->bytes = bytes;
-    h->has_stat = false;
-    h->n_worker = 0;
-    wire_arena_reset(h->arena);
-    for (const uint8_t *at = bytes; ok && link_msg_next(&e, &f, h->arena, &at, &n);) {
-        if (f.kind == WIRE_STAT) {
-            h->stat = f.stat;
-            h->has_stat = true;
-        } else if (f.kind == WIRE_WORKER) {
-            ok = add_worker(h, &f.worker);
-        }
-    }
-    return ok && !e.code && h->has_stat;
-}
 
 /* Those of workers that neither this answer nor the one before it names. */
 static void forget_counted(struct api_watch *w)
@@ -188,10 +132,10 @@ static struct counted *counted_of(struct api_watch *w, const struct wire_worker 
 
 /* A worker tells the counts of its whole life. Those of before the first answer are not of this program's time; the
  * life of a worker that came later is. A row without counts is of a scheduler that has not heard them yet. */
-static void count_steps(struct api_watch *w, const struct heard *now)
+static void count_steps(struct api_watch *w, const struct link_stat *now)
 {
     w->look++;
-    for (size_t i = 0; i < now->n_worker; i++) {
+    for (size_t i = 0; i < now->n; i++) {
         const struct wire_worker *x = &now->worker[i];
         struct counted *c = x->name.n <= WIRE_NAME_BYTES_MAX ? counted_of(w, x, i) : NULL;
         if (!c)
@@ -216,35 +160,53 @@ static void count_steps(struct api_watch *w, const struct heard *now)
     }
 }
 
-static void on_answer(struct api_watch *w, const uint8_t *p, size_t n)
+/* What is not a scheduler's response is dropped, as if nothing had come. */
+static void on_sched(struct api_watch *w, const struct session_event *v)
 {
-    struct heard *now = &w->heard[!w->newest];
-    if (!hear(now, p, n))
+    struct err e;
+    bool whole;
+    struct link_stat *now = &w->heard[!w->newest];
+    if (v->type == SESSION_DOWN)
+        w->asked = false;
+    if (v->type != SESSION_FRAME)
+        return;
+    if (link_stat_add(&e, now, &whole, v)) {
+        w->asked = false;
+        return;
+    }
+    if (!whole)
         return;
     count_steps(w, now);
     stat_add(&w->sum, &w->last, &now->stat);
+    w->asked = false;
     w->newest = !w->newest;
     w->heard_ns = proc_now_ns();
 }
 
-/* ---- the questions ---- */
+/* ---- the requests ---- */
 
 static void ask(struct api_watch *w)
 {
     const struct wire_frame f = {.kind = WIRE_STAT};
     struct err e;
-    link_msg_clear(&w->msg);
-    w->asked = !link_msg_add(&e, &w->msg, &f) && !link_ask(&e, w->dialer, &w->msg, NULL);
+    w->asked = session_is_up(w->sched) && !session_send(&e, w->sched, &f);
 }
 
-static void ask_tokenize(struct api_watch *w, uint64_t now)
+static void send_line(struct api_watch *w)
 {
     static const char line[] = "{\"prompt\":\"a\",\"max_tokens\":1}";
     const struct wire_frame f = {.kind = WIRE_ASK, .ask = {.what = {"line", 4}, .text = {line, sizeof line - 1}}};
     struct err e;
-    link_msg_clear(&w->msg);
-    w->tokenize_asked = !link_msg_add(&e, &w->msg, &f) && !link_ask(&e, w->tokenize, &w->msg, w);
+    if (session_is_up(w->tokenize))
+        (void)session_send(&e, w->tokenize, &f);
+}
+
+/* Without a connection the request waits for it. */
+static void ask_tokenize(struct api_watch *w, uint64_t now)
+{
+    w->tokenize_asked = true;
     w->tokenize_ns = now;
+    send_line(w);
 }
 
 void watch_tokenize_lives(struct api_watch *w)
@@ -253,12 +215,15 @@ void watch_tokenize_lives(struct api_watch *w)
         w->tokenize_ns = proc_now_ns();
 }
 
-/* Whatever it says, it lives. A question that waited for the connection has not been asked before. */
-static void on_tokenize(struct api_watch *w, const struct link_event *v, uint64_t now)
+/* Any response, even an error, proves liveness; the first frame of a session, its hello, is not one. */
+static void on_tokenize(struct api_watch *w, const struct session_event *v, uint64_t now)
 {
-    if (v->what == LINK_UP && w->tokenize_asked)
-        w->tokenize_ns = now;
-    if (v->what != LINK_ANSWER && v->what != LINK_FAILED)
+    struct wire_frame f;
+    struct err e;
+    wire_arena_reset(w->arena);
+    if (v->type == SESSION_UP && w->tokenize_asked)
+        ask_tokenize(w, now);
+    if (v->type != SESSION_FRAME || (!session_frame(&e, &f, w->arena, v) && f.kind == WIRE_HELLO))
         return;
     w->tokenize_asked = false;
     w->tokenize_ns = now + WATCH_PERIOD_NS;
@@ -266,17 +231,13 @@ static void on_tokenize(struct api_watch *w, const struct link_event *v, uint64_
 
 void watch_step(struct api_watch *w)
 {
-    struct link_event v;
+    struct session_event v;
     uint64_t now = proc_now_ns();
-    while (link_box_take(w->box, &v)) {
-        if (v.arg == w) {
+    while (session_hub_next(w->hub, &v)) {
+        if (v.s == w->tokenize)
             on_tokenize(w, &v, now);
-            continue;
-        }
-        if (v.what == LINK_ANSWER)
-            on_answer(w, v.p, v.n);
-        if (v.what == LINK_ANSWER || v.what == LINK_FAILED)
-            w->asked = false;
+        else
+            on_sched(w, &v);
     }
     if (w->store && store_watch_take(w->store, &w->store_stat)) {
         w->store_ns = now;
@@ -311,7 +272,7 @@ const struct wire_stat *watch_stat(const struct api_watch *w)
 
 const struct wire_worker *watch_workers(const struct api_watch *w, size_t *n)
 {
-    *n = fresh(w->heard_ns) ? w->heard[w->newest].n_worker : 0;
+    *n = fresh(w->heard_ns) ? w->heard[w->newest].n : 0;
     return *n ? w->heard[w->newest].worker : NULL;
 }
 

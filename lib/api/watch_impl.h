@@ -12,10 +12,10 @@
 #define WATCH_SOON_NS (WATCH_PERIOD_NS / 20)
 #define WATCH_OLD_NS (5 * WATCH_PERIOD_NS)
 
-/* A store's client waits for its answers; this does it for a loop that must not, and wakes it by its box. */
-struct link_box;
+/* A store's client waits for its answers; this does it for a loop that must not, and wakes it by its hub. */
+struct session_hub;
 struct store_watch;
-int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct link_box *box);
+int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct session_hub *hub);
 /* Waits for a question that is out, half a second at most. */
 void store_watch_close(struct store_watch *s);
 /* What came since; false: nothing did. */

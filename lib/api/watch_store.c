@@ -6,14 +6,14 @@
 #include <time.h>
 
 #include "api/watch_impl.h"
-#include "link/ask.h"
+#include "link/session.h"
 #include "link/store_client.h"
 
 #define TIMEOUT_MS 500
 
 struct store_watch {
     char *url;
-    struct link_box *box;
+    struct session_hub *hub;
     pthread_t thread;
     bool has_thread;
     pthread_mutex_t lock; /* of what follows */
@@ -28,7 +28,7 @@ static void give(struct store_watch *s, const struct wire_kv_stat *stat)
     s->stat = *stat;
     s->fresh = true;
     pthread_mutex_unlock(&s->lock);
-    link_box_wake(s->box);
+    session_hub_wake(s->hub);
 }
 
 /* True: it is to end. */
@@ -67,7 +67,7 @@ static void *ask_store(void *arg)
     return NULL;
 }
 
-int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct link_box *box)
+int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct session_hub *hub)
 {
     struct store_watch *s = calloc(1, sizeof *s);
     pthread_condattr_t monotonic;
@@ -77,7 +77,7 @@ int store_watch_open(struct err *e, struct store_watch **out, const char *url, s
         free(s);
         return err_nomem(e, "the watch of the store", sizeof *s);
     }
-    s->box = box;
+    s->hub = hub;
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);

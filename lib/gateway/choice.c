@@ -28,25 +28,15 @@ struct gw_request *gw_request_find(const struct gateway *g, uint64_t seq)
     return r;
 }
 
-static void free_line(struct gw_request *r)
-{
-    free(r->line);
-    free(r->id);
-    r->line = r->id = NULL;
-}
-
-/* False: no memory. */
+/* False: no memory. The id lies after the line. */
 static bool copy_line(struct gw_request *r, struct wire_str id, const char *line, size_t n)
 {
-    if (n <= GATEWAY_LINE_BYTES_MAX && !(r->line = malloc(n + 1)))
+    r->n_line = n <= GATEWAY_LINE_BYTES_MAX ? n : 0;
+    r->n_id = id.n <= WIRE_ID_BYTES_MAX ? id.n : 0;
+    if (!(r->line = malloc(r->n_line + r->n_id + 1)))
         return false;
-    if (r->line)
-        memcpy(r->line, line, r->n_line = n);
-    if (!id.n || id.n > WIRE_ID_BYTES_MAX)
-        return true;
-    if (!(r->id = malloc(id.n)))
-        return false;
-    memcpy(r->id, id.p, r->n_id = id.n);
+    memcpy(r->line, r->n_line ? line : "", r->n_line);
+    memcpy(r->line + r->n_line, r->n_id ? id.p : "", r->n_id);
     return true;
 }
 
@@ -54,114 +44,84 @@ int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, struct wire_s
 {
     struct gw_request *r = calloc(1, sizeof *r);
     if (!r || !copy_line(r, id, line, n)) {
-        if (r)
-            free_line(r);
         free(r);
         return err_nomem(e, "a request", n);
     }
-    r->what = FOR_LINE;
     r->seq = seq;
-    r->born_ns = proc_now_ns();
+    list_init(&r->choices);
     if (g->o.deadline_ns) {
-        r->deadline_ns = g->o.deadline_ns < UINT64_MAX - r->born_ns ? r->born_ns + g->o.deadline_ns : UINT64_MAX;
+        uint64_t now = time_now_ns();
+        r->deadline_ns = g->o.deadline_ns < UINT64_MAX - now ? now + g->o.deadline_ns : UINT64_MAX;
         gw_timer(g, r->deadline_ns);
     }
     if (n > GATEWAY_LINE_BYTES_MAX)
-        err_set(&r->why, ERR_NO, "more than %u bytes, the limit of a request to a service", GATEWAY_LINE_BYTES_MAX);
+        err_set(&r->refused, ERR_NO, "more than %u bytes, the limit of a request to a service", GATEWAY_LINE_BYTES_MAX);
     r->next_hash = g->by_seq[bucket(seq)];
     g->by_seq[bucket(seq)] = r;
-    r->prev = g->last;
-    if (g->last)
-        g->last->next = r;
-    else
-        g->first = r;
-    g->last = r;
+    list_push_back(&g->requests, &r->node);
     g->n_running++;
     g->to_ask = true;
     return 0;
 }
 
-/* It answers to its number no more. */
+struct wire_str gw_request_id(char buf[32], const struct gw_request *r)
+{
+    if (r->n_id)
+        return (struct wire_str){r->line + r->n_line, r->n_id};
+    return (struct wire_str){buf, (size_t)snprintf(buf, 32, "req-%" PRIu64, r->seq)};
+}
+
+/* Its number is free again; the caller frees it after the last frame. */
 static void request_over(struct gateway *g, struct gw_request *r)
 {
     struct gw_request **at = &g->by_seq[bucket(r->seq)];
     while (*at != r)
         at = &(*at)->next_hash;
     *at = r->next_hash;
-    r->over = true;
-    free_line(r);
+    list_remove(&r->node);
+    for (size_t i = 0; r->asked && i < ASKS_MAX; i++)
+        if (g->asks[i].r == r)
+            g->asks[i].r = NULL;
+    g->n_running--;
 }
 
-void gw_request_unref(struct gateway *g, struct gw_request *r)
+void gw_request_drop_choices(struct gateway *g, struct gw_request *r)
 {
-    if (!r->over || r->asked)
-        return;
-    if (r->prev)
-        r->prev->next = r->next;
-    else
-        g->first = r->next;
-    if (r->next)
-        r->next->prev = r->prev;
-    else
-        g->last = r->prev;
+    while (!list_empty(&r->choices))
+        gw_choice_free(g, list_entry(r->choices.next, struct gw_choice, node));
+    r->n_choice = 0;
+}
+
+static struct wire_error error_of(uint64_t seq, struct wire_str id, const struct err *why)
+{
+    return (struct wire_error){
+        .seq = seq, .id = id, .code = (uint32_t)(why->code ? why->code : ERR_SYS), .text = wire_str_of(why->text)};
+}
+
+/* Before tokenize has answered there is one frame for all choices. */
+static void request_end(struct gateway *g, struct gw_request *r, const struct wire_frame *f)
+{
+    request_over(g, r);
+    emit(g, f);
+    gw_request_drop_choices(g, r);
+    free(r->line);
     free(r);
 }
 
-/* The id of a request that tokenize has not read yet. */
-static struct wire_str id_of(char buf[32], const struct gw_request *r)
-{
-    if (r->id)
-        return (struct wire_str){r->id, r->n_id};
-    return (struct wire_str){buf, (size_t)snprintf(buf, 32, "req-%" PRIu64, r->seq)};
-}
-
-/* Before tokenize has answered there is no choice yet, and one frame for all. */
-static void request_end(struct gateway *g, struct gw_request *r, struct wire_frame *f)
+void gw_request_end(struct gateway *g, struct gw_request *r, const struct err *why)
 {
     char buf[32];
-    struct wire_str id = id_of(buf, r);
-    char *kept = r->id; /* until the frame is out */
-    r->id = NULL;
-    if (f->kind == WIRE_ERR)
-        f->error.id = id;
+    struct wire_frame f = {.kind = why ? WIRE_ERR : WIRE_END};
+    if (r->read) {
+        for (uint32_t n = r->n_choice; n; n--) /* r is freed with the last */
+            gw_choice_end(g, list_entry(r->choices.next, struct gw_choice, node), WIRE_CANCELLED, why);
+        return;
+    }
+    if (why)
+        f.error = error_of(r->seq, gw_request_id(buf, r), why);
     else
-        f->end.id = id;
-    request_over(g, r);
-    g->n_running--;
-    emit(g, f);
-    free(kept);
-    gw_request_unref(g, r);
-}
-
-void gw_request_fail(struct gateway *g, struct gw_request *r, const struct err *why)
-{
-    struct gw_choice *next;
-    if (!r->choices) {
-        struct wire_frame f = {.kind = WIRE_ERR};
-        f.error = (struct wire_error){
-            .seq = r->seq, .code = (uint32_t)(why->code ? why->code : ERR_SYS), .text = {why->text, strlen(why->text)}};
-        request_end(g, r, &f);
-        return;
-    }
-    for (struct gw_choice *c = r->choices; c; c = next) {
-        next = c->next;
-        gw_choice_fail(g, c, why);
-    }
-}
-
-void gw_request_cancel(struct gateway *g, struct gw_request *r)
-{
-    struct gw_choice *next;
-    if (!r->choices) {
-        struct wire_frame f = {.kind = WIRE_END};
-        f.end = (struct wire_end){.seq = r->seq, .reason = WIRE_CANCELLED};
-        request_end(g, r, &f);
-        return;
-    }
-    for (struct gw_choice *c = r->choices; c; c = next) {
-        next = c->next;
-        gw_choice_end_here(g, c, WIRE_CANCELLED);
-    }
+        f.end = (struct wire_end){.seq = r->seq, .id = gw_request_id(buf, r), .reason = WIRE_CANCELLED};
+    request_end(g, r, &f);
 }
 
 void gw_request_refused(struct gateway *g, struct gw_request *r, const struct wire_frame *f)
@@ -169,15 +129,17 @@ void gw_request_refused(struct gateway *g, struct gw_request *r, const struct wi
     struct wire_frame mine = *f;
     mine.error.seq = r->seq;
     mine.error.index = 0;
-    request_over(g, r);
-    g->n_running--;
-    emit(g, &mine);
-    gw_request_unref(g, r);
+    request_end(g, r, &mine);
 }
 
-void gw_request_read(struct gw_request *r)
+void gw_request_read(struct gateway *g, struct gw_request *r)
 {
-    free_line(r);
+    free(r->line);
+    r->line = NULL;
+    r->read = true;
+    g->n_running += r->n_choice - 1;
+    list_for_each (n, &r->choices)
+        gw_send_add(g, list_entry(n, struct gw_choice, node));
 }
 
 /* ---- choices ---- */
@@ -204,121 +166,88 @@ static void hash(struct gateway *g, struct gw_choice *c)
     g->by_job[bucket(c->job)] = c;
 }
 
-/* What a worker gets to read: hello, tok, under the number of the job. */
-static int write_body(struct err *e, struct gw_choice *c, const struct wire_frame *hello, const struct wire_frame *tok)
+int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const struct session_event *ev,
+                  const struct wire_prompt *q)
 {
-    struct wire_frame t = *tok;
-    struct link_msg m = {0};
-    t.req.seq = c->job;
-    int rc = link_msg_add(e, &m, hello);
-    rc = rc ? rc : link_msg_add(e, &m, &t);
-    if (!rc && m.n > WIRE_BODY_BYTES_MAX)
-        rc = err_set(e, ERR_NO, "the prompt has %" PRIu32 " tokens, a frame of %zu bytes; services carry %u",
-                     t.req.n_id, m.n, WIRE_BODY_BYTES_MAX);
-    if (rc) {
-        link_msg_free(&m);
-        return rc;
-    }
-    link_msg_free(&c->body);
-    c->body = m;
-    return 0;
-}
-
-int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const struct wire_hello *h,
-                  const struct wire_req *q)
-{
-    struct wire_frame hello = {.kind = WIRE_HELLO, .hello = *h}, tok = {.kind = WIRE_TOK, .req = *q};
     struct gw_choice *c = calloc(1, sizeof *c);
-    if (!c)
-        return err_nomem(e, "an answer", sizeof *c);
+    if (!c || !(c->frame = malloc(ev->n))) {
+        free(c);
+        return err_nomem(e, "a prompt", ev->n);
+    }
+    memcpy(c->frame, ev->p, ev->n);
+    c->n_frame = ev->n;
     c->r = r;
     c->job = ++g->next_job;
     c->index = q->index;
-    c->n_prompt = q->n_id;
-    c->max_tokens = q->s.max_tokens;
+    c->max_tokens = q->max_tokens;
     c->attempt = 1;
-    int rc = write_body(e, c, &hello, &tok);
-    if (rc) {
-        free(c);
-        return rc;
-    }
+    list_init(&c->to_send);
     hash(g, c);
-    struct gw_choice **at = &r->choices;
-    while (*at)
-        at = &(*at)->next;
-    *at = c;
+    list_push_back(&r->choices, &c->node);
     r->n_choice++;
     return 0;
 }
 
-static int read_body(struct err *e, struct gateway *g, const struct gw_choice *c, struct wire_frame *hello,
-                     struct wire_frame *tok)
+int gw_choice_prompt(struct err *e, struct gateway *g, struct wire_frame *f, const struct gw_choice *c)
 {
-    const uint8_t *p = c->body.p;
-    size_t n = c->body.n;
-    wire_arena_reset(g->body_arena);
-    bool got = link_msg_next(e, hello, g->body_arena, &p, &n) && link_msg_next(e, tok, g->body_arena, &p, &n);
-    return got ? 0 : e->code;
+    const struct session_event ev = {.type = SESSION_FRAME, .p = c->frame, .n = c->n_frame};
+    wire_arena_reset(g->prompt_arena);
+    return session_frame(e, f, g->prompt_arena, &ev);
 }
 
-int gw_choice_tok(struct err *e, struct gateway *g, struct wire_frame *tok, const struct gw_choice *c)
-{
-    struct wire_frame hello;
-    return read_body(e, g, c, &hello, tok);
-}
-
-int gw_choice_renumber(struct err *e, struct gateway *g, struct gw_choice *c)
-{
-    struct wire_frame hello, tok;
-    gw_choice_remember(g, c->job, UINT32_MAX);
-    unhash(g, c);
-    c->job = ++g->next_job;
-    hash(g, c);
-    int rc = read_body(e, g, c, &hello, &tok);
-    return rc ? rc : write_body(e, c, &hello, &tok);
-}
-
-void gw_choice_remember(struct gateway *g, uint64_t job, uint32_t n_out)
+static void remember(struct gateway *g, uint64_t job, uint32_t n_out)
 {
     g->ended[job % ENDED_N] = (struct gw_ended){job, n_out};
 }
 
+void gw_choice_renumber(struct gateway *g, struct gw_choice *c)
+{
+    remember(g, c->job, UINT32_MAX);
+    unhash(g, c);
+    c->job = ++g->next_job;
+    hash(g, c);
+}
+
 /* ---- their end ---- */
 
-static void choice_free(struct gateway *g, struct gw_choice *c)
+void gw_choice_free(struct gateway *g, struct gw_choice *c)
 {
-    struct gw_choice **at = &c->r->choices;
-    while (*at != c)
-        at = &(*at)->next;
-    *at = c->next;
-    gw_tell_drop(g, c);
-    unhash(g, c);
-    link_msg_free(&c->body);
+    if (c->r) {
+        list_remove(&c->node);
+        unhash(g, c);
+    }
+    list_remove(&c->to_send);
+    free(c->frame);
     free(c->out);
     free(c);
 }
 
-void gw_choice_drop(struct gateway *g, struct gw_choice *c)
-{
-    c->r->n_choice--;
-    choice_free(g, c);
-}
-
-/* The last frame of a choice. What the scheduler may still run of it is cancelled there. */
-static void finish(struct gateway *g, struct gw_choice *c, const struct wire_frame *f, bool runs)
+/* The last frame of a choice. reason: to be reported to the scheduler; 0: its job is cancelled there. */
+static void finish(struct gateway *g, struct gw_choice *c, const struct wire_frame *f, enum wire_reason reason)
 {
     struct gw_request *r = c->r;
-    if (runs && c->told != TOLD_NOT)
-        gw_tell_cancel(g, c->job);
-    gw_choice_remember(g, c->job, runs ? UINT32_MAX : c->n_out);
     bool last = !--r->n_choice;
+    remember(g, c->job, reason ? c->n_out : UINT32_MAX);
+    unhash(g, c);
+    list_remove(&c->node);
+    c->r = NULL;
     if (last)
         request_over(g, r);
-    g->n_running--;
+    else
+        g->n_running--;
     emit(g, f);
-    choice_free(g, c);
     if (last)
-        gw_request_unref(g, r);
+        free(r);
+    if (!c->submitted && !c->cancel_job) {
+        gw_choice_free(g, c);
+        return;
+    }
+    free(c->frame);
+    free(c->out);
+    c->frame = NULL;
+    c->out = NULL;
+    c->ended = reason;
+    gw_send_add(g, c);
 }
 
 static bool is_here(const struct wire_span *s)
@@ -348,7 +277,7 @@ static bool span_of_wait(struct wire_span *out, const struct gw_choice *c, const
     return false;
 }
 
-void gw_choice_end(struct gateway *g, struct gw_choice *c, const struct wire_end *w)
+void gw_choice_take_end(struct gateway *g, struct gw_choice *c, const struct wire_end *w)
 {
     struct wire_span wait, *span = NULL;
     struct wire_frame f = {.kind = WIRE_END, .end = *w};
@@ -361,63 +290,54 @@ void gw_choice_end(struct gateway *g, struct gw_choice *c, const struct wire_end
         f.end.span = span;
         f.end.n_span++;
     }
-    finish(g, c, &f, false);
+    finish(g, c, &f, w->reason);
     free(span);
 }
 
-void gw_choice_end_here(struct gateway *g, struct gw_choice *c, enum wire_reason reason)
+static struct wire_end end_of(const struct gw_choice *c, const struct wire_prompt *q, enum wire_reason reason)
 {
-    struct err e;
-    struct wire_frame f = {.kind = WIRE_END}, tok;
-    if (gw_choice_tok(&e, g, &tok, c)) {
-        gw_broken(g, &e);
-        return;
-    }
-    const struct wire_req *q = &tok.req;
-    f.end = (struct wire_end){.seq = c->r->seq,
-                              .index = c->index,
-                              .id = q->id,
-                              .reason = reason,
-                              .prompt_tokens = c->n_prompt,
-                              .completion_tokens = c->n_out,
-                              .load_ns = q->load_ns,
-                              .span = q->span,
-                              .n_span = q->n_span,
-                              .extra = q->extra};
-    if (q->n_span && is_here(&q->span[0])) {
-        f.end.born_ns = q->born_ns;
-        f.end.first_ns = c->first_ns;
-        f.end.last_ns = c->last_ns;
-    }
-    finish(g, c, &f, true);
+    bool here = q->n_span && is_here(&q->span[0]);
+    return (struct wire_end){.seq = c->r->seq,
+                             .index = c->index,
+                             .id = q->id,
+                             .reason = reason,
+                             .prompt_tokens = q->n_prompt,
+                             .completion_tokens = c->n_out,
+                             .born_ns = here ? q->born_ns : 0,
+                             .first_ns = here ? c->first_ns : 0,
+                             .last_ns = here ? c->last_ns : 0,
+                             .load_ns = q->load_ns,
+                             .span = q->span,
+                             .n_span = q->n_span,
+                             .extra = q->extra};
 }
 
-void gw_choice_fail(struct gateway *g, struct gw_choice *c, const struct err *why)
+void gw_choice_end(struct gateway *g, struct gw_choice *c, enum wire_reason reason, const struct err *why)
 {
     struct err e;
-    struct wire_frame f = {.kind = WIRE_ERR}, tok;
-    if (gw_choice_tok(&e, g, &tok, c)) {
+    struct wire_frame f = {.kind = why ? WIRE_ERR : WIRE_END}, p;
+    if (gw_choice_prompt(&e, g, &p, c)) {
         gw_broken(g, &e);
         return;
     }
-    const struct wire_req *q = &tok.req;
-    f.error = (struct wire_error){.seq = c->r->seq,
-                                  .index = c->index,
-                                  .id = q->id,
-                                  .code = (uint32_t)(why->code ? why->code : ERR_SYS),
-                                  .text = {why->text, strlen(why->text)},
-                                  .extra = q->extra};
-    finish(g, c, &f, true);
+    if (why) {
+        f.error = error_of(c->r->seq, p.prompt.id, why);
+        f.error.index = c->index;
+        f.error.extra = p.prompt.extra;
+    } else {
+        f.end = end_of(c, &p.prompt, reason);
+    }
+    finish(g, c, &f, 0);
 }
 
 void gw_free_all(struct gateway *g)
 {
-    struct gw_request *next;
-    for (struct gw_request *r = g->first; r; r = next) {
-        next = r->next;
-        while (r->choices)
-            choice_free(g, r->choices);
-        free_line(r);
+    list_for_each_safe (n, &g->requests) {
+        struct gw_request *r = list_entry(n, struct gw_request, node);
+        gw_request_drop_choices(g, r);
+        free(r->line);
         free(r);
     }
+    while (!list_empty(&g->to_send)) /* of those that have ended */
+        gw_choice_free(g, list_entry(g->to_send.next, struct gw_choice, to_send));
 }

@@ -13,7 +13,7 @@
 #include "gateway/gateway_impl.h"
 #include "proc/proc.h"
 
-#define CLOSE_NS ((uint64_t)300 * 1000 * 1000) /* for the last words */
+#define CLOSE_NS (300 * NS_MS) /* for what is still to be sent and acknowledged */
 
 void gw_timer(struct gateway *g, uint64_t at_ns)
 {
@@ -21,7 +21,7 @@ void gw_timer(struct gateway *g, uint64_t at_ns)
         g->timer_ns = at_ns;
 }
 
-void gw_say(struct gateway *g, const char *fmt, ...)
+void gw_log(struct gateway *g, const char *fmt, ...)
 {
     char text[1024];
     va_list ap;
@@ -31,6 +31,22 @@ void gw_say(struct gateway *g, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     g->o.say(g->o.arg, text);
+}
+
+bool gw_frame(struct gateway *g, struct wire_frame *f, const struct session_event *ev)
+{
+    struct err e;
+    wire_arena_reset(g->arena);
+    if (!session_frame(&e, f, g->arena, ev))
+        return true;
+    gw_log(g, "%s: %s", session_url(ev->s), e.text);
+    return false;
+}
+
+void gw_unexpected(struct gateway *g, const struct wire_frame *f, const struct session_event *ev)
+{
+    gw_log(g, "%s: a frame of kind %s, which a session to %s does not carry", session_url(ev->s),
+           wire_kind_name(f->kind), session_peer_role(ev->s));
 }
 
 void gw_broken(struct gateway *g, const struct err *e)
@@ -79,32 +95,30 @@ static int listen_for_workers(struct err *e, struct gateway *g, uint64_t random)
 {
     char *own = NULL;
     const char *url = g->o.listen;
-    if (!url && !strncmp(g->sched_url, "ipc://", 6)) {
-        if (ipc_url(e, &own, g->sched_url, random))
+    if (!url && !strncmp(g->o.sched, "ipc://", 6)) {
+        if (ipc_url(e, &own, g->o.sched, random))
             return e->code;
         url = own;
     }
-    int rc = link_listen(e, &g->workers, g->box, url ? url : "tcp://127.0.0.1:0", &g->for_workers);
+    int rc = session_listen(e, &g->workers, g->hub, url ? url : "tcp://127.0.0.1:0", "worker", NULL);
     free(own);
-    if (!rc)
-        g->reply = link_listener_url(g->workers);
     return rc;
 }
 
 static int start(struct err *e, struct gateway *g)
 {
-    uint64_t random;
-    g->sched_url = strdup(g->o.sched);
-    g->tokenize_url = strdup(g->o.tokenize);
+    uint64_t random = 0;
+    struct session_hub_opts o = {.self = {.role = "gateway", .name = g->name}};
     g->arena = wire_arena_new();
-    g->body_arena = wire_arena_new();
-    if (!g->sched_url || !g->tokenize_url || !g->arena || !g->body_arena)
+    g->prompt_arena = wire_arena_new();
+    if (!g->arena || !g->prompt_arena)
         return err_nomem(e, "a gateway", 0);
     int rc = make_name(e, g, &random);
-    rc = rc ? rc : link_box_new(e, &g->box);
+    o.self.inc = random;
+    rc = rc ? rc : session_hub_new(e, &g->hub, &o);
     rc = rc ? rc : listen_for_workers(e, g, random);
-    rc = rc ? rc : link_dial(e, &g->sched, g->box, g->sched_url, &g->for_sched);
-    return rc ? rc : link_dial(e, &g->tokenize, g->box, g->tokenize_url, &g->for_tokenize);
+    rc = rc ? rc : session_dial(e, &g->sched, g->hub, g->o.sched, "sched", NULL);
+    return rc ? rc : session_dial(e, &g->tokenize, g->hub, g->o.tokenize, "tokenize", NULL);
 }
 
 int gateway_open(struct err *e, struct gateway **out, const struct gateway_opts *o)
@@ -114,12 +128,9 @@ int gateway_open(struct err *e, struct gateway **out, const struct gateway_opts 
         return err_nomem(e, "a gateway", sizeof *g);
     g->o = *o;
     g->timer_ns = UINT64_MAX;
-    g->for_sched = FOR_SCHED;
-    g->for_tokenize = FOR_TOKENIZE;
-    g->for_workers = FOR_WORKERS;
-    g->for_poll = FOR_POLL;
-    g->for_tell = FOR_TELL;
-    g->sched_down_ns = g->tokenize_down_ns = proc_now_ns();
+    list_init(&g->requests);
+    list_init(&g->to_send);
+    g->sched_down_ns = g->tokenize_down_ns = time_now_ns();
     int rc = start(e, g);
     if (rc) {
         gateway_close(g);
@@ -129,38 +140,31 @@ int gateway_open(struct err *e, struct gateway **out, const struct gateway_opts 
     return 0;
 }
 
-static void unheard(void *arg, const struct wire_frame *f)
+static void ignore(void *arg, const struct wire_frame *f)
 {
     (void)arg;
     (void)f;
 }
 
-/* What has ended is still said, or it would count as given up. The scheduler cancels what runs when it sees the
+/* What has ended is still reported, or it would count as given up. The scheduler cancels what runs when it sees the
  * connection end. */
 void gateway_close(struct gateway *g)
 {
     if (!g)
         return;
-    uint64_t end = proc_now_ns() + CLOSE_NS;
+    uint64_t end = time_now_ns() + CLOSE_NS;
     struct err e = {0};
-    g->o.frame = unheard; /* whoever closes it wants to hear no more */
-    g->o.taken = NULL;
-    g->o.read = NULL;
-    g->o.full = NULL;
-    while (g->box && g->sched && !g->sched_down_ns && (g->telling || g->n_last_word) && proc_now_ns() < end &&
+    g->o = (struct gateway_opts){.frame = ignore};
+    while (g->sched && !g->sched_down_ns && (g->sched_full || session_unacked_bytes(g->sched)) && time_now_ns() < end &&
            !gateway_step(&e, g, 10))
         ;
-    link_dialer_free(g->sched);
-    link_dialer_free(g->tokenize);
-    link_listener_free(g->workers);
-    link_box_free(g->box);
     gw_free_all(g);
+    session_free(g->sched);
+    session_free(g->tokenize);
+    session_listener_free(g->workers);
+    session_hub_free(g->hub);
     wire_arena_free(g->arena);
-    wire_arena_free(g->body_arena);
-    link_msg_free(&g->msg);
-    free(g->last_word);
-    free(g->sched_url);
-    free(g->tokenize_url);
+    wire_arena_free(g->prompt_arena);
     free(g);
 }
 
@@ -190,85 +194,79 @@ uint64_t gateway_running(const struct gateway *g)
 const char *gateway_absent(const struct gateway *g, uint64_t *since_ns)
 {
     *since_ns = g->sched_down_ns ? g->sched_down_ns : g->tokenize_down_ns;
-    return g->sched_down_ns ? g->sched_url : g->tokenize_down_ns ? g->tokenize_url : NULL;
+    return g->sched_down_ns ? session_url(g->sched) : g->tokenize_down_ns ? session_url(g->tokenize) : NULL;
 }
 
 int gateway_fd(const struct gateway *g)
 {
-    return link_box_fd(g->box);
+    return session_hub_fd(g->hub);
 }
 
 uint64_t gateway_next_ms(const struct gateway *g)
 {
-    uint64_t now = proc_now_ns(), poll = gw_tell_next_ns(g), at = poll < g->timer_ns ? poll : g->timer_ns;
-    if (g->to_ask || g->to_cancel || g->broken.code || at <= now)
+    if (g->to_ask || g->to_cancel || g->broken.code)
         return 0;
-    return at == UINT64_MAX ? UINT64_MAX : (at - now) / 1000000 + 1;
+    int own = time_left_ms(g->timer_ns, time_now_ns()), hub = session_hub_timeout_ms(g->hub);
+    int least = own < 0 || (hub >= 0 && hub < own) ? hub : own;
+    return least < 0 ? UINT64_MAX : (uint64_t)least;
 }
 
-/* The end frame of an answer that the scheduler counts as done has not come. */
-static void late_end(struct gateway *g, struct gw_choice *c)
+void gw_deadline_passed(struct err *e, const struct gateway *g)
 {
-    struct err e;
-    if (c->done == WIRE_LENGTH && c->n_out >= c->max_tokens) { /* its worker died between the last token and the end */
-        gw_choice_end_here(g, c, WIRE_LENGTH);
-        return;
-    }
-    err_set(&e, ERR_SYS, "its worker has not sent the end of the answer");
-    gw_choice_fail(g, c, &e);
+    err_set(e, ERR_NO, "the deadline of %.3g s has passed", (double)g->o.deadline_ns / 1e9);
 }
 
 static void choice_timers(struct gateway *g, struct gw_choice *c, uint64_t now)
 {
-    if (c->done_ns && c->done_ns + END_NS <= now) {
-        late_end(g, c);
+    struct err e;
+    if (!c->done_ns && c->submitted) {
+        gw_report(g, c, now);
+    } else if (!c->done_ns) {
+        gw_send_add(g, c);
+    } else if (c->done_ns + END_NS > now) {
+        gw_timer(g, c->done_ns + END_NS);
+    } else if (c->done == WIRE_LENGTH && c->n_out >= c->max_tokens) { /* its worker died before it sent the end */
+        gw_choice_end(g, c, WIRE_LENGTH, NULL);
+    } else {
+        err_set(&e, ERR_SYS, "its worker has not sent the end of the answer");
+        gw_choice_end(g, c, 0, &e);
+    }
+}
+
+static void request_timers(struct gateway *g, struct gw_request *r, uint64_t now)
+{
+    struct err e;
+    if (r->deadline_ns && r->deadline_ns <= now) {
+        gw_deadline_passed(&e, g);
+        gw_request_end(g, r, &e);
         return;
     }
-    if (c->done_ns)
-        gw_timer(g, c->done_ns + END_NS);
-    else if (c->told == TOLD_NOT)
-        gw_tell_add(g, c);
-    else if (c->n_out > c->n_told && c->told_ns + REPORT_NS <= now)
-        gw_tell_add(g, c);
-    else if (c->n_out > c->n_told)
-        gw_timer(g, c->told_ns + REPORT_NS);
+    if (r->deadline_ns)
+        gw_timer(g, r->deadline_ns);
+    struct list *next = r->choices.next;
+    for (uint32_t n = r->read ? r->n_choice : 0; n; n--) { /* r is freed with the last that ends */
+        struct gw_choice *c = list_entry(next, struct gw_choice, node);
+        next = next->next;
+        choice_timers(g, c, now);
+    }
 }
 
 static void timers(struct gateway *g, uint64_t now)
 {
-    struct gw_request *next;
     if (g->timer_ns > now)
         return;
     g->timer_ns = UINT64_MAX;
-    for (struct gw_request *r = g->first; r; r = next) {
-        struct gw_choice *c_next;
-        struct err e;
-        next = r->next;
-        if (r->over)
-            continue;
-        if (r->deadline_ns && r->deadline_ns <= now) {
-            err_set(&e, ERR_NO, "the deadline of %.3g s has passed", (double)g->o.deadline_ns / 1e9);
-            gw_request_fail(g, r, &e);
-            continue;
-        }
-        if (r->deadline_ns)
-            gw_timer(g, r->deadline_ns);
-        g->to_ask = g->to_ask || !r->choices;
-        for (struct gw_choice *c = r->choices; c; c = c_next) {
-            c_next = c->next;
-            choice_timers(g, c, now);
-        }
-    }
+    list_for_each_safe (n, &g->requests)
+        request_timers(g, list_entry(n, struct gw_request, node), now);
 }
 
 static void cancels(struct gateway *g)
 {
-    struct gw_request *next;
     g->to_cancel = false;
-    for (struct gw_request *r = g->first; r; r = next) {
-        next = r->next;
-        if (r->cancelled && !r->over)
-            gw_request_cancel(g, r);
+    list_for_each_safe (n, &g->requests) {
+        struct gw_request *r = list_entry(n, struct gw_request, node);
+        if (r->cancelled)
+            gw_request_end(g, r, NULL);
     }
 }
 
@@ -276,48 +274,55 @@ static void cancels(struct gateway *g)
 static void flush(struct gateway *g)
 {
     do {
-        uint64_t now = proc_now_ns();
+        uint64_t now = time_now_ns();
         timers(g, now);
         if (g->to_cancel)
             cancels(g);
         if (g->to_ask)
-            gw_line_ask(g, now);
-        gw_tell_send(g, now);
+            gw_line_send(g);
+        gw_send_all(g, now);
     } while (!g->broken.code && g->to_cancel);
 }
 
-static void event(struct gateway *g, const struct link_event *v)
+/* The dialed sessions: since when they are down, and why the peer refuses them, once. */
+static void connection(struct gateway *g, uint64_t *down_ns, const struct session_event *ev, uint64_t now)
 {
-    uint64_t now = proc_now_ns();
-    switch (*(const enum gw_for *)v->arg) {
-    case FOR_SCHED:
-    case FOR_POLL:
-    case FOR_TELL:
-        gw_tell_event(g, v, now);
-        break;
-    case FOR_TOKENIZE:
-        g->tokenize_down_ns = v->what == LINK_UP ? 0 : now;
-        break;
-    case FOR_WORKERS:
-        gw_out_event(g, v, now);
-        break;
-    case FOR_LINE:
-        gw_line_event(g, v->arg, v);
-        break;
+    if (ev->type == SESSION_UP) {
+        *down_ns = 0;
+        g->refusal_logged = false;
+    } else if (ev->type == SESSION_DOWN) {
+        *down_ns = now;
+    } else if (ev->type == SESSION_REFUSED && !g->refusal_logged) {
+        g->refusal_logged = true;
+        gw_log(g, "%s", ev->err.text);
+    }
+}
+
+static void event(struct gateway *g, const struct session_event *ev)
+{
+    uint64_t now = time_now_ns();
+    if (ev->s == g->sched) {
+        connection(g, &g->sched_down_ns, ev, now);
+        gw_sched_event(g, ev, now);
+    } else if (ev->s == g->tokenize) {
+        connection(g, &g->tokenize_down_ns, ev, now);
+        gw_line_event(g, ev);
+    } else {
+        gw_out_event(g, ev, now);
     }
 }
 
 int gateway_step(struct err *e, struct gateway *g, int timeout_ms)
 {
-    struct link_event v;
+    struct session_event ev;
     flush(g);
     uint64_t wait = gateway_next_ms(g);
     if (timeout_ms >= 0 && (uint64_t)timeout_ms < wait)
         wait = (uint64_t)timeout_ms;
     if (wait)
-        link_box_wait(g->box, wait > INT_MAX ? -1 : (int)wait);
-    while (!g->broken.code && link_box_take(g->box, &v))
-        event(g, &v);
+        session_hub_wait(g->hub, wait > INT_MAX ? -1 : (int)wait);
+    while (!g->broken.code && session_hub_next(g->hub, &ev))
+        event(g, &ev);
     flush(g);
     if (g->broken.code) {
         *e = g->broken;

@@ -1,10 +1,10 @@
 /*
- * A gateway: requests go to tokenize and to the scheduler, and what workers send comes back, put together. One thread;
- * a box (link/ask.h) inside, whose descriptor can be polled beside others.
+ * A gateway: the client of tokenize, the scheduler and the workers. It has one session (link/session.h) to tokenize,
+ * one to the scheduler, and listens for workers. One thread; its descriptor can be polled beside others.
  *
  * A request is one line of JSON (request/ask.h) and has as many answers as it has choices. Each token of an answer is
- * given out once and in order, whatever tries of it there were; a scheduler that was restarted is told again of all
- * that runs. A gateway has a name that no other life of a program has.
+ * given out once and in order, whatever attempts there were; after a lost connection to the scheduler all that runs is
+ * submitted again. A gateway has a name that no other life of a program has.
  */
 #ifndef GATEWAY_H
 #define GATEWAY_H
@@ -22,24 +22,25 @@ struct gateway_opts {
     /* What the scheduler cannot take now is submitted again when it says, until the deadline; without one for this
      * long (0: not at all, UINT64_MAX: for ever). Then it is an err frame. */
     uint64_t patience_ns;
-    /* What happens, in frames as decode writes them: hello (again where tokenize has another vocabulary than before),
-     * then out, end and err, with the seq of the request and the index of the choice. A request that is not known to
-     * the scheduler yet has one err or end frame, of index 0. Borrowed. The callback may call gateway_ask and
+    /* What happens, in frames as decode writes them: hello (again if tokenize has another vocabulary than before), then
+     * out, end and err, with the seq of the request and the index of the choice. A request that is not known to the
+     * scheduler yet has one err or end frame, of index 0. Borrowed. The callback may call gateway_ask and
      * gateway_cancel. */
     void (*frame)(void *arg, const struct wire_frame *f);
     /* The scheduler has taken it, or has it wait: may be NULL. */
     void (*taken)(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns);
-    /* tokenize has read it: the first of its choices, borrowed. May be NULL. */
-    void (*read)(void *arg, uint64_t seq, const struct wire_req *q);
+    /* tokenize has read it: the prompt of its first choice, borrowed. Its ids are only in the body. May be NULL. */
+    void (*read)(void *arg, uint64_t seq, const struct wire_prompt *q);
     /* The err frame that follows is of the scheduler, which cannot take the request now, and says when: may be NULL. */
     void (*full)(void *arg, uint64_t seq, uint64_t retry_ns);
-    /* What a person should know and no request is told: may be NULL. */
+    /* A line for the log, of what concerns no single request: may be NULL. */
     void (*say)(void *arg, const char *text);
     void *arg;
 };
 
 int gateway_open(struct err *e, struct gateway **out, const struct gateway_opts *o);
-void gateway_close(struct gateway *g); /* what runs is cancelled */
+/* Cancels what runs. Blocks for at most 300 ms, for the scheduler to acknowledge what has ended. NULL is allowed. */
+void gateway_close(struct gateway *g);
 
 #define GATEWAY_LINE_BYTES_MAX WIRE_STR_BYTES_MAX
 

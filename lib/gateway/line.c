@@ -1,140 +1,165 @@
-/* Questions to tokenize: a line of JSON becomes the prompts of its choices. To ask again is safe. */
+/*
+ * Requests to tokenize: a line of JSON becomes the prompts of its choices. A connection begins with tokenize's hello;
+ * then each `ask` is answered by a `prompt` frame for each choice, in order, or by one `err`. Answers to several asks
+ * may interleave. What was not answered completely when a connection ended is asked again, which is safe.
+ */
 #include <inttypes.h>
 #include <string.h>
 
 #include "gateway/gateway_impl.h"
-#include "proc/proc.h"
-#include "request/ask.h"
 
-#define AGAIN_NS ((uint64_t)50 * 1000 * 1000)
-
-static int ask(struct err *e, struct gateway *g, struct gw_request *r)
+/* n 0: a free one. NULL: there is none. */
+static struct gw_ask *find_ask(struct gateway *g, uint64_t n)
 {
+    for (size_t i = 0; i < ASKS_MAX; i++)
+        if (g->asks[i].n == n)
+            return &g->asks[i];
+    return NULL;
+}
+
+static int ask(struct err *e, struct gateway *g, struct gw_ask *a, struct gw_request *r)
+{
+    char buf[32];
     struct wire_frame f = {.kind = WIRE_ASK};
-    f.ask = (struct wire_ask){.what = {"line", 4}, .seq = r->seq, .text = {r->line, r->n_line}};
-    link_msg_clear(&g->msg);
-    int rc = link_msg_add(e, &g->msg, &f);
-    rc = rc ? rc : link_ask(e, g->tokenize, &g->msg, r);
-    if (!rc) {
-        r->asked = true;
-        g->n_asked++;
-    }
-    return rc;
-}
-
-void gw_line_ask(struct gateway *g, uint64_t now)
-{
-    struct err e;
-    struct gw_request *next;
-    g->to_ask = false;
-    for (struct gw_request *r = g->first; r && g->n_asked < TOKENIZE_ASKED_MAX; r = next) {
-        next = r->next;
-        if (r->over || r->asked || r->choices)
-            continue;
-        if (r->why.code) {
-            gw_request_fail(g, r, &r->why);
-        } else if (r->ask_ns > now) {
-            gw_timer(g, r->ask_ns);
-        } else if (ask(&e, g, r)) {
-            if (e.code == ERR_SYS)
-                gw_broken(g, &e);
-            else
-                gw_request_fail(g, r, &e);
-        }
-    }
-}
-
-/* Another vocabulary than before: who spells tokens has to know. */
-static void hello(struct gateway *g, const struct wire_frame *f)
-{
-    bool same = g->has_fp && f->hello.vocab_fp.n == 32 && !memcmp(g->fp, f->hello.vocab_fp.p, 32);
-    if (same)
-        return;
-    g->has_fp = f->hello.has_vocab && f->hello.vocab_fp.n == 32;
-    if (g->has_fp)
-        memcpy(g->fp, f->hello.vocab_fp.p, 32);
-    g->o.frame(g->o.arg, f);
-}
-
-static int nonsense(struct err *e, const char *what)
-{
-    return err_set(e, ERR_PROTO, "tokenize: the answer to a question is %s", what);
-}
-
-/* The choices of an answer; *refused: it is an err frame, in *f. */
-static int read_answer(struct err *e, struct gateway *g, struct wire_frame *f, bool *refused, struct gw_request *r,
-                       const uint8_t *p, size_t n)
-{
-    struct wire_frame h;
-    *refused = false;
-    wire_arena_reset(g->arena);
-    if (!link_msg_next(e, &h, g->arena, &p, &n))
-        return e->code ? e->code : nonsense(e, "empty");
-    if (h.kind != WIRE_HELLO || !h.hello.has_vocab)
-        return nonsense(e, "without a hello that names the vocabulary");
-    uint32_t count = 0;
-    while (link_msg_next(e, f, g->arena, &p, &n)) {
-        if (f->kind == WIRE_ERR && !count) {
-            *refused = true;
-            hello(g, &h);
-            return 0;
-        }
-        if (f->kind != WIRE_TOK || f->req.index != count || count == ASK_CHOICES_MAX)
-            return nonsense(e, "no list of tok frames");
-        int rc = gw_choice_new(e, g, r, &h.hello, &f->req);
-        if (rc)
-            return rc;
-        if (!count++ && g->o.read)
-            g->o.read(g->o.arg, r->seq, &f->req);
-    }
-    if (e->code || !count)
-        return e->code ? e->code : nonsense(e, "without a prompt");
-    hello(g, &h);
+    f.ask = (struct wire_ask){
+        .what = wire_str_of("line"), .seq = g->next_ask + 1, .id = gw_request_id(buf, r), .text = {r->line, r->n_line}};
+    int rc = session_send(e, g->tokenize, &f);
+    if (rc)
+        return rc;
+    *a = (struct gw_ask){++g->next_ask, r};
+    r->asked = true;
     return 0;
 }
 
-static void answered(struct gateway *g, struct gw_request *r, const struct link_event *v)
-{
-    struct err e = {0};
-    struct wire_frame f;
-    bool refused;
-    if (read_answer(&e, g, &f, &refused, r, v->p, v->n)) {
-        while (r->choices)
-            gw_choice_drop(g, r->choices);
-        gw_request_fail(g, r, &e);
-        return;
-    }
-    if (refused) {
-        gw_request_refused(g, r, &f);
-        return;
-    }
-    g->n_running += r->n_choice - 1;
-    gw_request_read(r);
-    for (struct gw_choice *c = r->choices; c; c = c->next)
-        gw_tell_add(g, c);
-}
-
-static void failed(struct gateway *g, struct gw_request *r, const struct link_event *v)
+void gw_line_send(struct gateway *g)
 {
     struct err e;
-    if (++r->tries >= TRIES_MAX) {
-        err_set(&e, ERR_SYS, "tokenize has not answered %" PRIu32 " times: %.300s", r->tries, v->err.text);
-        gw_request_fail(g, r, &e);
-        return;
+    g->to_ask = false;
+    list_for_each_safe (n, &g->requests) {
+        struct gw_request *r = list_entry(n, struct gw_request, node);
+        if (r->asked || r->read)
+            continue;
+        if (r->refused.code) {
+            gw_request_end(g, r, &r->refused);
+            continue;
+        }
+        struct gw_ask *a = find_ask(g, 0);
+        if (!a || g->tokenize_down_ns || g->tokenize_full)
+            continue;
+        int rc = ask(&e, g, a, r);
+        if (rc == ERR_NO)
+            g->tokenize_full = true;
+        else if (rc == ERR_SYS)
+            gw_broken(g, &e);
+        else if (rc == ERR_PROTO)
+            gw_request_end(g, r, &e);
     }
-    r->ask_ns = proc_now_ns() + AGAIN_NS * r->tries;
-    gw_timer(g, r->ask_ns);
 }
 
-void gw_line_event(struct gateway *g, struct gw_request *r, const struct link_event *v)
+/* The caller learns of another vocabulary than before. */
+static void on_hello(struct gateway *g, const struct wire_frame *f)
 {
-    r->asked = false;
-    g->n_asked--;
+    const struct wire_hello *h = &f->hello;
+    g->greeted = h->has_vocab;
+    if (g->has_fp && h->vocab_fp.n == 32 && !memcmp(g->fp, h->vocab_fp.p, 32))
+        return;
+    g->has_fp = h->has_vocab && h->vocab_fp.n == 32;
+    if (g->has_fp)
+        memcpy(g->fp, h->vocab_fp.p, 32);
+    g->o.frame(g->o.arg, f);
+}
+
+static void free_ask(struct gateway *g, struct gw_ask *a)
+{
+    *a = (struct gw_ask){0};
     g->to_ask = true;
-    if (r->over)
-        gw_request_unref(g, r);
-    else if (v->what == LINK_ANSWER)
-        answered(g, r, v);
+}
+
+static int check(struct err *e, const struct gateway *g, const struct gw_request *r, const struct wire_prompt *q)
+{
+    if (!g->greeted)
+        return err_set(e, ERR_PROTO, "tokenize: a prompt before the hello that names the vocabulary");
+    if (q->index != r->n_choice)
+        return err_set(e, ERR_PROTO, "tokenize: choice %" PRIu32 " of a request after %" PRIu32, q->index, r->n_choice);
+    return 0;
+}
+
+static void on_prompt(struct gateway *g, const struct session_event *ev, const struct wire_frame *f)
+{
+    const struct wire_prompt *q = &f->prompt;
+    struct wire_frame first;
+    struct err e = {0};
+    struct gw_ask *a = q->seq ? find_ask(g, q->seq) : NULL;
+    struct gw_request *r = a ? a->r : NULL;
+    bool last = q->index + 1 == q->n;
+    if (a && last)
+        free_ask(g, a);
+    if (!r)
+        return;
+    int rc = check(&e, g, r, q);
+    rc = rc ? rc : gw_choice_new(&e, g, r, ev, q);
+    if (!rc && last && g->o.read)
+        rc = gw_choice_prompt(&e, g, &first, list_entry(r->choices.next, struct gw_choice, node));
+    if (rc) {
+        gw_request_end(g, r, &e);
+    } else if (last) {
+        r->asked = false;
+        gw_request_read(g, r);
+        if (g->o.read)
+            g->o.read(g->o.arg, r->seq, &first.prompt);
+    }
+}
+
+static void on_err(struct gateway *g, const struct wire_frame *f)
+{
+    struct gw_ask *a = f->error.seq ? find_ask(g, f->error.seq) : NULL;
+    struct gw_request *r = a ? a->r : NULL;
+    if (a)
+        free_ask(g, a);
+    if (r)
+        gw_request_refused(g, r, f);
+}
+
+static void on_frame(struct gateway *g, const struct session_event *ev)
+{
+    struct wire_frame f;
+    if (!gw_frame(g, &f, ev))
+        return;
+    if (f.kind == WIRE_HELLO)
+        on_hello(g, &f);
+    else if (f.kind == WIRE_PROMPT)
+        on_prompt(g, ev, &f);
+    else if (f.kind == WIRE_ERR)
+        on_err(g, &f);
     else
-        failed(g, r, v);
+        gw_unexpected(g, &f, ev);
+}
+
+static void on_down(struct gateway *g, const struct err *why)
+{
+    struct err e;
+    g->greeted = g->tokenize_full = false;
+    for (size_t i = 0; i < ASKS_MAX; i++) {
+        struct gw_request *r = g->asks[i].r;
+        free_ask(g, &g->asks[i]);
+        if (!r)
+            continue;
+        r->asked = false;
+        gw_request_drop_choices(g, r);
+        if (++r->tries < TRIES_MAX)
+            continue;
+        err_set(&e, ERR_SYS, "tokenize has not answered %" PRIu32 " times: %.300s", r->tries, why->text);
+        gw_request_end(g, r, &e);
+    }
+}
+
+void gw_line_event(struct gateway *g, const struct session_event *ev)
+{
+    if (ev->type == SESSION_FRAME)
+        on_frame(g, ev);
+    else if (ev->type == SESSION_ACKED)
+        g->tokenize_full = false;
+    else if (ev->type == SESSION_DOWN)
+        on_down(g, &ev->err);
+    g->to_ask = true;
 }

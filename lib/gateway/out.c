@@ -1,34 +1,33 @@
-/* What workers send: pieces of answers and their ends. Each token is known by its place, so what several tries of an
- * answer have sent is put together, once and in order. */
+/*
+ * What workers send: pieces of answers and their ends. Each token is known by its position in the answer, so what
+ * several attempts have sent is put together, once and in order. A piece is acknowledged (link/session.h) after it was
+ * given out.
+ */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "gateway/gateway_impl.h"
 
 static int keep(struct err *e, struct gw_choice *c, const uint32_t *ids, uint32_t n)
 {
-    if (c->size_out - c->n_out < n) {
-        uint64_t size = (uint64_t)c->n_out + c->n_out / 2 + n + 32;
-        uint32_t *p = size < UINT32_MAX ? realloc(c->out, size * sizeof *p) : NULL;
-        if (!p)
-            return err_nomem(e, "tokens of an answer", size * sizeof *p);
-        c->out = p;
-        c->size_out = (uint32_t)size;
-    }
+    int rc = vec_reserve(e, &c->out, &c->size_out, (size_t)c->n_out + n, sizeof *c->out, "tokens of an answer");
+    if (rc)
+        return rc;
     memcpy(c->out + c->n_out, ids, n * sizeof *ids);
     c->n_out += n;
     return 0;
 }
 
-/* Tokens of a job that has ended: a worker that has not heard of it computes for nobody. */
+/* Tokens of a job that has ended: its worker does not know, and the scheduler is to cancel it, once. */
 static void unknown(struct gateway *g, const struct wire_out *o)
 {
     struct gw_ended *x = &g->ended[o->seq % ENDED_N];
     if (x->job != o->seq || !o->seq || x->n_out == UINT32_MAX || (uint64_t)o->at + o->n_id <= x->n_out)
         return;
-    x->n_out = UINT32_MAX;
-    gw_tell_cancel(g, o->seq);
+    if (gw_send_cancel(g, o->seq))
+        x->n_out = UINT32_MAX;
 }
 
 static void give(struct gateway *g, struct gw_choice *c, const struct wire_frame *f)
@@ -58,15 +57,15 @@ static void out(struct gateway *g, const struct wire_frame *f, uint64_t now)
     uint64_t end = (uint64_t)o->at + o->n_id;
     uint64_t known = end <= c->n_out ? o->n_id : o->at < c->n_out ? c->n_out - o->at : 0;
     if (known && memcmp(c->out + o->at, o->ids, known * sizeof *o->ids)) {
-        gw_tell_renew(g, c, true, "another try of it has other tokens", now);
+        gw_renew(g, c, true, "another attempt has other tokens", now);
         return;
     }
     if (o->at > c->n_out) {
-        gw_tell_renew(g, c, true, "tokens of it are missing", now);
+        gw_renew(g, c, true, "tokens of it are missing", now);
         return;
     }
     if (known && known < o->n_id) { /* its text cannot be cut where the ids are */
-        gw_tell_renew(g, c, true, "a piece of it begins before what is there and ends behind", now);
+        gw_renew(g, c, true, "a piece of it begins before what is there and ends after it", now);
         return;
     }
     if (known || !o->n_id)
@@ -77,7 +76,7 @@ static void out(struct gateway *g, const struct wire_frame *f, uint64_t now)
     }
     c->first_ns = c->first_ns ? c->first_ns : now;
     c->last_ns = now;
-    gw_report(g, c);
+    gw_report(g, c, now);
     give(g, c, f);
 }
 
@@ -87,33 +86,22 @@ static void end(struct gateway *g, const struct wire_end *w, uint64_t now)
     if (!c)
         return;
     if (w->completion_tokens > c->n_out)
-        gw_tell_renew(g, c, true, "tokens before its end are missing", now);
-    else {
-        if (c->told != TOLD_NOT)
-            gw_tell_ended(g, c->job, w->reason);
-        gw_choice_end(g, c, w);
-    }
+        gw_renew(g, c, true, "tokens before its end are missing", now);
+    else
+        gw_choice_take_end(g, c, w);
 }
 
-void gw_out_event(struct gateway *g, const struct link_event *v, uint64_t now)
+void gw_out_event(struct gateway *g, const struct session_event *ev, uint64_t now)
 {
-    struct err e = {0};
     struct wire_frame f;
-    if (v->what != LINK_QUESTION)
+    if (ev->type == SESSION_DOWN && ev->err.code == ERR_PROTO)
+        gw_log(g, "%s: %s", session_url(ev->s), ev->err.text);
+    if (ev->type != SESSION_FRAME || !gw_frame(g, &f, ev))
         return;
-    const uint8_t *p = v->p;
-    size_t n = v->n;
-    wire_arena_reset(g->arena);
-    while (link_msg_next(&e, &f, g->arena, &p, &n)) {
-        if (f.kind == WIRE_OUT)
-            out(g, &f, now);
-        else if (f.kind == WIRE_END)
-            end(g, &f.end, now);
-        else
-            gw_say(g, "%s: a frame of kind %s, which no worker sends", g->reply, wire_kind_name(f.kind));
-        wire_arena_reset(g->arena);
-    }
-    if (e.code)
-        gw_say(g, "%s: %s", g->reply, e.text);
-    link_answer(v->q, NULL);
+    if (f.kind == WIRE_OUT)
+        out(g, &f, now);
+    else if (f.kind == WIRE_END)
+        end(g, &f.end, now);
+    else
+        gw_unexpected(g, &f, ev);
 }

@@ -220,7 +220,7 @@ uint64_t http_next_ms(const struct http *h)
             ms = t;
     }
     if (at != UINT64_MAX) {
-        uint64_t left = at > now ? (at - now) / 1000000 + 1 : 0;
+        uint64_t left = at > now ? (at - now) / NS_MS + 1 : 0;
         ms = left < ms ? left : ms;
     }
     return ms;

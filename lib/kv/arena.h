@@ -31,7 +31,7 @@ enum kv_slot_state { /* as they lie in the arena: never renumbered */
                      KV_FREE = 0,
                      KV_CREDIT = 1,     /* a client may write it */
                      KV_NAMED = 2,      /* a whole block under its digest; cached, or leased by sequences */
-                     KV_PRIVATE = 3,    /* of one sequence and its forks: the tail, or a whole block without a name */
+                     KV_PRIVATE = 3,    /* of one sequence: the tail, or a whole block without a name */
                      KV_QUARANTINE = 4, /* its client lost it, but may still write it */
 };
 

@@ -68,7 +68,6 @@ static bool allocate(struct kv_store *s)
 static void nothing_linked(struct kv_store *s)
 {
     s->first_dirty = s->last_dirty = s->first_handed = s->last_handed = KV_NONE;
-    s->first_credit = s->last_credit = KV_NONE;
     for (uint64_t i = 0; i < s->n_slot; i++) {
         struct slot_side *d = &s->slot[i];
         d->parent = d->hash_next = d->heap_at = d->prev = d->next = KV_NONE;
@@ -172,7 +171,6 @@ int kv_store_rejoin(struct err *e, struct kv_store *s, uint32_t *client, uint64_
         kv_store_gone(s, i, now_ns);
         return store_no(e, s, KV_WHY_EXPIRED, ERR_NO, "the lease has ended: all that was held is gone");
     }
-    credit_unwait(s, i); /* it asks anew: tags begin anew with a connection */
     s->client[i].state = CLIENT_HERE;
     s->client[i].absent = false;
     s->client[i].end_ns = now_ns + s->o.lease_ns;
@@ -219,7 +217,6 @@ void kv_store_gone(struct kv_store *s, uint32_t client, uint64_t now_ns)
     s->now_ns = now_ns;
     if (c->state == CLIENT_NONE)
         return;
-    credit_unwait(s, client);
     drop_seqs(s, client, false);
     for (uint32_t i = s->first_handed; i != KV_NONE; i = s->seq[i].next)
         if (seq_of(s, i)->owner == client + 1) /* another may get its number */
@@ -237,7 +234,6 @@ static void silence(struct kv_store *s, uint32_t client)
     struct client_side *c = &s->client[client];
     c->absent = c->state == CLIENT_ABSENT;
     c->state = CLIENT_SILENT;
-    credit_unwait(s, client);
     drop_seqs(s, client, true);
     for (uint32_t i = c->first_slot; i != KV_NONE; i = s->slot[i].next)
         if (slot_of(s, i)->state == KV_CREDIT)
@@ -248,7 +244,7 @@ static void silence(struct kv_store *s, uint32_t client)
 uint64_t kv_store_tick(struct kv_store *s, uint64_t now_ns)
 {
     s->now_ns = now_ns;
-    uint64_t next = tier_tick(s), due;
+    uint64_t next = tier_tick(s);
     for (uint32_t i = 0; i < s->n_client; i++) {
         struct client_side *c = &s->client[i];
         if (c->state != CLIENT_HERE && c->state != CLIENT_ABSENT)
@@ -262,8 +258,7 @@ uint64_t kv_store_tick(struct kv_store *s, uint64_t now_ns)
         seq_drop(s, s->first_handed, false);
     if (s->first_handed != KV_NONE && s->seq[s->first_handed].end_ns < next)
         next = s->seq[s->first_handed].end_ns;
-    due = credits_tick(s);
-    return due < next ? due : next;
+    return next;
 }
 
 bool kv_store_absent(const struct kv_store *s, uint32_t *client, int64_t *pid, uint64_t *pid_start)

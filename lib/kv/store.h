@@ -40,7 +40,6 @@ struct kv_seq_info {
 
 enum kv_news_kind {
     KV_NEWS_SEQ,     /* a sequence that waited has grown, or is to be computed by its owner now */
-    KV_NEWS_CREDIT,  /* slots that a client waited for: n of them, or 0 where its time is over */
     KV_NEWS_EXPIRED, /* the client's lease has ended */
     KV_NEWS_STORED,  /* a block is there, in memory or in the file tier */
     KV_NEWS_EVICTED, /* it is in neither any more */
@@ -53,8 +52,6 @@ struct kv_news {
     struct kv_seq_info seq;
     const uint8_t *digest;
     const char *text;
-    const uint32_t *slot;
-    uint64_t n, tag;
 };
 
 struct kv_store_opts {
@@ -105,14 +102,9 @@ bool kv_store_absent(const struct kv_store *s, uint32_t *client, int64_t *pid, u
 
 /* ---- sequences and slots, of a client ---- */
 
-/* Slots to write: n or, with some, fewer. slot: room for n. Who waits is served first: while anybody does, others are
- * told KV_WHY_NOT_NOW. */
+/* Slots to write: n or, with some, fewer. slot: room for n. */
 int kv_store_credit(struct err *e, struct kv_store *s, uint32_t client, uint32_t *slot, uint64_t *got, uint64_t n,
                     bool some);
-/* All of n as soon as they can be had, in the order of those who wait, or none within wait_ns: news come in either
- * case, with this tag, perhaps before the call returns. Of one client one such wait at a time. */
-int kv_store_credit_wait(struct err *e, struct kv_store *s, uint32_t client, uint64_t n, uint64_t tag,
-                         uint64_t wait_ns);
 int kv_store_uncredit(struct err *e, struct kv_store *s, uint32_t client, const uint32_t *slot, uint64_t n);
 
 /* A new sequence over the longest prefix there is of ids; digests: one for each of the n_block first blocks of them.
@@ -139,9 +131,6 @@ int kv_store_publish(struct err *e, struct kv_store *s, uint32_t client, uint32_
 int kv_store_hand(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
                   uint64_t gen, uint64_t now_ns);
 int kv_store_take(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
-                  uint64_t gen);
-/* Another sequence of the same blocks, with a copy of the tail. */
-int kv_store_fork(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
                   uint64_t gen);
 int kv_store_release(struct err *e, struct kv_store *s, uint32_t client, uint64_t seq, uint64_t gen);
 /* A sequence that was handed over waits another handed_ns from now on. Whoever has the handle may say so. */

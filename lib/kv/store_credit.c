@@ -1,10 +1,5 @@
-/*
- * Credit: slots that a client may write. All or none, and whoever waits is served in the order they came: a request for
- * many is not starved by those for few, and two clients cannot each hold half of what both need for longer than the
- * first of them waits.
- */
+/* Credit: slots that a client may write. */
 #include <inttypes.h>
-#include <stdlib.h>
 
 #include "kv/store_impl.h"
 
@@ -43,82 +38,10 @@ int kv_store_credit(struct err *e, struct kv_store *s, uint32_t client, uint32_t
     int rc = may_have(e, s, client, n, some);
     if (rc || !n)
         return rc;
-    if (s->first_credit != KV_NONE)
-        return store_no(e, s, KV_WHY_NOT_NOW, ERR_NO, "others wait for blocks already");
     uint64_t there = slots_available(s);
     if (some || n <= there)
         *got = get(s, client, slot, n < there ? n : there, some);
     return *got ? 0 : full(e, s, n);
-}
-
-/* ---- waiting ---- */
-
-void credit_unwait(struct kv_store *s, uint32_t client)
-{
-    struct client_side *c = &s->client[client];
-    if (!c->n_credit)
-        return;
-    *(c->credit_prev != KV_NONE ? &s->client[c->credit_prev].credit_next : &s->first_credit) = c->credit_next;
-    *(c->credit_next != KV_NONE ? &s->client[c->credit_next].credit_prev : &s->last_credit) = c->credit_prev;
-    c->n_credit = 0;
-}
-
-static void answer(struct kv_store *s, uint32_t client, const uint32_t *slot, uint64_t n)
-{
-    struct kv_news news = {
-        .kind = KV_NEWS_CREDIT, .client = client, .tag = s->client[client].credit_tag, .slot = slot, .n = n};
-    credit_unwait(s, client);
-    store_tell(s, &news);
-}
-
-/* Nobody passes the first: it is served when there is enough for it, or its time is over. */
-static void serve(struct kv_store *s)
-{
-    while (s->first_credit != KV_NONE) {
-        uint32_t client = s->first_credit;
-        uint64_t n = s->client[client].n_credit;
-        uint32_t *slot = n <= slots_available(s) ? malloc(n * sizeof *slot) : NULL;
-        uint64_t got = slot ? get(s, client, slot, n, false) : 0;
-        if (got)
-            answer(s, client, slot, got);
-        free(slot);
-        if (!got)
-            return;
-    }
-}
-
-int kv_store_credit_wait(struct err *e, struct kv_store *s, uint32_t client, uint64_t n, uint64_t tag, uint64_t wait_ns)
-{
-    int rc = may_have(e, s, client, n, false);
-    if (rc)
-        return rc;
-    struct client_side *c = &s->client[client];
-    if (c->n_credit || !n)
-        return store_no(e, s, KV_WHY_REFUSED, ERR_NO, n ? "it waits for blocks already" : "no blocks to wait for");
-    c->n_credit = n;
-    c->credit_tag = tag;
-    c->credit_end_ns = s->now_ns + wait_ns;
-    c->credit_prev = s->last_credit;
-    c->credit_next = KV_NONE;
-    *(s->last_credit != KV_NONE ? &s->client[s->last_credit].credit_next : &s->first_credit) = client;
-    s->last_credit = client;
-    serve(s);
-    return 0;
-}
-
-uint64_t credits_tick(struct kv_store *s)
-{
-    uint64_t due = UINT64_MAX;
-    serve(s);
-    for (uint32_t i = s->first_credit, next; i != KV_NONE; i = next) {
-        next = s->client[i].credit_next;
-        if (s->client[i].credit_end_ns <= s->now_ns)
-            answer(s, i, NULL, 0);
-    }
-    serve(s); /* those behind one whose time is over */
-    for (uint32_t i = s->first_credit; i != KV_NONE; i = s->client[i].credit_next)
-        due = s->client[i].credit_end_ns < due ? s->client[i].credit_end_ns : due;
-    return due;
 }
 
 /* ---- giving back ---- */

@@ -52,9 +52,6 @@ struct client_side {
     bool absent; /* with CLIENT_SILENT: it never came back either */
     uint64_t end_ns;
     uint32_t first_seq, first_slot;
-    /* Slots it waits for, 0: none. */
-    uint64_t n_credit, credit_tag, credit_end_ns;
-    uint32_t credit_prev, credit_next;
 };
 
 struct kv_store {
@@ -90,8 +87,7 @@ struct kv_store {
     uint64_t now_ns;             /* the newest clock there was */
     struct client_side *client;
     uint64_t n_here;
-    uint32_t first_credit, last_credit; /* clients that wait for slots */
-    uint64_t n_id;                      /* of ids dealt out */
+    uint64_t n_id; /* of ids dealt out */
 
     uint64_t hit_blocks, miss_blocks, published, duplicate, evicted;
 };
@@ -154,10 +150,8 @@ void seq_hand_link(struct kv_store *s, uint32_t i, uint64_t now_ns);
 uint64_t pages_for(uint64_t n_block);
 uint32_t seq_block(const struct kv_store *s, uint32_t i, uint64_t n); /* slot of block n: the last one fast */
 
-/* ---- store_credit.c: slots to write, and who waits for them ---- */
+/* ---- store_credit.c: slots to write ---- */
 
-void credit_unwait(struct kv_store *s, uint32_t client);
-uint64_t credits_tick(struct kv_store *s); /* serves those that wait; returns when the next one's time is over */
 /* Is each of these the client's credit, or the one tail named, and none there twice? */
 int check_credit(struct err *e, struct kv_store *s, uint32_t client, const uint32_t *slot, uint64_t n,
                  uint32_t or_tail);

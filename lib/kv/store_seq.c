@@ -1,4 +1,4 @@
-/* Sequences: made, grown, handed over, forked, ended. */
+/* Sequences: made, grown, handed over, ended. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,7 +172,7 @@ static int plan(struct err *e, struct kv_store *s, uint32_t i, const uint32_t *i
 int kv_store_lease(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, const uint32_t *ids,
                    uint64_t n_id, const uint8_t *digests, uint64_t n_block, bool wait)
 {
-    uint32_t i;
+    uint32_t i = KV_NONE;
     int rc = store_client(e, s, client);
     if (rc)
         return rc;
@@ -377,46 +377,5 @@ int kv_store_let_go(struct err *e, struct kv_store *s, uint64_t seq, uint64_t ge
         return store_no(e, s, KV_WHY_STALE, ERR_NO,
                         "sequence %" PRIu64 " (generation %" PRIu64 ") does not wait to be taken", seq, gen);
     seq_drop(s, (uint32_t)seq, false);
-    return 0;
-}
-
-static int fork_tail(struct err *e, struct kv_store *s, uint32_t client, uint32_t from, uint32_t to)
-{
-    uint32_t t = slot_get(s);
-    if (t == KV_NONE)
-        return store_no(e, s, KV_WHY_NOT_NOW, ERR_NO, "the store is full: no slot for a copy of the tail");
-    const struct kv_slot *old = slot_of(s, seq_of(s, from)->tail);
-    memcpy(kv_arena_bytes(s->a, t), kv_arena_bytes(s->a, seq_of(s, from)->tail), s->slot_bytes);
-    memcpy(slot_of(s, t)->ids, old->ids, sizeof old->ids);
-    slot_of(s, t)->n_id = old->n_id;
-    slot_set(s, t, KV_PRIVATE, client + 1);
-    seq_of(s, to)->tail = t;
-    seq_of(s, to)->n_tail = seq_of(s, from)->n_tail;
-    return 0;
-}
-
-int kv_store_fork(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
-                  uint64_t gen)
-{
-    uint32_t i = (uint32_t)seq, j;
-    int rc = own_seq(e, s, client, seq, gen);
-    if (!rc && pages_for(seq_of(s, i)->n_block) > s->n_free_page)
-        rc = store_no(e, s, KV_WHY_NOT_NOW, ERR_NO, "the store has no room for another table now");
-    rc = rc ? rc : seq_new(e, s, &j, client);
-    if (rc)
-        return rc;
-    const struct kv_seq *q = seq_of(s, i);
-    uint32_t page = q->first_page;
-    for (uint64_t k = 0; k < q->n_block; k++) {
-        if (k && k % KV_PAGE_SLOTS == 0)
-            page = kv_arena_page(s->a, page)->next;
-        seq_append(s, j, kv_arena_page(s->a, page)->slot[k % KV_PAGE_SLOTS]);
-    }
-    rc = q->tail != KV_NONE ? fork_tail(e, s, client, i, j) : 0;
-    if (rc) {
-        seq_drop(s, j, false);
-        return rc;
-    }
-    seq_info(s, info, j);
     return 0;
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/time.h"
 #include "kv/store_impl.h"
 
 static const uint8_t zero[KV_DIGEST]; /* the parent of a first block */
@@ -165,7 +166,7 @@ uint64_t tier_tick(struct kv_store *s)
         char text[128];
         snprintf(text, sizeof text,
                  "the disk gave a block not within %" PRIu64 " ms: until it does its blocks count as missing",
-                 s->o.tier_ns / 1000000);
+                 s->o.tier_ns / NS_MS);
         if (!s->tier_late)
             say(s, text);
         s->tier_late = true;

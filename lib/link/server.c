@@ -258,30 +258,18 @@ static void accept_all(void *arg, uint32_t events)
     }
 }
 
-static bool somebody_listens(const struct sockaddr_un *a)
-{
-    int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool is = sock >= 0 && !connect(sock, (const struct sockaddr *)(const void *)a, sizeof *a);
-    if (sock >= 0)
-        close(sock);
-    return is;
-}
-
 static int listen_at(struct err *e, struct link_server *s, bool *stale)
 {
-    struct stat st;
     const char *path = s->address.sun_path;
-    *stale = !lstat(path, &st) && S_ISSOCK(st.st_mode);
-    if (*stale && somebody_listens(&s->address))
-        return err_set(e, ERR_NO, "%s: another program listens there", path);
-    if (*stale && unlink(path))
-        return err_sys(e, "%s", path);
+    int rc = socket_make_way(e, path, stale);
+    if (rc)
+        return rc;
     int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     mode_t old = umask(0177);
     int bad = sock < 0 || bind(sock, (const struct sockaddr *)(const void *)&s->address, sizeof s->address) ||
               listen(sock, SOMAXCONN);
     umask(old);
-    int rc = bad ? err_sys(e, "%s", path) : loop_fd_add(e, s->loop, &s->sock, sock, EPOLLIN, accept_all, s);
+    rc = bad ? err_sys(e, "%s", path) : loop_fd_add(e, s->loop, &s->sock, sock, EPOLLIN, accept_all, s);
     if (rc && sock >= 0)
         close(sock);
     return rc;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 int socket_address(struct err *e, struct sockaddr_un *out, const char *url)
@@ -16,6 +17,31 @@ int socket_address(struct err *e, struct sockaddr_un *out, const char *url)
         return err_set(e, ERR_USAGE, "'%s': the path of a socket has at most %zu bytes", url, sizeof out->sun_path - 1);
     memcpy(out->sun_path, url + 5, n);
     return 0;
+}
+
+static bool is_listening(const char *path)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    strncpy(a.sun_path, path, sizeof a.sun_path - 1);
+    bool is = sock >= 0 && (!connect(sock, (const struct sockaddr *)(const void *)&a, sizeof a) || errno == EAGAIN);
+    if (sock >= 0)
+        close(sock);
+    return is;
+}
+
+int socket_make_way(struct err *e, const char *path, bool *stale)
+{
+    struct stat st;
+    *stale = false;
+    if (lstat(path, &st))
+        return 0; /* a path that cannot be looked at cannot be bound either: that says why */
+    if (!S_ISSOCK(st.st_mode))
+        return err_set(e, ERR_NO, "%s: the file is not a socket", path);
+    *stale = true;
+    if (is_listening(path))
+        return err_set(e, ERR_NO, "%s: another program listens there", path);
+    return unlink(path) ? err_sys(e, "%s", path) : 0;
 }
 
 ssize_t socket_send(int sock, const void *p, size_t n, int fd)

@@ -35,70 +35,6 @@ int store_client_credit(struct err *e, struct store_client *c, uint32_t *slot, u
     return client_done(c, rc ? rc : slots_of(e, slot, got, &f.kv_slots, n));
 }
 
-int store_client_credit_ask(struct err *e, struct store_client *c, uint64_t n, uint32_t wait_ms)
-{
-    int64_t end_ms = client_now_ms() + c->timeout_ms;
-    pthread_mutex_lock(&c->lock);
-    c->why = 0;
-    int rc = c->asked != ASKED_NONE ? err_set(e, ERR_USAGE, "slots are waited for already") : 0;
-    rc = rc ? rc : client_ready(e, c, end_ms);
-    if (!rc) {
-        struct wire_frame f = {.kind = WIRE_KV_CREDIT,
-                               .kv_credit = {.tag = ++c->tag, .n = n, .wait_ms = wait_ms ? wait_ms : 1}};
-        c->asked = ASKED_WAITS;
-        c->ask_tag = c->tag;
-        c->ask_n = n;
-        rc = client_send(e, c, &f, end_ms);
-        c->asked = rc ? ASKED_NONE : ASKED_WAITS;
-    }
-    return client_done(c, rc);
-}
-
-static int credited(struct err *e, struct store_client *c, uint32_t *slot, uint64_t *got)
-{
-    int rc = 0;
-    if (c->asked == ASKED_LOST) {
-        rc = err_set(e, ERR_SYS, "kvstore has changed while slots were waited for");
-    } else if (!c->ask_slot) {
-        rc = err_set(e, c->ask_err.code, "%s", c->ask_err.text);
-        c->why = c->ask_why;
-        c->expired = c->expired || c->why == KV_WHY_EXPIRED;
-    } else {
-        memcpy(slot, c->ask_slot, c->ask_n * sizeof *slot);
-        *got = c->ask_n;
-    }
-    free(c->ask_slot);
-    c->ask_slot = NULL;
-    c->asked = ASKED_NONE;
-    return rc;
-}
-
-int store_client_credited(struct err *e, struct store_client *c, uint32_t *slot, uint64_t *got, int timeout_ms)
-{
-    struct wire_frame f;
-    int64_t end_ms = client_now_ms() + timeout_ms;
-    *got = 0;
-    pthread_mutex_lock(&c->lock);
-    c->why = 0;
-    int rc = c->asked == ASKED_NONE ? err_set(e, ERR_USAGE, "no slots are waited for") : client_ready(e, c, end_ms);
-    while (!rc && c->asked == ASKED_WAITS && !c->expired) {
-        rc = client_receive(e, c, &f, end_ms);
-        if (!rc)
-            client_keep(c, &f);
-        else if (rc == ERR_NO)
-            return client_done(c, 0);
-    }
-    if (rc && c->asked == ASKED_WAITS && !c->expired)
-        c->asked = ASKED_LOST; /* said once */
-    if (c->expired && c->asked != ASKED_NONE) {
-        c->asked = ASKED_NONE;
-        rc = client_ready(e, c, end_ms);
-    } else if (c->asked != ASKED_NONE && c->asked != ASKED_WAITS) {
-        rc = credited(e, c, slot, got);
-    }
-    return client_done(c, rc);
-}
-
 int store_client_uncredit(struct err *e, struct store_client *c, const uint32_t *slot, uint64_t n)
 {
     struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.slot = slot, .n_slot = (uint32_t)n}};
@@ -151,11 +87,6 @@ int store_client_hand(struct err *e, struct store_client *c, struct kv_seq_info 
 int store_client_take(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
 {
     return handle(e, c, out, WIRE_KV_TAKE, seq, gen);
-}
-
-int store_client_fork(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
-{
-    return handle(e, c, out, WIRE_KV_FORK, seq, gen);
 }
 
 int store_client_release(struct err *e, struct store_client *c, uint64_t seq, uint64_t gen)

@@ -116,30 +116,11 @@ static uint8_t *digests_copy(uint64_t *n, struct wire_bytes b)
     return p;
 }
 
-static void keep_credit(struct store_client *c, const struct wire_frame *f)
-{
-    const struct wire_kv_slots *s = &f->kv_slots;
-    c->asked = ASKED_DONE;
-    c->ask_why = f->kind == WIRE_KV_NO ? (enum kv_why)f->kv_no.why : 0;
-    if (f->kind == WIRE_KV_NO)
-        err_set(&c->ask_err, (int)f->kv_no.code, "%.*s", (int)(f->kv_no.text.n < 400 ? f->kv_no.text.n : 400),
-                f->kv_no.text.p);
-    else if (f->kind != WIRE_KV_SLOTS || s->n_slot != c->ask_n)
-        err_set(&c->ask_err, ERR_PROTO, "kvstore answers with other slots than were asked for");
-    else if (!(c->ask_slot = malloc((s->n_slot + 1) * sizeof *s->slot)))
-        err_nomem(&c->ask_err, "slots", s->n_slot * sizeof *s->slot);
-    else
-        memcpy(c->ask_slot, s->slot, s->n_slot * sizeof *s->slot);
-}
-
-/* What came unasked, or later than what was asked next. */
+/* What came unasked; a late answer is dropped. */
 void client_keep(struct store_client *c, const struct wire_frame *f)
 {
-    if (client_tag(f)) {
-        if (c->asked == ASKED_WAITS && client_tag(f) == c->ask_tag)
-            keep_credit(c, f);
+    if (client_tag(f))
         return;
-    }
     if (f->kind == WIRE_KV_NO) {
         c->expired = c->expired || f->kv_no.why == WIRE_KV_EXPIRED;
         return;
@@ -308,7 +289,6 @@ static int connect_once(struct err *e, struct store_client *c, bool *again, int6
         return rc;
     }
     c->tag = 1;
-    c->asked = c->asked == ASKED_WAITS ? ASKED_LOST : c->asked;
     c->lease_ms = f.kv_arena.lease_ms;
     c->id = f.kv_arena.client;
     c->key = f.kv_arena.key;
@@ -441,7 +421,6 @@ void store_client_close(struct store_client *c)
         close(c->fd_in);
     free_queue(&c->seqs);
     free_queue(&c->events);
-    free(c->ask_slot);
     kv_arena_free(c->arena);
     wire_arena_free(c->mem);
     free(c->in);
@@ -470,9 +449,6 @@ int store_client_renew_all(struct err *e, struct store_client *c)
     if (come_and_go(e, c))
         return client_done(c, e->code);
     c->id = c->key = 0;
-    c->asked = ASKED_NONE;
-    free(c->ask_slot);
-    c->ask_slot = NULL;
     free_queue(&c->seqs);
     int rc = connect_until(e, c, client_now_ms() + c->timeout_ms);
     c->expired = rc != 0 && c->expired;

@@ -38,17 +38,10 @@ int store_client_fd(const struct store_client *c);
 int store_client_lease(struct err *e, struct store_client *c, struct kv_seq_info *out, const uint32_t *ids,
                        uint64_t n_id, const uint8_t *digests, uint64_t n_block, bool wait);
 int store_client_credit(struct err *e, struct store_client *c, uint32_t *slot, uint64_t *got, uint64_t n, bool some);
-/* Asks for n slots, all or none, to be had within wait_ms, in the order of those who ask; does not wait. One at a time.
- */
-int store_client_credit_ask(struct err *e, struct store_client *c, uint64_t n, uint32_t wait_ms);
-/* What came of it: *got is n, or 0 where nothing has within timeout_ms. ERR_NO (KV_WHY_NOT_NOW): the time is over;
- * then, and where kvstore has changed meanwhile (ERR_SYS), it may be asked anew. slot: room for n. */
-int store_client_credited(struct err *e, struct store_client *c, uint32_t *slot, uint64_t *got, int timeout_ms);
 int store_client_uncredit(struct err *e, struct store_client *c, const uint32_t *slot, uint64_t n);
 int store_client_publish(struct err *e, struct store_client *c, uint32_t *out, const struct kv_publish *p);
 int store_client_hand(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen);
 int store_client_take(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen);
-int store_client_fork(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen);
 /* Of a client without a kind: as kv_store_let_go. */
 int store_client_release(struct err *e, struct store_client *c, uint64_t seq, uint64_t gen);
 int store_client_renew(struct err *e, struct store_client *c);

@@ -16,8 +16,6 @@ struct queued { /* a frame that came unasked */
     struct store_event event;
 };
 
-enum asked { ASKED_NONE, ASKED_WAITS, ASKED_DONE, ASKED_LOST };
-
 struct store_client {
     struct sockaddr_un address;
     char *name;
@@ -40,13 +38,6 @@ struct store_client {
     struct wire_arena *mem;
     struct list seqs, events; /* queued */
 
-    /* Slots that were asked for and are waited for. */
-    enum asked asked;
-    uint64_t ask_tag, ask_n;
-    uint32_t *ask_slot; /* DONE: ask_n of them, or NULL and why */
-    enum kv_why ask_why;
-    struct err ask_err;
-
     pthread_t thread;
     bool has_thread;
     int stop[2]; /* a pipe that ends the thread */
@@ -63,7 +54,7 @@ int client_done(struct store_client *c, int rc); /* returns rc */
 int client_ready(struct err *e, struct store_client *c, int64_t end_ms);
 /* The next frame, borrowed until the next one. ERR_NO: none in time. */
 int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, int64_t end_ms);
-/* Queues what came unasked, and the answer that store_client_credited gives out. */
+/* Queues what came unasked. */
 void client_keep(struct store_client *c, const struct wire_frame *f);
 
 /* Sends without waiting. With the lock held. */

@@ -1,51 +1,42 @@
-/* A worker's side of the scheduler: the calls of its owner, and the thread that does everything else. */
-#include "link/worker_impl.h"
-
+/* The worker's client of the scheduler: the calls of its owner, and the thread that does everything else. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
-#define LEASE_LOOK_MS 100 /* leases are looked at this often */
+#include "link/worker_impl.h"
 
-uint64_t worker_now_ns(void)
+#define LEASES_MS 100 /* leases are checked this often */
+
+static int wait_ms(const struct worker_link *w)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    int ms = time_left_ms(sched_link_next_ns(w), time_now_ns()), hub = session_hub_timeout_ms(w->hub);
+    if (w->n_order && w->state != WORKER_JOINED && ms > LEASES_MS)
+        ms = LEASES_MS;
+    return hub >= 0 && hub < ms ? hub : ms;
 }
 
-static void event(struct worker_link *w, const struct link_event *ev)
-{
-    bool socket = ev->what == LINK_UP || ev->what == LINK_DOWN;
-    if (socket ? ev->arg != NULL && outlet_event(w, ev) : outlet_event(w, ev))
-        return;
-    if (!socket || !ev->arg)
-        sched_link_event(w, ev, worker_now_ns());
-}
-
-/* Events first: a process that was stopped may find in the box that it has been heard of. */
+/* Returns how long to wait for the next turn. What the events permit to send is sent in the next turn, at once. */
 static int turn(struct worker_link *w)
 {
-    struct link_event ev;
-    while (link_box_take(w->box, &ev))
-        event(w, &ev);
-    uint64_t now = worker_now_ns();
-    if (now >= w->lease_look_ns) {
-        w->lease_look_ns = now + LEASE_LOOK_MS * WORKER_MS;
-        order_leases(w, now);
-    }
-    uint64_t again = outlet_pump(w, now);
+    struct session_event ev;
+    uint64_t now = time_now_ns();
+    bool again = false;
+    outlet_pump(w, now);
     sched_link_pump(w, now);
-    uint64_t next = sched_link_next_ns(w, now);
-    next = again < next ? again : next;
-    if (w->n_order && w->lease_look_ns < next)
-        next = w->lease_look_ns;
-    return next > now ? (int)((next - now) / WORKER_MS + 1) : 0;
+    while (session_hub_next(w->hub, &ev)) {
+        struct outlet *t = session_arg(ev.s);
+        again = true;
+        if (t)
+            outlet_event(w, t, &ev);
+        else
+            sched_link_event(w, &ev);
+    }
+    order_leases(w, now);
+    return again ? 0 : wait_ms(w);
 }
 
 static void *run(void *arg)
@@ -53,12 +44,9 @@ static void *run(void *arg)
     struct worker_link *w = arg;
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
-        int wait_ms = turn(w);
-        struct outlet *retired = w->retired;
-        w->retired = NULL;
+        int ms = turn(w);
         pthread_mutex_unlock(&w->lock);
-        outlet_free_list(retired);
-        link_box_wait(w->box, wait_ms);
+        session_hub_wait(w->hub, ms);
         pthread_mutex_lock(&w->lock);
     }
     pthread_mutex_unlock(&w->lock);
@@ -84,10 +72,12 @@ static int begin(struct err *e, struct worker_link *w)
 static int copy_opts(struct err *e, struct worker_link *w, const struct worker_link_opts *o)
 {
     w->o = *o;
+    w->url = strdup(o->sched);
     w->name = strdup(o->name);
     w->store = strdup(o->store ? o->store : "");
     w->compat = strdup(o->compat ? o->compat : "");
-    if (!w->name || !w->store || !w->compat)
+    w->mem = wire_arena_new();
+    if (!w->url || !w->name || !w->store || !w->compat || !w->mem)
         return err_nomem(e, "a worker", sizeof *w);
     if (strlen(o->role) >= sizeof w->role)
         return err_set(e, ERR_USAGE, "'%.80s' is no role", o->role);
@@ -96,10 +86,7 @@ static int copy_opts(struct err *e, struct worker_link *w, const struct worker_l
     while (!w->inc)
         if (getrandom(&w->inc, sizeof w->inc, 0) < 0)
             return err_sys(e, "random bytes");
-    struct link_msg m = {0};
-    int rc = sched_join_message(e, &m, w); /* names that cannot be written are found out now */
-    link_msg_free(&m);
-    return rc;
+    return 0;
 }
 
 int worker_link_open(struct err *e, struct worker_link **out, const struct worker_link_opts *o)
@@ -108,13 +95,13 @@ int worker_link_open(struct err *e, struct worker_link **out, const struct worke
     if (!w)
         return err_nomem(e, "a worker", sizeof *w);
     pthread_mutex_init(&w->lock, NULL);
-    w->end = &w->first;
-    w->reports_end = &w->reports;
-    w->heard_ns = worker_now_ns();
+    list_init(&w->told);
+    list_init(&w->reports);
+    list_init(&w->outlets);
+    w->lost_ns = time_now_ns();
     w->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = w->fd < 0 ? err_sys(e, "a descriptor") : copy_opts(e, w, o);
-    rc = rc ? rc : link_box_new(e, &w->box);
-    rc = rc ? rc : link_dial(e, &w->dialer, w->box, o->sched, NULL);
+    rc = rc ? rc : sched_open(e, w);
     rc = rc ? rc : begin(e, w);
     if (rc) {
         worker_link_close(w);
@@ -124,23 +111,17 @@ int worker_link_open(struct err *e, struct worker_link **out, const struct worke
     return 0;
 }
 
-static void free_orders(struct worker_link *w)
+static void free_lists(struct worker_link *w)
 {
+    struct worker_told *t;
     for (uint32_t i = 0; i < WORKER_BUCKETS; i++)
-        while (w->order[i]) {
-            struct order *o = w->order[i];
-            w->order[i] = o->next;
-            free(o);
-        }
-}
-
-static void free_reports(struct worker_link *w)
-{
-    while (w->reports) {
-        struct report *r = w->reports;
-        w->reports = r->next;
-        free(r);
-    }
+        while (w->order[i])
+            order_gone(w, w->order[i]);
+    outlet_free_all(w);
+    list_for_each_safe (n, &w->reports)
+        free(list_entry(n, struct message, node));
+    while ((t = worker_link_take(w)))
+        worker_told_free(t);
 }
 
 void worker_link_close(struct worker_link *w)
@@ -151,18 +132,17 @@ void worker_link_close(struct worker_link *w)
         pthread_mutex_lock(&w->lock);
         w->stop = true;
         pthread_mutex_unlock(&w->lock);
-        link_box_wake(w->box);
+        session_hub_wake(w->hub);
         pthread_join(w->thread, NULL);
     }
-    outlet_free_all(w);
-    free_orders(w);
-    free_reports(w);
-    order_untell(w);
-    link_dialer_free(w->dialer);
-    link_box_free(w->box);
+    session_free(w->sched);
+    free_lists(w);
+    session_hub_free(w->hub);
     if (w->fd >= 0)
         close(w->fd);
     pthread_mutex_destroy(&w->lock);
+    wire_arena_free(w->mem);
+    free(w->url);
     free(w->name);
     free(w->store);
     free(w->compat);
@@ -172,7 +152,7 @@ void worker_link_close(struct worker_link *w)
 enum worker_link_state worker_link_state(struct worker_link *w, struct err *why)
 {
     pthread_mutex_lock(&w->lock);
-    enum worker_link_state s = w->state == WORKER_JOINED && !link_dialer_up(w->dialer) ? WORKER_JOINING : w->state;
+    enum worker_link_state s = w->state;
     if (why)
         *why = w->why;
     pthread_mutex_unlock(&w->lock);
@@ -184,7 +164,7 @@ void worker_link_drain(struct worker_link *w, bool on)
     pthread_mutex_lock(&w->lock);
     w->drain = on;
     pthread_mutex_unlock(&w->lock);
-    link_box_wake(w->box);
+    session_hub_wake(w->hub);
 }
 
 int worker_link_fd(const struct worker_link *w)
@@ -195,7 +175,7 @@ int worker_link_fd(const struct worker_link *w)
 bool worker_link_idle(struct worker_link *w)
 {
     pthread_mutex_lock(&w->lock);
-    bool idle = !w->reports && !w->queued;
+    bool idle = list_empty(&w->reports) && !w->queued;
     pthread_mutex_unlock(&w->lock);
     return idle;
 }

@@ -1,22 +1,32 @@
 /*
- * A worker's side of the scheduler: it joins (again, with what it runs, whenever the scheduler has forgotten it), keeps
- * a work poll and a control poll parked, sends tokens to the gateways and reports to the scheduler. A thread of its own
- * does all this, so a long step delays no heartbeat. The calls are for one other thread, the one that computes, and do
- * not block.
+ * The worker's client of the scheduler: one session to it, and one to each gateway that has a request here. A thread of
+ * its own does all this, so a long step delays nothing. The calls are for one other thread, the one that computes, and
+ * do not block.
  *
- * What comes is told once: orders and controls that come twice are dropped, a cancel of an order that never came is
- * answered here. An order is open from the time it is told until a report closes it (prefilled of a prefill order,
- * ended, failed, preempted, cancelled).
+ * After each connect the link joins, with every order that the scheduler may not know to be closed, and sends the
+ * reports that the scheduler has not acknowledged. An order is open from the time it is taken until a report closes it
+ * (prefilled of a prefill order, ended, failed, preempted, cancelled).
  *
- * Nothing is said of a token to the scheduler before the gateway has confirmed it: a report leaves when all that was
- * sent of its order before has been confirmed. So the scheduler never knows more of an answer than the gateway has, and
- * another worker that goes on from there leaves no gap. Tokens of one gateway go in order, one message at a time; what
- * comes meanwhile goes with the next.
+ * A report of an order leaves only after the gateway has acknowledged every frame that was sent of that order before
+ * the report. So the scheduler never knows more of an answer than the gateway has, and a worker that continues from
+ * there leaves no gap. A frame for a gateway is kept until it is acknowledged and sent again after a reconnect, in
+ * order; the gateway drops the tokens that it has by their position.
+ *
+ * When the scheduler is not connected for longer than the lease of an order, the order is cancelled. When more than
+ * WORKER_GATEWAY_BYTES_MAX bytes wait for a gateway, or a frame is too long for a session, the link cancels the order
+ * too, and reports it as failed whatever the caller reports.
  */
 #ifndef LINK_WORKER_H
 #define LINK_WORKER_H
 
-#include "link/ask.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "err/err.h"
+#include "wire/wire.h"
+
+#define WORKER_GATEWAY_BYTES_MAX (64u << 20)
 
 struct worker_link;
 
@@ -38,28 +48,30 @@ int worker_link_open(struct err *e, struct worker_link **out, const struct worke
 void worker_link_close(struct worker_link *w);
 
 enum worker_link_state { WORKER_JOINING, WORKER_JOINED, WORKER_REFUSED };
-/* JOINED: and connected. REFUSED: *why says in words (another model runs here); it tries again every second. */
+/* JOINED: connected, and the scheduler has processed the join. REFUSED: *why is the reason (another model runs here);
+ * the link tries again every second. */
 enum worker_link_state worker_link_state(struct worker_link *w, struct err *why);
 
-/* What it can take now, every order that was taken before counted in; goes out with a work poll at once where seqs,
- * tokens or blocks changed. What is told and not taken yet is subtracted here. Before the first call: none. */
+/* What the worker can take now; every order that worker_link_take has returned counts as running. Sent at once when
+ * it changed, and every second. The scheduler subtracts the orders that are not taken yet. Before the first call: none.
+ */
 struct worker_room {
     uint32_t seqs, tokens;
     uint64_t blocks;
     uint64_t step_ns, context; /* of the last decode step */
     uint32_t batch;
-    uint32_t steps[WIRE_STEPS_MAX]; /* see wire_poll */
+    uint32_t steps[WIRE_STEPS_MAX]; /* see wire_capacity */
     uint64_t step_tokens;
 };
 void worker_link_room(struct worker_link *w, const struct worker_room *r);
-void worker_link_drain(struct worker_link *w, bool on); /* its polls say that it wants to end */
+void worker_link_drain(struct worker_link *w, bool on); /* on: asks the scheduler for no more orders */
 
 enum worker_told_what {
     TOLD_ORDER = 1,
     TOLD_CANCEL,  /* order: it is to be ended; the report `cancelled` is due */
     TOLD_PREEMPT, /* order: its slots are to be given back; the report `preempted` is due */
-    TOLD_DRAIN,   /* no new orders will come; it may end when it is idle, if it was asked to. Comes after its own wish
-                     too, once the scheduler has heard of it */
+    TOLD_DRAIN,   /* no order follows; the worker may end when it is idle, if it was asked to. Also the scheduler's
+                     response to worker_link_drain */
     TOLD_RESUME,
     TOLD_ROLE, /* role */
 };
@@ -74,15 +86,18 @@ struct worker_told *worker_link_take(struct worker_link *w);
 void worker_told_free(struct worker_told *t);
 int worker_link_fd(const struct worker_link *w); /* readable while there is something to take */
 
-/* A frame (out, end) for the gateway of an open order. n_out: tokens of the answer after it. */
+/*
+ * Queues a frame (out, end) for the gateway of an open order. The link sets its seq: the job of the order. n_out:
+ * tokens of the answer after it. Of a cancelled order nothing is queued.
+ */
 int worker_link_send(struct err *e, struct worker_link *w, uint64_t order, const struct wire_frame *f, uint32_t n_out);
-/* true: frames are kept until false, so that those of a step leave in one message. Not for long. */
+/* true: frames are kept until false, so that those of a step leave together. Not for long. */
 void worker_link_hold(struct worker_link *w, bool hold);
 /* r: what, n_done, cached, n_out, out, busy_ns, handle, reason, code, text; the rest is filled in. Copied. */
 int worker_link_report(struct err *e, struct worker_link *w, uint64_t order, const struct wire_report *r);
 
-/* Nothing waits to be sent or confirmed. */
+/* Everything sent and reported is acknowledged. */
 bool worker_link_idle(struct worker_link *w);
-uint64_t worker_link_queued(struct worker_link *w); /* bytes that wait for gateways */
+uint64_t worker_link_queued(struct worker_link *w); /* bytes that gateways have not acknowledged */
 
 #endif

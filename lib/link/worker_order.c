@@ -1,11 +1,10 @@
-/* Orders and controls as they come: each is told once, whatever came twice, too early or too late. */
-#include "link/worker_impl.h"
-
+/* Orders and controls that are received, and the events that the caller gets of them. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/kv_block.h"
+#include "link/worker_impl.h"
 
 static struct order **bucket(const struct worker_link *w, uint64_t id)
 {
@@ -18,6 +17,15 @@ struct order *order_find(const struct worker_link *w, uint64_t id)
     while (o && o->id != id)
         o = o->next;
     return o;
+}
+
+struct order *order_open(struct err *e, const struct worker_link *w, uint64_t id)
+{
+    struct order *o = order_find(w, id);
+    if (o && !o->closed)
+        return o;
+    err_set(e, ERR_NO, "order %llu is not open", (unsigned long long)id);
+    return NULL;
 }
 
 static bool str_is(struct wire_str s, const char *what)
@@ -34,12 +42,11 @@ static void str_to(char *out, size_t size, struct wire_str s)
     out[n] = 0;
 }
 
-/* ---- what is told ---- */
+/* ---- events ---- */
 
 static void put_told(struct worker_link *w, struct told *t)
 {
-    *w->end = t;
-    w->end = &t->next;
+    list_push_back(&w->told, &t->node);
     uint64_t one = 1;
     (void)!write(w->fd, &one, sizeof one);
 }
@@ -47,7 +54,7 @@ static void put_told(struct worker_link *w, struct told *t)
 void order_tell(struct worker_link *w, enum worker_told_what what, uint64_t order, struct wire_str role)
 {
     struct told *t = calloc(1, sizeof *t);
-    if (!t) /* a cancel that is not told costs work, no more: its tokens and reports are dropped */
+    if (!t) /* a cancel that is lost costs work, no more: its tokens and reports are dropped */
         return;
     t->pub.what = what;
     t->pub.order = order;
@@ -57,52 +64,26 @@ void order_tell(struct worker_link *w, enum worker_told_what what, uint64_t orde
 
 void worker_told_free(struct worker_told *p)
 {
-    struct told *t = (struct told *)p; /* pub is its first member */
-    if (!t)
+    if (!p || p->what != TOLD_ORDER) {
+        free(p); /* the first member of its struct told */
         return;
-    wire_arena_free(t->mem);
-    free(t->bytes);
-    free(t);
-}
-
-void order_untell(struct worker_link *w)
-{
-    for (struct told *t = w->first, *next; t; t = next) {
-        next = t->next;
-        worker_told_free(&t->pub);
     }
-    w->first = NULL;
-    w->end = &w->first;
+    struct order *o = (struct order *)p; /* the first member of its struct order */
+    wire_arena_free(o->mem);
+    free(o->bytes);
+    order_unref(o);
 }
 
-static void need_add(struct need *n, const struct need *d)
-{
-    n->seqs += d->seqs;
-    n->tokens += d->tokens;
-    n->blocks += d->blocks;
-}
-
-static void need_sub(struct need *n, const struct need *d)
-{
-    n->seqs -= d->seqs;
-    n->tokens -= d->tokens;
-    n->blocks -= d->blocks;
-}
-
-/* An order that was taken is still in `coming` until the caller says its room anew: only then is it in there. */
 struct worker_told *worker_link_take(struct worker_link *w)
 {
     pthread_mutex_lock(&w->lock);
-    struct told *t = w->first;
-    if (t) {
-        w->first = t->next;
-        w->end = w->first ? w->end : &w->first;
-        t->next = NULL;
-        need_add(&w->taken, &t->need);
-    }
-    if (!w->first) {
-        uint64_t n;
-        (void)!read(w->fd, &n, sizeof n);
+    struct list *n = list_pop_front(&w->told);
+    struct told *t = n ? list_entry(n, struct told, node) : NULL;
+    if (t)
+        w->n_taken += t->pub.what == TOLD_ORDER && ((struct order *)t)->n_join == w->n_join;
+    if (list_empty(&w->told)) {
+        uint64_t count;
+        (void)!read(w->fd, &count, sizeof count);
     }
     pthread_mutex_unlock(&w->lock);
     return t ? &t->pub : NULL;
@@ -111,36 +92,22 @@ struct worker_told *worker_link_take(struct worker_link *w)
 void worker_link_room(struct worker_link *w, const struct worker_room *r)
 {
     pthread_mutex_lock(&w->lock);
-    need_sub(&w->coming, &w->taken);
-    w->taken = (struct need){0};
     w->room = *r;
+    w->n_counted = w->n_taken;
     pthread_mutex_unlock(&w->lock);
-    link_box_wake(w->box);
+    session_hub_wake(w->hub);
 }
 
 /* ---- orders ---- */
 
-/* A copy of the frame that lives by itself. */
-static struct told *told_new(const uint8_t *p, size_t n)
+/* Into the table; the frame's memory is not copied yet. */
+static struct order *order_new(struct worker_link *w, const struct wire_order *f)
 {
-    struct err e = {0};
-    struct told *t = calloc(1, sizeof *t);
-    if (!t)
+    struct order *o = calloc(1, sizeof *o);
+    if (!o)
         return NULL;
-    t->bytes = malloc(n);
-    t->mem = wire_arena_new();
-    if (t->bytes && t->mem) {
-        memcpy(t->bytes, p, n);
-        const uint8_t *at = t->bytes;
-        if (link_msg_next(&e, &t->f, t->mem, &at, &n))
-            return t;
-    }
-    worker_told_free(&t->pub);
-    return NULL;
-}
-
-static void fill(struct order *o, const struct wire_order *f)
-{
+    atomic_init(&o->n_ref, 1);
+    o->n_join = w->n_join;
     o->id = f->order;
     o->job = f->job;
     o->lease_ns = f->lease_ns;
@@ -150,93 +117,64 @@ static void fill(struct order *o, const struct wire_order *f)
     o->n_out = f->n_out;
     str_to(o->gw, sizeof o->gw, f->gw);
     str_to(o->phase, sizeof o->phase, f->phase);
-}
-
-static struct need need_of(const struct worker_link *w, const struct wire_order *f)
-{
-    bool prefill = str_is(f->phase, "prefill"), decode = str_is(f->phase, "decode");
-    uint64_t all = (uint64_t)f->n_prompt + (prefill ? (uint64_t)f->n_out + 1 : f->max_tokens);
-    uint64_t most = w->o.max_len ? w->o.max_len : UINT32_MAX;
-    uint32_t n_new = f->n_prompt > f->cached ? f->n_prompt - f->cached : 0;
-    return (struct need){1, decode ? 0 : n_new, ((all < most ? all : most) + KV_BLOCK - 1) / KV_BLOCK};
-}
-
-static bool among(const uint64_t *v, uint32_t n, uint64_t x)
-{
-    bool found = false;
-    for (uint32_t i = 0; i < n; i++)
-        found |= v[i] == x;
-    return found;
-}
-
-static void preempt(struct worker_link *w, struct order *o)
-{
-    if (o->preempted || o->cancelled || o->closed)
-        return;
-    o->preempted = true;
-    order_tell(w, TOLD_PREEMPT, o->id, (struct wire_str){0});
-}
-
-static bool open_order(struct worker_link *w, const struct wire_order *f, const uint8_t *p, size_t n)
-{
-    struct err e = {0};
-    struct outlet *outlet;
-    char url[WIRE_URL_BYTES_MAX + 1];
-    str_to(url, sizeof url, f->reply);
-    struct told *t = told_new(p, n);
-    struct order *o = calloc(1, sizeof *o);
-    if (!t || !o) {
-        worker_told_free(t ? &t->pub : NULL);
-        free(o);
-        return false;
-    }
-    if (outlet_get(&e, &outlet, w, url)) {
-        report_orphan(w, "failed", f->gw, f->job, f->order, f->attempt, &e);
-        worker_told_free(&t->pub);
-        free(o);
-        return true;
-    }
-    fill(o, f);
-    o->outlet = outlet;
-    outlet->n_order++;
     o->next = *bucket(w, o->id);
     *bucket(w, o->id) = o;
     w->n_order++;
-    t->pub.what = TOLD_ORDER;
-    t->pub.order = o->id;
-    t->pub.o = &t->f.order;
-    t->need = need_of(w, f);
-    need_add(&w->coming, &t->need);
-    put_told(w, t);
-    if (among(w->early, WORKER_EARLY, o->id))
-        preempt(w, o);
-    return true;
+    return o;
 }
 
-bool order_frame(struct worker_link *w, const struct wire_order *f, const uint8_t *p, size_t n)
+static int copy_frame(struct err *e, struct order *o, const struct session_event *ev)
 {
-    if (f->n <= w->got)
-        return true;
-    bool seen = order_find(w, f->order) || among(w->tomb, WORKER_TOMBS, f->order);
-    if (!seen && !open_order(w, f, p, n))
-        return false;
-    w->got = f->n;
-    return true;
+    o->bytes = malloc(ev->n);
+    o->mem = wire_arena_new();
+    if (!o->bytes || !o->mem)
+        return err_nomem(e, "an order", ev->n);
+    memcpy(o->bytes, ev->p, ev->n);
+    return session_frame(e, &o->f, o->mem, &(struct session_event){.type = SESSION_FRAME, .p = o->bytes, .n = ev->n});
 }
 
-/* Its last piece, or the scheduler's knowledge of it, has gone. */
-static void free_if_done(struct order *o)
+/* An order that this worker cannot begin is closed by its report, and no event of it is due. */
+static void order_refused(struct worker_link *w, struct order *o, const struct err *why)
 {
-    if (o->gone && !o->n_piece) {
-        o->outlet->n_order--;
-        free(o);
+    struct err e;
+    struct wire_report r = {.what = wire_str_of("failed"), .code = (uint32_t)why->code, .text = wire_str_of(why->text)};
+    wire_arena_free(o->mem);
+    free(o->bytes);
+    w->n_taken++;
+    if (report_add(&e, w, o, &r)) {
+        order_gone(w, o);
+        session_close(w->sched, e.text);
     }
 }
 
-void order_drop_piece(struct order *o)
+/* An order that is not in the table when the session breaks is missing in the next join: the scheduler places it
+ * again. */
+void order_frame(struct worker_link *w, const struct wire_order *f, const struct session_event *ev)
 {
-    o->n_piece--;
-    free_if_done(o);
+    struct err e;
+    char url[WIRE_URL_BYTES_MAX + 1];
+    struct order *o = order_find(w, f->order) ? NULL : order_new(w, f);
+    if (!o) {
+        session_close(w->sched, "an order that runs already, or no memory for it");
+        return;
+    }
+    str_to(url, sizeof url, f->reply);
+    int rc = copy_frame(&e, o, ev);
+    rc = rc ? rc : outlet_get(&e, &o->outlet, w, url);
+    if (rc) {
+        order_refused(w, o, &e);
+        return;
+    }
+    o->outlet->n_order++;
+    o->told.pub = (struct worker_told){.what = TOLD_ORDER, .order = o->id, .o = &o->f.order};
+    atomic_fetch_add(&o->n_ref, 1);
+    put_told(w, &o->told);
+}
+
+void order_unref(struct order *o)
+{
+    if (atomic_fetch_sub(&o->n_ref, 1) == 1)
+        free(o);
 }
 
 void order_gone(struct worker_link *w, struct order *o)
@@ -246,71 +184,90 @@ void order_gone(struct worker_link *w, struct order *o)
         at = &(*at)->next;
     *at = o->next;
     w->n_order--;
-    o->gone = true;
-    free_if_done(o);
+    if (o->outlet)
+        o->outlet->n_order--;
+    order_unref(o);
 }
 
 /* Its tokens need not arrive any more, nor do its reports wait for them. */
-void order_cancel(struct worker_link *w, struct order *o)
+static void order_cancel(struct worker_link *w, struct order *o)
 {
     if (o->cancelled)
         return;
     o->cancelled = true;
-    o->outlet->sweep = true;
+    if (o->outlet)
+        o->outlet->sweep = true;
     if (!o->closed)
         order_tell(w, TOLD_CANCEL, o->id, (struct wire_str){0});
+}
+
+void order_fail(struct worker_link *w, struct order *o, int code, const char *text)
+{
+    if (o->cancelled)
+        return;
+    o->fail_code = code;
+    o->fail_text = text;
+    order_cancel(w, o);
 }
 
 /* Nobody renews what it runs: it belongs to others by now. */
 void order_leases(struct worker_link *w, uint64_t now_ns)
 {
+    if (w->state == WORKER_JOINED)
+        return;
     for (uint32_t i = 0; i < WORKER_BUCKETS && w->n_order; i++)
         for (struct order *o = w->order[i]; o; o = o->next)
-            if (!o->closed && o->lease_ns && now_ns > w->heard_ns && now_ns - w->heard_ns >= o->lease_ns)
+            if (!o->closed && o->lease_ns && now_ns > w->lost_ns && now_ns - w->lost_ns >= o->lease_ns)
                 order_cancel(w, o);
+}
+
+int message_new(struct err *e, struct message **out, struct order *o, const struct wire_frame *f)
+{
+    uint8_t *bytes = NULL;
+    size_t n = 0, cap = 0;
+    int rc = wire_encode_add(e, &bytes, &n, &cap, f);
+    struct message *m = rc ? NULL : malloc(sizeof *m + n);
+    if (m) {
+        *m = (struct message){.order = o, .n = n};
+        memcpy(m->p, bytes, n);
+    }
+    free(bytes);
+    *out = m;
+    return rc || m ? rc : err_nomem(e, "a frame", n);
 }
 
 /* ---- controls ---- */
 
-static void cancel(struct worker_link *w, const struct wire_control *f)
+static void preempt(struct worker_link *w, struct order *o)
 {
-    struct order *o = order_find(w, f->order);
-    if (o) {
-        order_cancel(w, o);
+    if (o->preempted || o->cancelled || o->closed)
         return;
-    }
-    w->tomb[w->tomb_at++ % WORKER_TOMBS] = f->order;
-    report_orphan(w, "cancelled", f->gw, f->job, f->order, f->attempt, NULL);
+    o->preempted = true;
+    order_tell(w, TOLD_PREEMPT, o->id, (struct wire_str){0});
 }
 
-static void set_role(struct worker_link *w, struct wire_str role)
+static void set_draining(struct worker_link *w, bool on)
 {
-    if (str_is(role, w->role))
+    w->drain_received = on;
+    if (w->draining == on)
         return;
-    str_to(w->role, sizeof w->role, role);
-    order_tell(w, TOLD_ROLE, 0, role);
+    w->draining = on;
+    order_tell(w, on ? TOLD_DRAIN : TOLD_RESUME, 0, (struct wire_str){0});
 }
 
+/* A control of an order that is not in the table comes late: the report that closed the order has been acknowledged or
+ * is on its way. */
 void control_frame(struct worker_link *w, const struct wire_control *f)
 {
-    if (f->n <= w->got_ctl)
-        return;
-    w->got_ctl = f->n;
     struct order *o = order_find(w, f->order);
-    if (str_is(f->what, "cancel")) {
-        cancel(w, f);
-    } else if (str_is(f->what, "preempt")) {
-        if (o)
-            preempt(w, o);
-        else
-            w->early[w->early_at++ % WORKER_EARLY] = f->order;
-    } else if (str_is(f->what, "drain") && !w->draining) {
-        w->draining = true;
-        order_tell(w, TOLD_DRAIN, 0, (struct wire_str){0});
-    } else if (str_is(f->what, "resume") && w->draining) {
-        w->draining = false;
-        order_tell(w, TOLD_RESUME, 0, (struct wire_str){0});
-    } else if (str_is(f->what, "role")) {
-        set_role(w, f->role);
+    if (str_is(f->what, "cancel") && o) {
+        order_cancel(w, o);
+    } else if (str_is(f->what, "preempt") && o) {
+        preempt(w, o);
+    } else if (str_is(f->what, "drain") || str_is(f->what, "resume")) {
+        set_draining(w, str_is(f->what, "drain"));
+    } else if (str_is(f->what, "role") && !str_is(f->role, w->role)) {
+        str_to(w->role, sizeof w->role, f->role);
+        order_tell(w, TOLD_ROLE, 0, f->role);
     }
 }

@@ -1,78 +1,48 @@
 /*
- * Tokens on their way to gateways. One message is open at a gateway; what comes meanwhile waits and goes with the next.
- * One that failed goes again first. A gateway that is away keeps its frames here until the scheduler cancels its
- * orders.
+ * Tokens on their way to gateways: one list a gateway, in order. Each frame stays in it until the gateway has
+ * acknowledged it. When the session breaks, everything in the list is sent again over the next one; while a gateway is
+ * away its frames stay here until the scheduler cancels its orders.
  */
-#include "link/worker_impl.h"
-
 #include <stdlib.h>
 #include <string.h>
 
-#define MESSAGE_BYTES (1u << 20) /* of a message; a longer frame goes alone */
-#define UNUSED_NS (60 * 1000 * WORKER_MS)
+#include "link/worker_impl.h"
 
-static void outlet_free(struct outlet *t)
+static void outlet_free(struct worker_link *w, struct outlet *t)
 {
-    link_dialer_free(t->dialer);
-    free(t->url);
+    list_remove(&t->node);
+    w->n_outlet--;
+    session_free(t->session);
     free(t);
 }
 
-/* To close a connection may take a while: not under the lock. */
-static void retire(struct worker_link *w, struct outlet **at)
+/* Frees those that were not used for as long as `ns`. */
+static void free_unused(struct worker_link *w, uint64_t now_ns, uint64_t ns)
 {
-    struct outlet *t = *at;
-    *at = t->next;
-    t->next = w->retired;
-    w->retired = t;
-    w->n_outlet--;
-}
-
-void outlet_free_list(struct outlet *t)
-{
-    for (struct outlet *next; t; t = next) {
-        next = t->next;
-        outlet_free(t);
+    list_for_each_safe (n, &w->outlets) {
+        struct outlet *t = list_entry(n, struct outlet, node);
+        if (!t->n_order && !t->bytes && now_ns >= t->used_ns + ns)
+            outlet_free(w, t);
     }
-}
-
-static bool unused(const struct outlet *t)
-{
-    return !t->n_order && !t->sent && !t->wait && !t->asked;
-}
-
-/* The one that was not used for longest makes room. */
-static bool make_room(struct worker_link *w)
-{
-    struct outlet **oldest = NULL;
-    for (struct outlet **at = &w->outlets; *at; at = &(*at)->next)
-        if (unused(*at) && (!oldest || (*at)->used_ns < (*oldest)->used_ns))
-            oldest = at;
-    if (!oldest)
-        return false;
-    retire(w, oldest);
-    return true;
 }
 
 static int outlet_new(struct err *e, struct outlet **out, struct worker_link *w, const char *url)
 {
-    if (w->n_outlet >= WORKER_OUTLETS && !make_room(w))
+    if (w->n_outlet >= WORKER_OUTLETS)
+        free_unused(w, UINT64_MAX, 0);
+    if (w->n_outlet >= WORKER_OUTLETS)
         return err_set(e, ERR_SYS, "%u gateways at once are too many", WORKER_OUTLETS);
     struct outlet *t = calloc(1, sizeof *t);
     if (!t)
         return err_nomem(e, "a gateway", sizeof *t);
-    t->end = &t->wait;
-    t->number = ++w->outlet_number;
-    t->url = strdup(url);
-    int rc = t->url ? link_dial(e, &t->dialer, w->box, url, (void *)(uintptr_t)t->number)
-                    : err_nomem(e, "a gateway", strlen(url));
+    int rc = session_dial(e, &t->session, w->hub, url, "gateway", t);
     if (rc) {
-        free(t->url);
         free(t);
-        return rc;
+        return rc == ERR_USAGE ? err_set(e, ERR_NO, "reply '%.200s' of the request is not an address", url) : rc;
     }
-    t->next = w->outlets;
-    w->outlets = t;
+    list_init(&t->sent);
+    list_init(&t->unsent);
+    list_push_back(&w->outlets, &t->node);
     w->n_outlet++;
     *out = t;
     return 0;
@@ -80,223 +50,148 @@ static int outlet_new(struct err *e, struct outlet **out, struct worker_link *w,
 
 int outlet_get(struct err *e, struct outlet **out, struct worker_link *w, const char *url)
 {
-    int rc = 0;
-    *out = w->outlets;
-    while (*out && strcmp((*out)->url, url))
-        *out = (*out)->next;
-    if (!*out)
-        rc = outlet_new(e, out, w, url);
+    struct outlet *t = NULL;
+    list_for_each (n, &w->outlets) {
+        t = list_entry(n, struct outlet, node);
+        if (!strcmp(session_url(t->session), url))
+            break;
+        t = NULL;
+    }
+    int rc = t ? 0 : outlet_new(e, &t, w, url);
     if (!rc)
-        (*out)->used_ns = worker_now_ns();
-    return rc == ERR_USAGE ? err_set(e, ERR_NO, "the request wants its answer at '%.200s', which is no address", url)
-                           : rc;
+        t->used_ns = time_now_ns();
+    *out = t;
+    return rc;
 }
 
-void outlet_add(struct worker_link *w, struct outlet *t, struct piece *p)
+static void free_message(struct worker_link *w, struct outlet *t, struct message *m)
 {
-    p->next = NULL;
-    *t->end = p;
-    t->end = &p->next;
-    p->order->n_piece++;
-    w->queued += p->n;
+    list_remove(&m->node);
+    t->bytes -= m->n;
+    w->queued -= m->n;
+    order_unref(m->order);
+    free(m);
 }
 
-static void free_piece(struct worker_link *w, struct piece *p)
-{
-    w->queued -= p->n;
-    order_drop_piece(p->order);
-    free(p);
-}
-
-/* Frames of cancelled orders have nobody who waits for them. */
+/* Nobody waits for frames of cancelled orders. */
 static void sweep(struct worker_link *w, struct outlet *t)
 {
     t->sweep = false;
-    struct piece **at = &t->wait;
-    while (*at) {
-        struct piece *p = *at;
-        if (p->order->cancelled) {
-            *at = p->next;
-            free_piece(w, p);
-        } else {
-            at = &p->next;
-        }
+    list_for_each_safe (n, &t->unsent) {
+        struct message *m = list_entry(n, struct message, node);
+        if (m->order->cancelled)
+            free_message(w, t, m);
     }
-    t->end = at;
 }
 
-/* The bytes are frames already, each with its length before it: they are appended as they are. */
-static bool append(struct link_msg *m, const struct piece *p)
+static void acked(struct worker_link *w, struct outlet *t)
 {
-    if (m->cap - m->n < p->n) {
-        size_t cap = m->cap ? 2 * m->cap : 4096;
-        while (cap - m->n < p->n)
-            cap *= 2;
-        uint8_t *q = realloc(m->p, cap);
-        if (!q)
-            return false;
-        m->p = q;
-        m->cap = cap;
+    list_for_each_safe (n, &t->sent) {
+        struct message *m = list_entry(n, struct message, node);
+        struct order *o = m->order;
+        if (m->number > session_acked(t->session))
+            break;
+        o->n_acked++;
+        o->n_out = m->n_out > o->n_out ? m->n_out : o->n_out;
+        free_message(w, t, m);
     }
-    memcpy(m->p + m->n, p->p, p->n);
-    m->n += p->n;
-    m->n_frame++;
-    return true;
+    t->used_ns = time_now_ns();
 }
 
-static void ask(struct worker_link *w, struct outlet *t, uint64_t now_ns)
+void outlet_event(struct worker_link *w, struct outlet *t, const struct session_event *ev)
+{
+    if (ev->type == SESSION_ACKED) {
+        acked(w, t);
+    } else if (ev->type == SESSION_DOWN) { /* everything is to be sent again, but what was cancelled meanwhile */
+        list_append(&t->sent, &t->unsent);
+        list_append(&t->unsent, &t->sent);
+        t->sweep = true;
+    }
+}
+
+/* A frame that the window has no room for leaves when the gateway has acknowledged others. */
+static void send_messages(struct outlet *t)
 {
     struct err e;
-    struct link_msg m = {0};
-    struct piece **at = &t->wait;
-    while (*at && (!m.n || m.n + (*at)->n <= MESSAGE_BYTES) && append(&m, *at))
-        at = &(*at)->next;
-    uint64_t id = ++w->question;
-    t->again_ns = now_ns + WORKER_AGAIN_MS * WORKER_MS; /* where there was no memory */
-    if (m.n && !link_ask(&e, t->dialer, &m, (void *)(uintptr_t)id)) {
-        t->asked = id;
-        t->again_ns = 0;
-        t->sent = t->wait;
-        t->wait = *at;
-        *at = NULL;
-        if (!t->wait)
-            t->end = &t->wait;
+    list_for_each_safe (n, &t->unsent) {
+        struct message *m = list_entry(n, struct message, node);
+        if (session_send_bytes(&e, t->session, m->p, m->n))
+            return;
+        m->number = session_sent(t->session);
+        list_remove(n);
+        list_push_back(&t->sent, n);
     }
-    link_msg_free(&m);
 }
 
-static void confirmed(struct worker_link *w, struct outlet *t)
+void outlet_pump(struct worker_link *w, uint64_t now_ns)
 {
-    for (struct piece *p = t->sent, *next; p; p = next) {
-        next = p->next;
-        p->order->n_confirmed++;
-        if (p->n_out > p->order->n_out)
-            p->order->n_out = p->n_out;
-        free_piece(w, p);
-    }
-    t->sent = NULL;
-}
-
-static void failed(struct outlet *t)
-{
-    struct piece **last = &t->sent;
-    while (*last)
-        last = &(*last)->next;
-    *last = t->wait;
-    if (!t->wait)
-        t->end = last;
-    t->wait = t->sent;
-    t->sent = NULL;
-    t->sweep = true; /* some of it may be cancelled meanwhile */
-}
-
-bool outlet_event(struct worker_link *w, const struct link_event *ev)
-{
-    uint64_t id = (uint64_t)(uintptr_t)ev->arg;
-    bool answer = ev->what == LINK_ANSWER || ev->what == LINK_FAILED;
-    struct outlet *t = w->outlets;
-    while (t && id != (answer ? t->asked : t->number))
-        t = t->next;
-    if (!t || !id)
-        return false;
-    if (!answer)
-        return true;
-    t->asked = 0;
-    t->used_ns = worker_now_ns();
-    if (ev->what == LINK_ANSWER) {
-        confirmed(w, t);
-    } else {
-        failed(t);
-        t->again_ns = t->used_ns + WORKER_BROKEN_MS * WORKER_MS;
-    }
-    return true;
-}
-
-/* Without a connection nothing is asked, so that what is cancelled meanwhile need not be kept. */
-uint64_t outlet_pump(struct worker_link *w, uint64_t now_ns)
-{
-    uint64_t next_ns = UINT64_MAX;
-    for (struct outlet **at = &w->outlets; *at;) {
-        struct outlet *t = *at;
+    list_for_each (n, &w->outlets) {
+        struct outlet *t = list_entry(n, struct outlet, node);
         if (t->sweep)
             sweep(w, t);
-        if (t->wait && !t->asked && !w->hold && link_dialer_up(t->dialer)) {
-            if (now_ns >= t->again_ns)
-                ask(w, t, now_ns);
-            if (!t->asked && t->again_ns < next_ns)
-                next_ns = t->again_ns;
-        }
-        if (unused(t) && now_ns > t->used_ns && now_ns - t->used_ns > UNUSED_NS)
-            retire(w, at);
-        else
-            at = &t->next;
+        if (!w->hold && session_is_up(t->session))
+            send_messages(t);
     }
-    return next_ns;
-}
-
-static void free_pieces(struct worker_link *w, struct piece *p)
-{
-    for (struct piece *next; p; p = next) {
-        next = p->next;
-        free_piece(w, p);
-    }
+    free_unused(w, now_ns, 60 * NS_S);
 }
 
 void outlet_free_all(struct worker_link *w)
 {
-    while (w->outlets) {
-        struct outlet *t = w->outlets;
-        w->outlets = t->next;
-        free_pieces(w, t->sent);
-        free_pieces(w, t->wait);
-        outlet_free(t);
+    list_for_each_safe (n, &w->outlets) {
+        struct outlet *t = list_entry(n, struct outlet, node);
+        list_append(&t->unsent, &t->sent);
+        list_for_each_safe (k, &t->unsent)
+            free_message(w, t, list_entry(k, struct message, node));
+        outlet_free(w, t);
     }
-    outlet_free_list(w->retired);
 }
 
-/* The frame is written before the lock is taken. */
-static int piece_new(struct err *e, struct piece **out, const struct wire_frame *f, uint32_t n_out)
+/* ---- the caller's side ---- */
+
+/* m: NULL when it cannot be sent. What is not queued counts as sent, so that no report claims it was delivered. */
+static void add_message(struct worker_link *w, struct order *o, struct message *m)
 {
-    struct link_msg m = {0};
-    int rc = link_msg_add(e, &m, f);
-    if (!rc && m.n > LINK_MESSAGE_BYTES_MAX)
-        rc = err_set(e, ERR_NO, "a frame of %zu bytes is too long for a gateway", m.n);
-    struct piece *p = rc ? NULL : malloc(sizeof *p + m.n);
-    if (!rc && !p)
-        rc = err_nomem(e, "a frame", sizeof *p + m.n);
-    if (!rc) {
-        *p = (struct piece){.n_out = n_out, .n = m.n};
-        memcpy(p->p, m.p, m.n);
-        *out = p;
+    struct outlet *t = o->outlet;
+    o->n_sent++;
+    if (!m)
+        order_fail(w, o, ERR_NO, "the answer has a frame that is longer than 32 MiB or cannot be encoded");
+    else if (t->bytes && t->bytes + m->n > WORKER_GATEWAY_BYTES_MAX)
+        order_fail(w, o, ERR_SYS, "the gateway does not read: 64 MiB wait for it");
+    if (!m || o->cancelled) {
+        free(m);
+        return;
     }
-    link_msg_free(&m);
-    return rc;
+    atomic_fetch_add(&o->n_ref, 1);
+    list_push_back(&t->unsent, &m->node);
+    t->bytes += m->n;
+    w->queued += m->n;
 }
 
 int worker_link_send(struct err *e, struct worker_link *w, uint64_t order, const struct wire_frame *f, uint32_t n_out)
 {
-    struct piece *p;
-    int rc = piece_new(e, &p, f, n_out);
-    if (rc)
-        return rc;
+    struct message *m = NULL;
+    struct wire_frame own = *f;
     pthread_mutex_lock(&w->lock);
-    struct order *o = order_find(w, order);
-    if (!o || o->closed) {
-        rc = err_set(e, ERR_NO, "order %llu is not open", (unsigned long long)order);
-    } else {
-        o->n_sent++; /* of a cancelled order too: what is not sent is never confirmed */
-        if (!o->cancelled) {
-            p->order = o;
-            outlet_add(w, o->outlet, p);
-            p = NULL;
-        }
+    struct order *o = order_open(e, w, order); /* only this thread closes it */
+    pthread_mutex_unlock(&w->lock);
+    if (!o)
+        return e->code;
+    *(f->kind == WIRE_OUT ? &own.out.seq : &own.end.seq) = o->job;
+    if (message_new(e, &m, o, &own) == ERR_SYS) /* encoded without the lock */
+        return e->code;
+    if (m && m->n > SESSION_FRAME_BYTES_MAX) {
+        free(m);
+        m = NULL;
     }
+    if (m)
+        m->n_out = n_out;
+    pthread_mutex_lock(&w->lock);
+    add_message(w, o, m);
     bool hold = w->hold;
     pthread_mutex_unlock(&w->lock);
-    free(p);
-    if (!rc && !hold)
-        link_box_wake(w->box);
-    return rc;
+    if (!hold)
+        session_hub_wake(w->hub);
+    return 0;
 }
 
 void worker_link_hold(struct worker_link *w, bool hold)
@@ -305,7 +200,7 @@ void worker_link_hold(struct worker_link *w, bool hold)
     w->hold = hold;
     pthread_mutex_unlock(&w->lock);
     if (!hold)
-        link_box_wake(w->box);
+        session_hub_wake(w->hub);
 }
 
 uint64_t worker_link_queued(struct worker_link *w)

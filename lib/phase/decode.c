@@ -29,8 +29,7 @@ static void admit_waiting(struct decode *d)
 
 static struct incoming *first_ready(struct decode *d)
 {
-    list_for_each(n, &d->held)
-    {
+    list_for_each (n, &d->held) {
         struct incoming *in = incoming_of(n);
         if (!in->running && decode_ready(in))
             return in;

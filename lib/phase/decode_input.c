@@ -33,8 +33,7 @@ static bool will_free(const struct decode *d)
 
 static struct incoming *find(struct list *l, uint64_t seq, uint32_t index)
 {
-    list_for_each(n, l)
-    {
+    list_for_each (n, l) {
         struct incoming *in = incoming_of(n);
         if (in->q.r->seq == seq && in->q.r->index == index)
             return in;
@@ -313,8 +312,10 @@ static int take_bye(struct err *e, struct decode *d, const struct wire_bye *b)
 {
     pthread_mutex_lock(&d->lock);
     int64_t open = 0;
-    list_for_each(n, &d->held) open += !decode_ready(incoming_of(n));
-    list_for_each(n, &d->waiting) open += !decode_ready(incoming_of(n));
+    list_for_each (n, &d->held)
+        open += !decode_ready(incoming_of(n));
+    list_for_each (n, &d->waiting)
+        open += !decode_ready(incoming_of(n));
     d->last = *b; /* borrowed until the next read, which waits until the loop has written it on */
     d->bye = !open;
     pthread_cond_signal(&d->work);

@@ -58,11 +58,11 @@ static int read_body(struct err *e, struct serve *v, struct assignment *a)
     a->mem = wire_arena_new();
     if (!a->mem)
         return err_nomem(e, "a request", n);
-    if (!link_msg_next(why, &f, a->mem, &p, &n) || f.kind != WIRE_HELLO)
+    if (wire_decode_next(why, &f, a->mem, &p, &n) || f.kind != WIRE_HELLO)
         err_set(why, ERR_NO, "the request has no hello: %s", why->code ? why->text : "its body is something else");
     else if (stage_check_hello(why, &v->r.s, &f.hello))
         why->code = ERR_NO;
-    else if (!link_msg_next(why, &f, a->mem, &p, &n) || f.kind != WIRE_TOK)
+    else if (wire_decode_next(why, &f, a->mem, &p, &n) || f.kind != WIRE_TOK)
         err_set(why, ERR_NO, "the request has no tok frame: %s", why->code ? why->text : "its body is something else");
     else {
         a->tok = f.req;

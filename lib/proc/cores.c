@@ -1,5 +1,6 @@
 /* The file of cores: seats of workers, words of cores. */
 #include "proc/cores.h"
+#include "base/time.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,8 +13,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include "proc/proc.h"
 
 #define LINE 64
 #define MAGIC 0x31736572u /* changes with the layout */
@@ -149,7 +148,7 @@ static int sit(struct err *e, struct cores *c, const char *path)
         seat->own[c->own[i] / 64] |= UINT64_C(1) << c->own[i] % 64;
     for (int i = 0; i < WORDS; i++)
         atomic_store(&s->seen[i], (n ? atomic_load(&s->seen[i]) : 0) | seat->own[i]);
-    atomic_store(&seat->since, proc_now_ns());
+    atomic_store(&seat->since, time_now_ns());
     atomic_store(&seat->pid, (uint32_t)getpid());
     if ((uint32_t)at >= atomic_load(&s->n_seat))
         atomic_store(&s->n_seat, (uint32_t)at + 1);
@@ -366,7 +365,7 @@ void cores_work(struct cores *c)
 void cores_rest(struct cores *c)
 {
     if (c->s)
-        atomic_store_explicit(&c->s->seat[c->seat].since, proc_now_ns(), memory_order_release);
+        atomic_store_explicit(&c->s->seat[c->seat].since, time_now_ns(), memory_order_release);
 }
 
 /* ---- a borrower ---- */

@@ -1,4 +1,4 @@
-/* Clock, host name and signals. */
+/* Host name, slices of processors and signals. */
 #include "proc/proc.h"
 
 #include <errno.h>
@@ -7,14 +7,13 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "base/time.h"
 
 uint64_t proc_now_ns(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    return time_now_ns();
 }
 
 /* As the kernel has it since its first version (sched_setattr(2)); the C library has no name for it. */

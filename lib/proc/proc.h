@@ -1,4 +1,4 @@
-/* The process and its host: processors, memory, clocks, signals. */
+/* The process and its host: processors, memory, signals. */
 #ifndef PROC_H
 #define PROC_H
 
@@ -17,8 +17,8 @@ int proc_quota(const char *root);
 /* Bytes this process may use: min(physical, cgroup limits). */
 uint64_t proc_memory(const char *root);
 
-uint64_t proc_now_ns(void);  /* CLOCK_MONOTONIC */
 const char *proc_host(void); /* host name, cached */
+uint64_t proc_now_ns(void);  /* time_now_ns */
 
 /*
  * The calling thread and those that it makes do little at a time: they get a processor at once when they wake, also one

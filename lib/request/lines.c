@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/vec.h"
 #include "proc/proc.h"
 #include "request/ask.h"
 #include "wire/wire.h"
@@ -21,24 +22,12 @@ void lines_free(struct lines *l)
     l->buf = NULL;
 }
 
-static int grow(struct err *e, struct lines *l)
-{
-    if (l->cap - l->n >= READ_BYTES)
-        return 0;
-    size_t cap = l->cap ? 2 * l->cap : 4 * READ_BYTES;
-    char *buf = realloc(l->buf, cap);
-    if (!buf)
-        return err_nomem(e, "input", cap);
-    l->buf = buf;
-    l->cap = cap;
-    return 0;
-}
-
 /* Reads once. */
 static int fill(struct err *e, struct lines *l)
 {
-    if (grow(e, l))
-        return e->code;
+    int rc = vec_reserve(e, &l->buf, &l->cap, l->n + READ_BYTES, 1, "input");
+    if (rc)
+        return rc;
     for (;;) {
         if (proc_term_count()) {
             l->end = true;

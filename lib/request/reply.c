@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
+
 struct reply *reply_new(uint64_t seq, uint32_t index)
 {
     struct reply *a = calloc(1, sizeof *a);
@@ -38,14 +40,9 @@ void reply_free(struct reply *a)
 
 static int add_text(struct err *e, struct reply *a, const char *p, size_t n)
 {
-    if (a->cap_text - a->n_text <= n) {
-        size_t cap = 2 * a->cap_text + n + 64;
-        char *grown = realloc(a->text, cap);
-        if (!grown)
-            return err_nomem(e, "answer", cap);
-        a->text = grown;
-        a->cap_text = cap;
-    }
+    int rc = vec_reserve(e, &a->text, &a->cap_text, a->n_text + n + 1, 1, "answer");
+    if (rc)
+        return rc;
     if (n)
         memcpy(a->text + a->n_text, p, n);
     a->n_text += n;
@@ -55,18 +52,11 @@ static int add_text(struct err *e, struct reply *a, const char *p, size_t n)
 
 static int add_ids(struct err *e, struct reply *a, const uint32_t *ids, size_t n)
 {
-    if (a->cap_id - a->n_id < n) {
-        size_t cap = 2 * a->cap_id + n + 16;
-        uint32_t *grown = realloc(a->ids, cap * sizeof *grown);
-        if (!grown)
-            return err_nomem(e, "answer ids", cap * sizeof *grown);
-        a->ids = grown;
-        a->cap_id = cap;
-    }
-    if (n)
+    int rc = vec_reserve(e, &a->ids, &a->cap_id, a->n_id + n, sizeof *a->ids, "answer ids");
+    if (!rc && n)
         memcpy(a->ids + a->n_id, ids, n * sizeof *ids);
-    a->n_id += n;
-    return 0;
+    a->n_id += rc ? 0 : n;
+    return rc;
 }
 
 /* ---- log-probabilities ---- */

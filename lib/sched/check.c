@@ -98,15 +98,13 @@ static const char *look_at_worker(const struct worker *w, uint64_t *n)
         context += r->phase != SCHED_ON_PREFILL ? r->context : 0;
         if (r->w != w || (r->w_next && r->w_next->w_prev != r))
             return "the list of a worker's orders is broken";
-        if (r->current && !w->pub.alive)
-            return "a dead worker runs something";
     }
     *n += runs;
     if (runs != w->n_run || kind[0] != w->pub.n_prefill || kind[1] != w->pub.n_decode || kind[2] != w->pub.n_whole)
         return "a worker's orders are miscounted";
     if (context != w->pub.context || left != w->pub.prefill_left_ns)
         return "a worker's load is miscounted";
-    if (w->pub.seqs > w->pub.seqs_all || w->pub.blocks > w->pub.blocks_all)
+    if (w->seqs > w->pub.seqs_all || w->pub.seqs != (w->full ? 0 : w->seqs) || w->pub.blocks > w->pub.blocks_all)
         return "a worker has more room than it has";
     return NULL;
 }

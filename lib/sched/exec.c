@@ -153,12 +153,12 @@ static int hear(struct err *e, struct child *c, json_t **out, int answer_ms)
 
 static json_t *worker_json(const struct sched_worker *w)
 {
-    return json_pack("{s:s, s:s, s:b, s:b, s:b, s:i, s:i, s:i, s:I, s:I, s:i, s:i, s:i, s:I, s:f, s:i}", "worker",
-                     w->name, "role", roles[w->role], "alive", w->alive, "draining", w->draining, "polls", w->polls,
-                     "seqs", (int)w->seqs, "seqs_all", (int)w->seqs_all, "tokens", (int)w->tokens, "blocks",
-                     (json_int_t)w->blocks, "blocks_all", (json_int_t)w->blocks_all, "prefill", (int)w->n_prefill,
-                     "decode", (int)w->n_decode, "whole", (int)w->n_whole, "context", (json_int_t)w->context,
-                     "prefill_left_ms", (double)w->prefill_left_ns / 1e6, "store", w->store);
+    return json_pack("{s:s, s:s, s:b, s:i, s:i, s:i, s:I, s:I, s:i, s:i, s:i, s:I, s:f, s:i}", "worker", w->name,
+                     "role", roles[w->role], "draining", w->draining, "seqs", (int)w->seqs, "seqs_all",
+                     (int)w->seqs_all, "tokens", (int)w->tokens, "blocks", (json_int_t)w->blocks, "blocks_all",
+                     (json_int_t)w->blocks_all, "prefill", (int)w->n_prefill, "decode", (int)w->n_decode, "whole",
+                     (int)w->n_whole, "context", (json_int_t)w->context, "prefill_left_ms",
+                     (double)w->prefill_left_ns / 1e6, "store", w->store);
 }
 
 static json_t *job_json(const struct sched_view *v, const struct sched_job *j)
@@ -254,7 +254,7 @@ static void place(struct sched_view *v, const json_t *d)
                     phase >= 0     ? (enum sched_phase)phase
                     : j->prefilled ? SCHED_ON_DECODE
                                    : SCHED_ON_PREFILL,
-                    chunk > 0 && chunk < UINT32_MAX ? (uint32_t)chunk : 0, -1);
+                    chunk > 0 && chunk < UINT32_MAX ? (uint32_t)chunk : 0);
 }
 
 static void refuse(struct sched_view *v, const json_t *d)

@@ -80,7 +80,7 @@ static int take(struct err *e, struct filter *x, const struct wire_frame *f, con
 {
     if (f->kind == WIRE_HELLO || f->kind == WIRE_BYE)
         return 0;
-    bool event = f->kind >= WIRE_SUBMIT && f->kind <= WIRE_STAT;
+    bool event = (f->kind >= WIRE_SUBMIT && f->kind <= WIRE_STAT) || f->kind == WIRE_CAPACITY;
     int rc = event ? advance(e, x, f->tick.at_ns) : 0;
     rc = rc ? rc : sched_event(e, x->s, f);
     if (rc == ERR_PROTO) {

@@ -73,7 +73,7 @@ static bool stuck(const struct sched *s, int store)
     bool any = false;
     for (uint32_t i = 0; i < s->n_worker; i++) {
         const struct sched_worker *w = &s->worker[i]->pub;
-        if (w->store != store || !w->alive)
+        if (w->store != store)
             continue;
         running += w->n_decode + w->n_whole;
         if (w->draining || !w->seqs)

@@ -169,9 +169,11 @@ void job_hold(struct sched *s, struct job *j, bool on)
         s->held_last = j->held_prev;
 }
 
+#define OUT_MAX (2u << 20) /* with the longest body an order still fits into a frame of a session */
+
 /*
- * The newest tokens of an answer, ids ending at n_out. What is known already is passed over. A gap (a report was lost)
- * is not taken: the answer then goes on from what is known, and the gateway passes over what it has.
+ * The newest tokens of an answer, ids ending at n_out. What is known already is passed over. A gap, or more than
+ * OUT_MAX, is not taken: the answer then goes on from what is known, and the gateway passes over what it has.
  */
 int job_take_out(struct err *e, struct job *j, uint32_t n_out, const uint32_t *ids, uint32_t n_id)
 {
@@ -181,7 +183,7 @@ int job_take_out(struct err *e, struct job *j, uint32_t n_out, const uint32_t *i
         j->pub.n_out = n_out;
         return 0;
     }
-    if (n_id > n_out || n_out - n_id > j->n_out_id || j->pub.n_out != j->n_out_id)
+    if (n_id > n_out || n_out - n_id > j->n_out_id || j->pub.n_out != j->n_out_id || n_out > OUT_MAX)
         return 0;
     uint32_t have = j->n_out_id, fresh = n_out - have;
     if (n_out > j->size_out) {
@@ -286,7 +288,7 @@ int run_open(struct err *e, struct run **out, struct sched *s, struct job *j, st
     struct run *r = j->run0_used ? malloc(sizeof *r) : &j->run0;
     if (!r)
         return err_nomem(e, "an order", sizeof *r);
-    *r = (struct run){.w = w, .j = j, .attempt = j->attempt, .phase = phase, .next_store = -1};
+    *r = (struct run){.w = w, .j = j, .attempt = j->attempt, .phase = phase};
     if (r == &j->run0)
         j->run0_used = true;
     r->next = j->runs;
@@ -315,12 +317,7 @@ void run_progress(struct run *r, uint64_t est_ns)
     r->est_ns = est_ns;
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-/* What it took is room again at once; the worker's next poll says it exactly. */
+/* The worker's next capacity counts its room again. */
 void run_close(struct sched *s, struct run *r)
 {
     struct worker *w = r->w;
@@ -331,10 +328,6 @@ void run_close(struct sched *s, struct run *r)
     w->pub.n_whole -= r->phase == SCHED_ON_WHOLE;
     if (r->phase != SCHED_ON_PREFILL)
         w->pub.context -= r->context;
-    w->pub.seqs = (uint32_t)least(w->pub.seqs + 1, w->pub.seqs_all);
-    w->pub.blocks = least(w->pub.blocks + r->blocks, w->pub.blocks_all);
-    if (r->phase != SCHED_ON_DECODE)
-        w->pub.tokens = (uint32_t)least((uint64_t)w->pub.tokens + r->n_new, UINT32_MAX);
     *(r->w_prev ? &r->w_prev->w_next : &w->first_run) = r->w_next;
     *(r->w_next ? &r->w_next->w_prev : &w->last_run) = r->w_prev;
     w->n_run--;
@@ -359,5 +352,5 @@ void run_abandon(struct sched *s, struct run *r)
     if (r->cancelled)
         return;
     r->cancelled = true;
-    worker_tell(s, r->w, "cancel", r);
+    worker_control(s, r->w, "cancel", r);
 }

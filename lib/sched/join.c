@@ -49,7 +49,6 @@ static int describe(struct err *e, struct sched *s, struct worker *w, const stru
     if (rc)
         return rc;
     w->inc = f->inc;
-    w->n_steps = 0;
     p->role = role_of(f->role);
     p->seqs_all = f->seqs;
     p->blocks_all = f->blocks;
@@ -88,7 +87,6 @@ static int adopt(struct err *e, struct sched *s, struct worker *w, const struct 
         return rc;
     r->order = f->order;
     r->attempt = f->attempt;
-    r->seen = true;
     if (!wanted) { /* another has it, or it has ended */
         run_abandon(s, r);
         return 0;
@@ -102,53 +100,6 @@ static int adopt(struct err *e, struct sched *s, struct worker *w, const struct 
     if (is_new)
         job_hold(s, j, true);
     return 0;
-}
-
-static struct run *known(const struct sched *s, const struct worker *w, const struct wire_run *f)
-{
-    struct gateway *g = gateway_find(s, f->gw);
-    struct job *j = g ? job_find(s, g, f->job) : NULL;
-    for (struct run *r = j ? j->runs : NULL; r; r = r->next)
-        if (r->w == w && r->order == f->order)
-            return r;
-    return NULL;
-}
-
-/* The same life of a worker joins again: what it says it runs is what it runs. */
-static int reconcile(struct err *e, struct sched *s, struct worker *w, const struct wire_join *f)
-{
-    int rc = 0;
-    for (struct run *r = w->first_run; r; r = r->w_next)
-        r->seen = false;
-    w->n_ctl = 0; /* it counts from one again; what still matters is told again below */
-    w->order_n = w->ctl_n = 0;
-    for (uint32_t i = 0; i < f->n_run && !rc; i++) {
-        struct run *r = known(s, w, &f->run[i]);
-        if (!r) {
-            rc = adopt(e, s, w, &f->run[i]);
-            continue;
-        }
-        r->seen = true;
-        r->n = 0;
-        r->drop_ns = 0;
-        if (r->cancelled)
-            worker_tell(s, w, "cancel", r);
-        else if (r->preempted)
-            worker_tell(s, w, "preempt", r);
-    }
-    for (struct run *r = w->first_run, *next; r && !rc; r = next) {
-        next = r->w_next;
-        struct job *j = r->j;
-        bool current = r->current;
-        if (r->seen)
-            continue;
-        run_close(s, r);
-        if (current)
-            job_requeue(s, j, true);
-        else if (j->state == JOB_ENDED && !j->runs)
-            job_free(s, j);
-    }
-    return rc;
 }
 
 static int check(struct err *e, const struct wire_join *f)
@@ -182,19 +133,17 @@ int join_event(struct err *e, struct sched *s, const struct wire_join *f)
             return err_nomem(e, "a name", f->compat.n);
     }
     struct worker *w = worker_find(s, f->worker);
-    if (w && w->inc != f->inc) { /* a new process under the old name */
+    if (w) /* its session, which must have ended, is that of an earlier life */
         worker_gone(s, w);
-        w = NULL;
-    }
-    rc = w ? 0 : worker_new(e, &w, s, f->worker);
+    rc = worker_new(e, &w, s, f->worker);
     rc = rc ? rc : describe(e, s, w, f);
-    if (rc)
-        return rc;
-    w->pub.polls = w->ctl_polls = w->sent = false;
-    worker_heard(s, w);
-    rc = reconcile(e, s, w, f);
-    if (!rc && w->pub.draining)
-        worker_tell(s, w, "drain", NULL);
+    for (uint32_t i = 0; i < f->n_run && !rc; i++)
+        rc = adopt(e, s, w, &f->run[i]);
+    for (uint32_t i = 0; i < DRAINED_MAX && !rc && f->inc; i++)
+        if (s->drained[i] == f->inc) { /* its session broke, the wish of who drained it stays */
+            s->drained[i] = 0;
+            worker_drain(s, w, true);
+        }
     s->dirty = true;
     return rc;
 }

@@ -14,7 +14,7 @@ bool str_is(struct wire_str s, const char *what)
 /* ---- knobs ---- */
 
 static const struct sched_default own[] = {
-    {"heartbeat_ms", 1000}, /* dead at three missed */
+    {"heartbeat_ms", 1000}, /* a session is closed after three of silence */
     {"grace_ms", 3000},     /* after a restart the wait for the other side */
     {"lease_ms", 10000},    /* what a silent worker may still hold */
     {"retry_ms", 1000},     /* least Retry-After */
@@ -37,7 +37,6 @@ static uint64_t whole(const struct sched *s, const char *name)
 
 static void read_knobs(struct sched *s)
 {
-    s->heartbeat_ns = ns_of(s, "heartbeat_ms");
     s->grace_ns = ns_of(s, "grace_ms");
     s->lease_ns = ns_of(s, "lease_ms");
     s->retry_ns = ns_of(s, "retry_ms");
@@ -210,7 +209,11 @@ static void stat_event(struct sched *s, struct wire_str to)
 static uint64_t time_of(const struct wire_frame *f)
 {
     switch ((int)f->kind) { /* at_ns is the first member of each */
-    case WIRE_SUBMIT ... WIRE_TICK:
+    case WIRE_SUBMIT:
+    case WIRE_CANCEL:
+    case WIRE_JOIN:
+    case WIRE_CAPACITY:
+    case WIRE_REPORT ... WIRE_TICK:
     case WIRE_STAT:
         return f->tick.at_ns;
     default:
@@ -224,11 +227,12 @@ static int event(struct err *e, struct sched *s, const struct wire_frame *f)
     case WIRE_SUBMIT:
         return submit_event(e, s, &f->submit);
     case WIRE_CANCEL:
-        return cancel_event(e, s, &f->cancel);
+        cancel_event(s, &f->cancel);
+        return 0;
     case WIRE_JOIN:
         return join_event(e, s, &f->join);
-    case WIRE_POLL:
-        return poll_event(e, s, &f->poll);
+    case WIRE_CAPACITY:
+        return capacity_event(s, &f->capacity);
     case WIRE_REPORT:
         return report_event(e, s, &f->report);
     case WIRE_GONE:
@@ -270,7 +274,6 @@ int sched_decide(struct err *e, struct sched *s)
         s->dirty = false; /* what it did itself is no reason to ask again */
     }
     submit_acks(s);
-    worker_flush(s);
     if (!rc && s->broken.code) {
         *e = s->broken;
         s->broken.code = 0;

@@ -5,8 +5,9 @@
 #include "sched/sched.h"
 
 #define SKIP_LEVELS 12
-#define TOMBS 1024
+#define DRAINED_MAX 256 /* workers that were drained when their sessions ended */
 #define NS_MS 1000000ull
+#define SCAN_NS (250 * NS_MS) /* policies look again though nothing has happened */
 
 struct job;
 struct worker;
@@ -83,7 +84,7 @@ enum job_state {
     JOB_QUEUED,  /* waits for prefill */
     JOB_READY,   /* prefilled, waits for decode */
     JOB_RUNNING, /* has a current run */
-    JOB_ENDED,   /* a tombstone: others still know the id */
+    JOB_ENDED,   /* a worker still has an attempt of it, which its report or the end of its session closes */
 };
 
 enum end { END_STOP, END_LENGTH, END_CANCELLED, END_EXPIRED, END_ERROR, END_REFUSED, END_N };
@@ -93,25 +94,21 @@ struct run {                     /* an order that a worker has, or may have */
     struct run *w_next, *w_prev; /* of its worker, by number */
     struct worker *w;
     struct job *j;
-    uint64_t order, n; /* n: its number among the worker's orders, 0: it came with a join */
+    uint64_t order, n; /* n: its number among the orders sent since the worker's join, 0: it came with the join */
     uint32_t attempt;
     enum sched_phase phase;
-    bool current, cancelled, preempted, seen; /* cancelled, preempted: the worker is told; seen: in its join */
-    bool prefilling;
-    bool answered;            /* its gateway has said that the answer is there */
-    uint64_t blocks, drop_ns; /* drop: the lease of a silent worker is over */
-    uint64_t est_ns;          /* of what is left to prefill */
+    bool current, cancelled, preempted; /* cancelled, preempted: the control was sent */
+    bool answered;                      /* its gateway has reported that the answer is there */
+    uint64_t blocks;
+    uint64_t est_ns; /* of what is left to prefill */
     uint32_t cached, n_new, context, chunk;
-    int next_store;
 };
 
 struct gateway {
     char *name;
-    uint64_t hash, number;
+    uint64_t hash;
     struct job *jobs;
-    bool gone;
-    bool polls; /* it has asked what is said to it: from then on silence means that it has gone */
-    uint64_t heard_ns;
+    bool gone; /* freed when no worker has an attempt of its requests */
 };
 
 struct job {
@@ -143,37 +140,20 @@ struct job {
     bool run0_used;
 };
 
-struct message { /* a control that the worker has not confirmed */
-    uint64_t n;
-    const char *what;
-    char gw[WIRE_NAME_BYTES_MAX + 1];
-    uint64_t job, order;
-    uint32_t attempt;
-    enum sched_role role;
-};
-
-struct worker {
+struct worker {              /* from its join to the end of its session */
     struct sched_worker pub; /* first */
-    char *name, *compat;
-    uint64_t inc, hash, heard_ns;
-    uint64_t order_n, ctl_n; /* last number given out */
-    bool ctl_polls;
-    uint64_t poll_ns, ctl_poll_ns; /* since when they are parked */
+    char *name;
+    uint64_t inc, hash;
+    uint64_t n_sent; /* orders since its join */
+    uint32_t seqs;   /* that it can take; policies see 0 while its session is full */
+    bool full;
     uint64_t last_step_ns, last_context;
     uint32_t last_batch;
-    uint32_t steps[WIRE_STEPS_MAX], n_steps; /* of its newest poll */
+    uint32_t steps[WIRE_STEPS_MAX], n_steps; /* of its newest capacity */
     uint64_t step_tokens;
     struct run *first_run, *last_run;
     uint32_t n_run;
-    struct message *ctl;
-    size_t n_ctl, size_ctl;
-    uint32_t at;        /* place in the machine's array */
-    bool touched, sent; /* in this instant: to be flushed; orders went out */
-    struct worker *touched_next;
-};
-
-struct tomb { /* a cancel that came before its request */
-    uint64_t gw_number, job, until_ns;
+    uint32_t at; /* place in the machine's array */
 };
 
 struct store {
@@ -205,11 +185,11 @@ struct sched {
     struct sched_sink sink;
     void (*let_go)(void *arg, const char *store, const uint8_t handle[16]); /* may be NULL: it ends by itself */
     void *let_go_arg;
-    uint64_t now_ns, next_order, next_job, next_worker, next_gateway;
+    uint64_t now_ns, next_order, next_job, next_worker;
     struct knob knob[SCHED_KNOBS_MAX];
     size_t n_knob;
     /* the machine's own knobs, read once they change */
-    uint64_t heartbeat_ns, grace_ns, lease_ns, retry_ns;
+    uint64_t grace_ns, lease_ns, retry_ns;
     uint64_t queue_max;
     uint32_t retries_max;
     double reserve;
@@ -220,6 +200,8 @@ struct sched {
     struct store store[SCHED_STORES_MAX];
     uint32_t n_store;
     struct index index;
+    uint64_t drained[DRAINED_MAX]; /* their incarnations, a ring: one that joins again is drained again */
+    uint32_t drained_at;
     char *compat;
 
     struct queue queued, ready;
@@ -227,11 +209,8 @@ struct sched {
     struct job **fresh;
     size_t n_fresh, size_fresh;
     struct job *held_first, *held_last; /* by since_ns */
-    struct tomb tomb[TOMBS];            /* a ring */
-    size_t tomb_at, n_tomb;
-    struct job *spare; /* freed jobs, kept for the next; linked by gw_next */
+    struct job *spare;                  /* freed jobs, kept for the next; linked by gw_next */
     uint32_t n_spare;
-    struct worker *touched;
 
     uint64_t submitted, ended[END_N], n_running, n_waiting, n_ended;
     uint32_t n_gateway, max_len;
@@ -277,7 +256,7 @@ uint64_t job_wants(const struct sched *s, const struct job *j, int store, uint32
 
 int run_open(struct err *e, struct run **out, struct sched *s, struct job *j, struct worker *w, enum sched_phase phase);
 void run_close(struct sched *s, struct run *r);    /* the worker knows it no longer; the job is not freed */
-void run_abandon(struct sched *s, struct run *r);  /* not current; the worker is told to drop it */
+void run_abandon(struct sched *s, struct run *r);  /* not current; the worker gets a cancel */
 void run_progress(struct run *r, uint64_t est_ns); /* what is left to prefill */
 
 /* ---- submit.c: gateways ---- */
@@ -287,28 +266,23 @@ int gateway_get(struct err *e, struct gateway **out, struct sched *s, struct wir
 void gateway_gone(struct sched *s, struct gateway *g);
 void gateway_free(struct sched *s, struct gateway *g);
 int submit_event(struct err *e, struct sched *s, const struct wire_submit *f);
-int cancel_event(struct err *e, struct sched *s, const struct wire_cancel *f);
+void cancel_event(struct sched *s, const struct wire_cancel *f);
 void submit_acks(struct sched *s);
 void submit_timers(struct sched *s);
 void refuse_job(struct sched *s, struct job *j, bool never, uint64_t retry_ns, const char *text);
 
-/* ---- worker.c: the registry, polls, controls ---- */
+/* ---- worker.c: the registry, capacity, orders and controls ---- */
 
 struct worker *worker_find(const struct sched *s, struct wire_str name);
 int worker_new(struct err *e, struct worker **out, struct sched *s, struct wire_str name);
-void worker_gone(struct sched *s, struct worker *w);
-void worker_free(struct sched *s, struct worker *w);
-void worker_heard(struct sched *s, struct worker *w);
-int poll_event(struct err *e, struct sched *s, const struct wire_poll *f);
+void worker_gone(struct sched *s, struct worker *w); /* frees it */
+int capacity_event(struct sched *s, const struct wire_capacity *f);
 void worker_timers(struct sched *s);
-void worker_tell(struct sched *s, struct worker *w, const char *what, const struct run *r);
+void worker_control(struct sched *s, const struct worker *w, const char *what, const struct run *r); /* r may be NULL */
 void worker_drain(struct sched *s, struct worker *w, bool on);
 void worker_send(struct sched *s, struct run *r);
-void worker_touch(struct sched *s, struct worker *w);
-void worker_flush(struct sched *s); /* at the end of an instant */
 void worker_refuse(struct sched *s, struct wire_str name, const char *text);
 
-void gateways_timers(struct sched *s);
 void times_add(struct times *t, uint64_t ns);
 
 /* ---- join.c, report.c ---- */

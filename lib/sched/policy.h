@@ -30,8 +30,8 @@ struct sched_worker {
     uint32_t number; /* of this life of the worker, never used twice */
     const char *name;
     enum sched_role role;
-    bool alive, draining, polls; /* polls: a poll is parked, so that orders can go now */
-    uint32_t seqs, seqs_all;     /* that it can take; at once */
+    bool draining;
+    uint32_t seqs, seqs_all;     /* that it can take now (0 while its session is full); at once */
     uint32_t tokens;             /* prompt tokens that it can take */
     uint64_t blocks, blocks_all; /* slots free; of the pool */
     uint32_t max_len, chunk;
@@ -66,7 +66,7 @@ struct sched_view;
 uint64_t sched_view_now(const struct sched_view *v);
 double sched_view_knob(const struct sched_view *v, const char *name);
 
-/* Workers of all states; i < n. */
+/* Those that have joined, draining ones too; i < n. */
 uint32_t sched_n_worker(const struct sched_view *v);
 const struct sched_worker *sched_worker_at(const struct sched_view *v, uint32_t i);
 
@@ -92,7 +92,7 @@ uint32_t sched_n_store(const struct sched_view *v);
 /* Slots the request needs at most on a worker in a phase, beside those that it has there already. */
 uint64_t sched_need(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
                     enum sched_phase phase);
-/* Could it take the request now: alive, not draining, polling, seats, tokens and slots. */
+/* Could it take the request now: not draining, seats, tokens and slots. */
 bool sched_room(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
                 enum sched_phase phase);
 
@@ -101,9 +101,9 @@ double sched_step_ns(const struct sched_worker *w, uint64_t context, uint32_t ba
 
 /* ---- actions: true where applied ---- */
 
-/* next: the store that will probably decode, or -1; chunk: for whole, prompt tokens a step (0: the worker's own). */
+/* chunk: for whole, prompt tokens a step (0: the worker's own). */
 bool sched_place(struct sched_view *v, const struct sched_job *j, const struct sched_worker *w, enum sched_phase phase,
-                 uint32_t chunk, int next);
+                 uint32_t chunk);
 bool sched_refuse(struct sched_view *v, const struct sched_job *j, bool never, uint64_t retry_ns, const char *text);
 /* The worker gives its slots back; the request waits again, with the tokens it has. */
 bool sched_preempt(struct sched_view *v, const struct sched_job *j);

@@ -14,7 +14,7 @@ static int decide(struct err *e, void *state, struct sched_view *v)
         for (uint32_t i = 0; i < sched_n_worker(v) && !w; i++)
             if (sched_room(v, j, sched_worker_at(v, i), SCHED_ON_DECODE))
                 w = sched_worker_at(v, i);
-        if (!w || !sched_place(v, j, w, SCHED_ON_DECODE, 0, -1))
+        if (!w || !sched_place(v, j, w, SCHED_ON_DECODE, 0))
             break;
     }
     for (const struct sched_job *j; (j = sched_waiting(v, false, NULL));) {
@@ -25,7 +25,7 @@ static int decide(struct err *e, void *state, struct sched_view *v)
                 (!best || w->n_whole + w->n_decode < best->n_whole + best->n_decode))
                 best = w;
         }
-        if (!best || !sched_place(v, j, best, SCHED_ON_WHOLE, chunk, -1))
+        if (!best || !sched_place(v, j, best, SCHED_ON_WHOLE, chunk))
             break;
     }
     return 0;

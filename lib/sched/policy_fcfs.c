@@ -34,7 +34,7 @@ static int decide(struct err *e, void *state, struct sched_view *v)
     pools_count(&p, v);
     for (const struct sched_job *j; p.open_decode && (j = sched_waiting(v, true, NULL));) {
         const struct sched_worker *w = freest(v, &p, j, SCHED_DECODE, SCHED_ON_DECODE);
-        if (!w || !sched_place(v, j, w, SCHED_ON_DECODE, 0, -1))
+        if (!w || !sched_place(v, j, w, SCHED_ON_DECODE, 0))
             break;
     }
     pools_count(&p, v);
@@ -42,7 +42,7 @@ static int decide(struct err *e, void *state, struct sched_view *v)
         bool all = whole(v, &p, j);
         enum sched_phase phase = all ? SCHED_ON_WHOLE : SCHED_ON_PREFILL;
         const struct sched_worker *w = freest(v, &p, j, all ? SCHED_DECODE : SCHED_PREFILL, phase);
-        if (!w || !sched_place(v, j, w, phase, 0, -1))
+        if (!w || !sched_place(v, j, w, phase, 0))
             break;
     }
     return 0;

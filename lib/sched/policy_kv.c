@@ -150,27 +150,27 @@ static struct choice choose(struct kv *k, const struct sched_view *v, const stru
     best = best.w ? best : seatless;
     for (uint32_t i = 0; i < sched_n_worker(v) && !best.w; i++) { /* too large for the pools: whoever can */
         const struct sched_worker *w = sched_worker_at(v, i);
-        if (w->alive && !w->draining && pool_fits(v, j, w, SCHED_ON_WHOLE))
+        if (!w->draining && pool_fits(v, j, w, SCHED_ON_WHOLE))
             best = (struct choice){w, SCHED_ON_WHOLE, cost_on(k, j, w, elsewhere, &n_new)};
     }
     return best;
 }
 
-/* The least loaded of the decoding pool; within: only where the step stays within the request's SLO. */
+/* The least loaded of the decoding pool with room; within: only where the step stays within the request's SLO. */
 static const struct sched_worker *decoder(const struct kv *k, const struct sched_view *v, const struct sched_job *j,
-                                          bool within, bool room)
+                                          bool within)
 {
     const struct sched_worker *best = NULL;
     double least = INFINITY, slo = tpot_slo(k, j);
     for (uint32_t i = 0; i < sched_n_worker(v); i++) {
         const struct sched_worker *w = sched_worker_at(v, i);
-        if (!pool_has(&k->p, w, SCHED_DECODE) || (room && !sched_room(v, j, w, SCHED_ON_DECODE)))
+        if (!pool_has(&k->p, w, SCHED_DECODE) || !sched_room(v, j, w, SCHED_ON_DECODE))
             continue;
         uint32_t batch = w->n_decode + w->n_whole + 1;
         double step = sched_step_ns(w, w->context + j->n_prompt + j->n_out, batch);
         if (within && slo && batch > 1 && step > slo)
             continue;
-        double cost = step + batch + (w->store != j->kv_store && j->prefilled ? k->transfer_ns * j->n_prompt / 64 : 0) +
+        double cost = step + batch + (w->store != j->kv_store ? k->transfer_ns * j->n_prompt / 64 : 0) +
                       (double)w->prefill_left_ns / 64;
         if (cost < least) {
             least = cost;
@@ -187,8 +187,8 @@ static void place_ready(struct kv *k, struct sched_view *v)
     const struct sched_job *next;
     for (const struct sched_job *j = sched_waiting(v, true, NULL); j && look > 0; j = next) {
         next = sched_waiting(v, true, j);
-        const struct sched_worker *w = decoder(k, v, j, k->now_ns < j->since_ns + patience, true);
-        if (!w || !sched_place(v, j, w, SCHED_ON_DECODE, 0, -1))
+        const struct sched_worker *w = decoder(k, v, j, k->now_ns < j->since_ns + patience);
+        if (!w || !sched_place(v, j, w, SCHED_ON_DECODE, 0))
             look--;
     }
 }
@@ -199,7 +199,7 @@ static bool waits(const struct kv *k, const struct sched_view *v, const struct s
     if (j->note_ns <= k->now_ns || j->note_worker >= sched_n_worker(v))
         return false;
     const struct sched_worker *w = sched_worker_at(v, j->note_worker);
-    return w->alive && (!w->polls || !w->seqs || !w->tokens);
+    return !w->seqs || !w->tokens;
 }
 
 static uint32_t place_of(const struct sched_view *v, const struct sched_worker *w)
@@ -228,11 +228,9 @@ static void place_queued(struct kv *k, struct sched_view *v)
         }
         struct choice c = choose(k, v, j);
         bool placed = false;
-        if (c.w && sched_room(v, j, c.w, c.phase)) {
-            const struct sched_worker *d = c.phase == SCHED_ON_PREFILL ? decoder(k, v, j, false, false) : NULL;
-            placed = sched_place(v, j, c.w, c.phase, 0, d ? d->store : -1);
-        }
-        if (placed && (!c.w->seqs || !c.w->polls))
+        if (c.w && sched_room(v, j, c.w, c.phase))
+            placed = sched_place(v, j, c.w, c.phase, 0);
+        if (placed && !c.w->seqs)
             pools_count(&k->p, v);
         if (!placed) {
             look--;
@@ -365,7 +363,7 @@ static const struct sched_worker *spare(const struct sched_view *v, enum sched_r
     const struct sched_worker *best = NULL;
     for (uint32_t i = 0; i < sched_n_worker(v); i++) {
         const struct sched_worker *w = sched_worker_at(v, i);
-        if (!w->alive || w->draining || w->role != role)
+        if (w->draining || w->role != role)
             continue;
         bool less =
             best && (role == SCHED_DECODE ? w->context < best->context : w->prefill_left_ns < best->prefill_left_ns);
@@ -426,7 +424,7 @@ static void preempt(struct kv *k, struct sched_view *v)
         if (!pool_has(&k->p, w, SCHED_DECODE) || !pool_fits(v, urgent, w, SCHED_ON_DECODE))
             continue;
         if (w->seqs && sched_need(v, urgent, w, SCHED_ON_DECODE) <= w->blocks)
-            return; /* there is room: it waits for a poll, or for its SLO */
+            return; /* there is room: it waits for its SLO */
         const struct sched_job *j = victim(v, w, urgent, preempts);
         if (j && (!best || j->priority > best->priority))
             best = j;

@@ -1,19 +1,14 @@
 #include "sched/pool.h"
 
-static bool lives(const struct sched_worker *w)
-{
-    return w->alive && !w->draining;
-}
-
 void pools_count(struct pools *p, const struct sched_view *v)
 {
     *p = (struct pools){0};
     uint32_t n = 0, open = 0;
     for (uint32_t i = 0; i < sched_n_worker(v); i++) {
         const struct sched_worker *w = sched_worker_at(v, i);
-        if (!lives(w))
+        if (w->draining)
             continue;
-        bool is_open = w->polls && w->seqs;
+        bool is_open = w->seqs > 0;
         n++;
         open += is_open;
         p->n_prefill += (w->role & SCHED_PREFILL) != 0;

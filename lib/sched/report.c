@@ -139,7 +139,7 @@ static void ended_there(struct sched *s, struct job *j, const struct wire_report
         times_add(&s->ttft, s->now_ns - j->pub.arrival_ns);
     for (struct run *r = j->runs; r; r = r->next)
         if (r->current) {
-            r->cancelled = true; /* it need not be told */
+            r->cancelled = true; /* it needs no control */
             r->answered = true;
         }
     job_end(s, j, f->reason ? ends[f->reason] : END_STOP, 0, "");
@@ -159,12 +159,9 @@ int report_event(struct err *e, struct sched *s, const struct wire_report *f)
             s->stale++;
             return 0;
         }
-        worker_heard(s, w);
     }
     struct gateway *g = gateway_find(s, f->gw);
     struct job *j = g ? job_find(s, g, f->job) : NULL;
-    if (g && !w)
-        g->heard_ns = s->now_ns;
     if (j && !w && what == TOKENS && !j->told_first) {
         j->told_first = true;
         times_add(&s->ttft, s->now_ns - j->pub.arrival_ns);

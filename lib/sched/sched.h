@@ -6,22 +6,23 @@
  *     sched_decide(s)               timers, then the policy; decisions leave through the sink, one batch an instant
  *     sched_next_ns(s)              when to decide again though nothing has happened
  *
- * What it keeps: a queue with priorities and deadlines; workers, known by heartbeat (any event of theirs; dead at three
- * missed); which store holds which blocks; every request from submit until all who knew its id have answered.
+ * What it keeps: a queue with priorities and deadlines; workers, from join to gone; which store holds which blocks;
+ * every request from submit until no worker has an attempt of it.
  *
  * A request waits (for prefill, or prefilled for decode), runs (prefill, decode, or whole: both on one worker), or has
- * ended by exactly one reason: submitted = ended by reason + running + waiting, always. A try of it has an attempt;
- * what is said of an old attempt closes that try and is otherwise dropped. When a worker dies its requests wait again,
- * once a death, with the tokens already delivered in the next order. A request that was cancelled is a tombstone while
- * a worker still knows it: what that worker says later changes nothing, and a late order is never sent again.
+ * ended by exactly one reason: submitted = ended by reason + running + waiting, always. A report of an old attempt
+ * closes that attempt and is otherwise dropped. When a worker is gone its requests wait again with the tokens already
+ * delivered in the next order, and one more retry each. A request that was cancelled stays known while a worker has an
+ * attempt of it.
  *
- * Orders and controls go out only as answers to polls and are numbered by worker. A poll says which number it has taken
- * in; what was sent behind that (its message was lost) is sent again. A worker drops an order whose number or id it has
- * seen, answers a cancel of an order it never had with `cancelled`, and after that takes no order of this id.
+ * Orders and controls leave when they are decided, and reach their worker in this order. A worker's capacity counts the
+ * orders it has received since its join; the room that later ones take is subtracted. No order is decided for a worker
+ * without room, or while its session takes no more (sched_worker_full).
  *
- * After a restart of the scheduler workers join with what they run and gateways submit again (`again`, with the tokens
- * that came). Whoever comes first waits `grace_ms` for the other; then a request is queued anew and a run that nobody
- * asked for is cancelled.
+ * When a session is new, a worker joins with what it runs, and a gateway submits again what it wants (`again`, with the
+ * tokens that came). After a restart of the scheduler whoever comes first waits `grace_ms` for the other; then a
+ * request is queued again, and a run that no gateway submitted is cancelled. A run that the scheduler does not want is
+ * cancelled at once.
  *
  * Frames that a sink gets are borrowed until it returns. One thread.
  */
@@ -50,6 +51,9 @@ int sched_event(struct err *e, struct sched *s, const struct wire_frame *f);
 int sched_decide(struct err *e, struct sched *s);
 uint64_t sched_next_ns(const struct sched *s); /* UINT64_MAX: nothing to wait for */
 uint64_t sched_now_ns(const struct sched *s);
+
+/* The worker's session takes no more frames now, or does again. No effect on a worker that has not joined. */
+void sched_worker_full(struct sched *s, struct wire_str name, bool full);
 
 /* A knob of machine or policy; ERR_USAGE names one that neither has. */
 int sched_knob(struct err *e, struct sched *s, const char *name, double value);

@@ -12,10 +12,10 @@
 #define NS_S 1000000000ull
 #define WAIT_NS_MAX (250 * NS_MS) /* looks at signals */
 #define STOPPED_NS (500 * NS_MS)  /* later than meant by this much: the process was stopped */
-#define ENDING_NS (60 * NS_S)     /* after SIGTERM answers may take this long */
-#define BATCH_MAX 4096            /* messages of an instant */
-#define KEEP_NS (5 * NS_S) /* between words to the stores on what waits for decode; well under their --handed-ms */
-#define SAY_NS (NS_S / 5)  /* of what peers do wrong, a line this often */
+#define ENDING_NS (60 * NS_S)     /* after SIGTERM requests may run this long */
+#define BATCH_MAX 4096            /* frames of an instant */
+#define RENEW_NS (5 * NS_S)       /* between renewals of what waits for decode; well under a store's --handed-ms */
+#define SAY_NS (NS_S / 5)         /* of what peers do wrong, a line this often */
 
 /* ---- the clock ---- */
 
@@ -42,8 +42,7 @@ void serve_say(struct serve *v, const char *text)
         v->o->say(v->o->say_arg, text);
 }
 
-/* What peers do wrong must not fill a disk. */
-static void say_some(struct serve *v, const char *text)
+void serve_say_some(struct serve *v, const char *text)
 {
     char line[700];
     uint64_t now = proc_now_ns();
@@ -60,92 +59,43 @@ static void say_some(struct serve *v, const char *text)
     serve_say(v, line);
 }
 
-/* ---- messages ---- */
+/* ---- frames ---- */
 
-static void refuse(struct serve *v, struct wire_str to, uint64_t job, bool never, const char *text)
+void serve_event(struct serve *v, struct wire_frame *f)
 {
     struct err e;
-    struct wire_frame f = {.kind = WIRE_REFUSE};
-    f.refuse = (struct wire_refuse){.to = to, .job = job, .never = never, .text = wire_str_of(text)};
-    if (link_msg_add(&e, &v->direct, &f))
+    f->tick.at_ns = serve_now(v); /* the first member of each event */
+    if (sched_event(&e, v->s, f) == ERR_SYS)
         serve_broken(v, &e);
 }
 
-/* What came with it is not believed, but its answer says why. */
-static void wrong(struct serve *v, struct wire_str who, const struct err *e)
+/* The sender gets the reason; the frame has no effect. */
+static void wrong(struct serve *v, const struct err *e)
 {
     if (e->code == ERR_SYS) {
         serve_broken(v, e);
         return;
     }
     char line[700];
-    snprintf(line, sizeof line, "%.*s: %.600s", who.n ? (int)who.n : 4, who.n ? who.p : "peer", e->text);
-    say_some(v, line);
-    refuse(v, who.n ? who : wire_str_of("peer"), 0, false, e->text);
-}
-
-static struct wire_str who_of(const struct wire_frame *f, bool *gateway)
-{
-    *gateway = false;
-    switch ((int)f->kind) {
-    case WIRE_JOIN:
-        return f->join.worker;
-    case WIRE_POLL:
-        *gateway = !f->poll.worker.n;
-        return *gateway ? f->poll.gw : f->poll.worker;
-    case WIRE_REPORT:
-        *gateway = !f->report.worker.n;
-        return *gateway ? f->report.gw : f->report.worker;
-    case WIRE_SUBMIT:
-        *gateway = true;
-        return f->submit.gw;
-    case WIRE_CANCEL:
-        *gateway = true;
-        return f->cancel.gw;
-    default:
-        return (struct wire_str){0};
-    }
-}
-
-/* A name belongs to the connection it was last heard on; its older one, if there is one still, has lost it. */
-static int heard(struct err *e, struct speaker **out, struct serve *v, const struct wire_frame *f, uint32_t conn)
-{
-    bool gateway;
-    struct wire_str name = who_of(f, &gateway);
-    *out = NULL;
-    if (!name.n)
-        return 0;
-    int rc = speaker_get(e, out, v, name, gateway);
-    if (rc)
-        return rc;
-    struct speaker *p = *out;
-    if (p->conn != conn) {
-        if (p->poll)
-            link_answer(p->poll, NULL);
-        if (p->control)
-            link_answer(p->control, NULL);
-        p->poll = p->control = NULL;
-        link_msg_clear(&p->to_control);
-        p->conn = conn;
-    }
-    if (f->kind == WIRE_JOIN)
-        p->inc = f->join.inc;
-    return 0;
+    const char *name = session_peer_name(v->sender->s);
+    struct wire_frame f = {.kind = WIRE_REFUSE, .refuse = {.to = wire_str_of(name), .text = wire_str_of(e->text)}};
+    snprintf(line, sizeof line, "%s %s: %.600s", session_peer_role(v->sender->s), name, e->text);
+    serve_say_some(v, line);
+    peer_send(v, v->sender, &f);
 }
 
 static void put_worker(struct serve *v, const struct worker *w)
 {
     static const char *const roles[] = {"", "prefill", "decode", "both"};
-    struct err e;
     struct wire_frame f = {.kind = WIRE_WORKER};
     f.worker = (struct wire_worker){
         .at_ns = v->s->now_ns,
         .name = wire_str_of(w->name),
         .role = wire_str_of(roles[w->pub.role]),
         .store = wire_str_of(w->pub.store >= 0 ? v->s->store[w->pub.store].name : ""),
-        .alive = w->pub.alive,
+        .alive = true,
         .draining = w->pub.draining,
-        .seqs = w->pub.seqs,
+        .seqs = w->seqs,
         .seqs_all = w->pub.seqs_all,
         .tokens = w->pub.tokens,
         .blocks = w->pub.blocks,
@@ -162,12 +112,11 @@ static void put_worker(struct serve *v, const struct worker *w)
         .n_steps = w->n_steps,
         .step_tokens = w->step_tokens,
     };
-    if (link_msg_add(&e, &v->direct, &f))
-        serve_broken(v, &e);
+    peer_send(v, v->sender, &f);
 }
 
 /* While it ends, what is new is refused for good, so that nobody waits for a scheduler that does not come. */
-static bool taken_at_the_end(struct serve *v, const struct wire_frame *f)
+static bool refused_at_the_end(struct serve *v, const struct wire_frame *f)
 {
     if (!v->ending || f->kind != WIRE_SUBMIT)
         return false;
@@ -177,88 +126,57 @@ static bool taken_at_the_end(struct serve *v, const struct wire_frame *f)
     struct wire_frame r = {.kind = WIRE_REFUSE};
     r.refuse = (struct wire_refuse){
         .to = f->submit.gw, .job = f->submit.job, .never = true, .text = wire_str_of("the scheduler is ending")};
-    speaker_tell(v, &r);
+    peer_send(v, v->sender, &r);
     return true;
 }
 
-struct parked { /* polls of the message that is being read */
-    struct speaker *poll, *control;
-};
-
-static void frame(struct serve *v, struct wire_frame *f, uint32_t conn, uint64_t now, struct parked *parked)
-{
-    struct err e = {0};
-    struct speaker *p;
-    bool gateway;
-    if (f->kind < WIRE_SUBMIT || (f->kind > WIRE_TICK && f->kind != WIRE_STAT) || f->kind == WIRE_GONE ||
-        f->kind == WIRE_BLOCKS) { /* those two are for the service itself to say */
-        err_set(&e, ERR_PROTO, "a frame %s is nothing that a scheduler is told", wire_kind_name(f->kind));
-        wrong(v, (struct wire_str){0}, &e);
-        return;
-    }
-    if (heard(&e, &p, v, f, conn)) {
-        serve_broken(v, &e);
-        return;
-    }
-    f->tick.at_ns = now; /* at_ns is the first member of each */
-    if (taken_at_the_end(v, f))
-        return;
-    size_t before = v->direct.n;
-    if (sched_event(&e, v->s, f))
-        wrong(v, who_of(f, &gateway), &e);
-    if (f->kind == WIRE_POLL && p && v->direct.n == before)
-        *(f->poll.ctl && !p->gateway ? &parked->control : &parked->poll) = p;
-    for (uint32_t i = 0; f->kind == WIRE_STAT && i < v->s->n_worker; i++)
-        put_worker(v, v->s->worker[i]);
-}
-
-/* A poll is parked, unless its message is to be answered at once. */
-static void message(struct serve *v, struct link_event *q)
+static void frame(struct serve *v, struct peer *p, const struct session_event *x)
 {
     struct err e = {0};
     struct wire_frame f;
-    struct parked parked = {0};
-    uint64_t now = serve_now(v);
-    link_msg_clear(&v->direct);
-    while (wire_arena_reset(v->arena), link_msg_next(&e, &f, v->arena, &q->p, &q->n))
-        frame(v, &f, q->peer, now, &parked);
-    if (e.code)
-        wrong(v, (struct wire_str){0}, &e);
-    if (v->direct.n || (!parked.poll && !parked.control))
-        link_answer(q->q, &v->direct);
-    else if (parked.poll)
-        speaker_park(v, parked.poll, q->q, false, now);
-    else
-        speaker_park(v, parked.control, q->q, true, now);
+    v->sender = p;
+    wire_arena_reset(v->arena);
+    int rc = session_frame(&e, &f, v->arena, x);
+    rc = rc ? rc : peer_check(&e, p, &f);
+    if (!rc && !refused_at_the_end(v, &f)) {
+        f.tick.at_ns = serve_now(v); /* the first member of each event */
+        rc = sched_event(&e, v->s, &f);
+    }
+    if (rc) {
+        wrong(v, &e);
+    } else if (f.kind == WIRE_KNOB) {
+        peer_send(v, p, &f);
+    } else if (f.kind == WIRE_STAT) {
+        for (uint32_t i = 0; i < v->s->n_worker; i++)
+            put_worker(v, v->s->worker[i]);
+    } else if (f.kind == WIRE_JOIN) {
+        sched_worker_full(v->s, f.join.worker, p->queue != NULL);
+    }
+    v->sender = NULL;
 }
 
 static void take(struct serve *v)
 {
-    struct link_event x;
-    for (int i = 0; i < BATCH_MAX && !v->broken && link_box_take(v->box, &x); i++)
-        if (x.what == LINK_QUESTION)
-            message(v, &x);
-        else if (x.what == LINK_DOWN)
-            speakers_gone(v, x.peer);
-    for (struct news *n; !v->broken && (n = stores_take(v)); news_free(n)) {
-        struct err e;
-        struct wire_frame f = {.kind = WIRE_BLOCKS, .blocks = n->blocks};
-        f.blocks.at_ns = serve_now(v);
-        if (sched_event(&e, v->s, &f) == ERR_SYS)
-            serve_broken(v, &e);
+    struct session_event x;
+    for (int i = 0; i < BATCH_MAX && !v->broken && session_hub_next(v->hub, &x); i++) {
+        struct store_watch *w = store_of(v, x.s);
+        struct peer *p = w ? NULL : session_arg(x.s);
+        if (w)
+            store_session(v, w, &x);
+        else if (x.type == SESSION_UP)
+            peer_up(v, x.s);
+        else if (!p) /* it was closed at once */
+            continue;
+        else if (x.type == SESSION_FRAME)
+            frame(v, p, &x);
+        else if (x.type == SESSION_ACKED)
+            peer_acked(v, p);
+        else if (x.type == SESSION_DOWN)
+            peer_down(v, p);
     }
 }
 
 /* ---- the loop ---- */
-
-static void tick(struct serve *v)
-{
-    struct err e;
-    struct wire_frame f = {.kind = WIRE_TICK};
-    f.tick.at_ns = serve_now(v);
-    if (sched_event(&e, v->s, &f))
-        serve_broken(v, &e);
-}
 
 static void decide(struct serve *v)
 {
@@ -267,7 +185,7 @@ static void decide(struct serve *v)
     if (rc == ERR_SYS)
         serve_broken(v, &e);
     else if (rc)
-        say_some(v, e.text);
+        serve_say_some(v, e.text);
 }
 
 /* What waits and has not begun is told that it will not; what runs may end. */
@@ -281,7 +199,7 @@ static void end_waiting(struct serve *v)
     }
     bool decodes = false;
     for (uint32_t i = 0; i < v->s->n_worker; i++)
-        decodes |= v->s->worker[i]->pub.alive && !v->s->worker[i]->pub.draining;
+        decodes |= !v->s->worker[i]->pub.draining;
     for (struct job *j; !decodes && (j = v->s->ready.first[0]);)
         job_end(v->s, j, END_ERROR, ERR_SYS, "the scheduler is ending");
 }
@@ -297,35 +215,32 @@ static bool over(struct serve *v)
     if (!v->ending)
         return false;
     end_waiting(v);
-    return proc_now_ns() > v->end_ns || (!v->s->n_running && !v->s->n_waiting && speakers_quiet(v));
+    return proc_now_ns() > v->end_ns || (!v->s->n_running && !v->s->n_waiting && peers_quiet(v));
 }
 
 static void wait(struct serve *v)
 {
     uint64_t now = serve_now(v), next = sched_next_ns(v->s);
-    speakers_timers(v, now, &next);
     uint64_t ns = next > now ? next - now : 0;
     ns = ns < WAIT_NS_MAX ? ns : WAIT_NS_MAX;
     if (v->ending && ns > 20 * NS_MS)
         ns = 20 * NS_MS;
-    link_box_wait(v->box, (int)((ns + NS_MS - 1) / NS_MS));
+    session_hub_wait(v->hub, (int)((ns + NS_MS - 1) / NS_MS));
     v->allowed_ns = ns;
 }
 
 static int run(struct err *e, struct serve *v)
 {
     for (;;) {
+        struct wire_frame tick = {.kind = WIRE_TICK};
         take(v);
-        tick(v);
-        if (over(v)) {
-            speakers_flush(v);
-            break;
-        }
+        serve_event(v, &tick);
+        if (over(v))
+            return 0;
         decide(v);
-        speakers_flush(v);
-        if (proc_now_ns() > v->keep_ns) {
-            v->keep_ns = proc_now_ns() + KEEP_NS;
-            stores_keep(v);
+        if (proc_now_ns() > v->renew_ns) {
+            v->renew_ns = proc_now_ns() + RENEW_NS;
+            stores_renew(v);
         }
         if (v->broken) {
             *e = v->why;
@@ -333,33 +248,29 @@ static int run(struct err *e, struct serve *v)
         }
         wait(v);
     }
-    return 0;
 }
 
 int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o)
 {
     struct serve v = {.s = s, .o = o};
-    struct sched_sink sink = {speaker_tell, &v};
-    pthread_mutex_init(&v.lock, NULL);
-    pthread_cond_init(&v.room, NULL);
+    struct sched_sink sink = {peers_emit, &v};
+    struct session_hub_opts opts = {.self = {.role = "sched", .name = o->prog, .inc = proc_now_ns()}};
+    opts.silence_accepted_ms = (uint32_t)(3 * sched_view_knob(&s->view, "heartbeat_ms"));
     sched_set_sink(s, &sink);
     handle_tell(s, stores_let_go, &v);
     v.arena = wire_arena_new();
-    int rc = v.arena ? 0 : err_nomem(e, "messages", 65536);
-    rc = rc ? rc : link_box_new(e, &v.box);
-    rc = rc ? rc : link_listen(e, &v.listener, v.box, o->url, NULL);
+    int rc = v.arena ? 0 : err_nomem(e, "frames", 65536);
+    rc = rc ? rc : session_hub_new(e, &v.hub, &opts);
+    rc = rc ? rc : session_listen(e, &v.listener, v.hub, o->url, "worker gateway tool", NULL);
     rc = rc ? rc : stores_open(e, &v);
     rc = rc ? rc : link_ready(e, NULL, o->ready_fd);
     rc = rc ? rc : run(e, &v);
-    stores_close(&v);
     sched_set_sink(s, &(struct sched_sink){0});
     handle_tell(s, NULL, NULL);
-    speakers_free(&v);
-    link_listener_free(v.listener);
-    link_box_free(v.box);
-    link_msg_free(&v.direct);
+    stores_close(&v);
+    peers_free(&v);
+    session_listener_free(v.listener);
+    session_hub_free(v.hub);
     wire_arena_free(v.arena);
-    pthread_mutex_destroy(&v.lock);
-    pthread_cond_destroy(&v.room);
     return rc;
 }

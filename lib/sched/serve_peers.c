@@ -1,228 +1,222 @@
-/* Workers and gateways as the service sees them: by name, with the polls they have parked and what waits for those. */
+/* The sessions of workers, gateways and tools: who may send what, and where the machine's decisions go. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "sched/serve_impl.h"
 
-static uint64_t hash_of(struct wire_str name, bool gateway)
+static const char *const roles[] = {"worker", "gateway", "tool"};
+
+static uint64_t hash_of(struct wire_str name, int role)
 {
-    return mix64(wire_sum(name.p, name.n) + gateway);
+    return mix64(wire_sum(name.p, name.n) + (uint64_t)role);
 }
 
-struct speaker *speaker_find(struct serve *v, struct wire_str name, bool gateway)
+static struct peer *peer_find(struct serve *v, struct wire_str name, int role)
 {
     size_t at;
-    uint64_t hash = hash_of(name, gateway);
-    struct speaker *p = map_first(&v->speakers, hash, &at);
-    while (p && (p->gateway != gateway || !str_is(name, p->name)))
-        p = map_next(&v->speakers, hash, &at);
+    uint64_t hash = hash_of(name, role);
+    struct peer *p = map_first(&v->peers, hash, &at);
+    while (p && ((int)p->role != role || !str_is(name, session_peer_name(p->s))))
+        p = map_next(&v->peers, hash, &at);
     return p;
 }
 
-int speaker_get(struct err *e, struct speaker **out, struct serve *v, struct wire_str name, bool gateway)
+void peer_up(struct serve *v, struct session *s)
 {
-    *out = speaker_find(v, name, gateway);
-    if (*out)
-        return 0;
-    struct speaker *p = calloc(1, sizeof *p);
-    if (p)
-        p->name = strndup(name.p ? name.p : "", name.n);
-    if (!p || !p->name) {
-        free(p);
-        return err_nomem(e, "a peer", sizeof *p);
+    struct err e;
+    int role = 0;
+    struct wire_str name = wire_str_of(session_peer_name(s));
+    while (strcmp(roles[role], session_peer_role(s)))
+        role++;
+    if (!name.n && role != PEER_TOOL) {
+        session_close(s, "a worker or gateway without a name");
+        return;
     }
-    p->hash = hash_of(name, gateway);
-    p->gateway = gateway;
-    int rc = map_put(e, &v->speakers, p->hash, p);
+    struct peer *p = calloc(1, sizeof *p);
+    int rc = p ? 0 : err_nomem(&e, "a session", sizeof *p);
+    if (!rc && role != PEER_TOOL)
+        rc = map_put(&e, &v->peers, hash_of(name, role), p);
     if (rc) {
-        free(p->name);
         free(p);
-        return rc;
+        serve_broken(v, &e);
+        return;
     }
+    p->s = s;
+    p->role = role;
+    p->hash = hash_of(name, role);
     p->next = v->first;
     if (v->first)
         v->first->prev = p;
     v->first = p;
-    *out = p;
-    return 0;
+    session_set_arg(s, p);
 }
 
-static void touch(struct serve *v, struct speaker *p)
+static void peer_free(struct serve *v, struct peer *p)
 {
-    if (p->touched)
-        return;
-    p->touched = true;
-    p->next_touched = v->touched;
-    v->touched = p;
-}
-
-static void speaker_free(struct serve *v, struct speaker *p)
-{
-    for (struct speaker **at = &v->touched; *at; at = &(*at)->next_touched)
-        if (*at == p) {
-            *at = p->next_touched;
-            break;
-        }
-    map_drop(&v->speakers, p->hash, p);
-    if (p->prev)
-        p->prev->next = p->next;
-    else
-        v->first = p->next;
+    map_drop(&v->peers, p->hash, p);
+    *(p->prev ? &p->prev->next : &v->first) = p->next;
     if (p->next)
         p->next->prev = p->prev;
-    link_msg_free(&p->to_poll);
-    link_msg_free(&p->to_control);
-    free(p->name);
+    session_set_arg(p->s, NULL);
+    free(p->queue);
     free(p);
 }
 
-void speakers_free(struct serve *v)
+void peers_free(struct serve *v)
 {
     while (v->first)
-        speaker_free(v, v->first);
-    map_free(&v->speakers);
+        peer_free(v, v->first);
+    map_free(&v->peers);
 }
 
-static struct wire_str to_of(const struct wire_frame *f, bool *gateway, bool *control, bool *direct)
+void peer_down(struct serve *v, struct peer *p)
 {
-    *gateway = *control = *direct = false;
-    switch ((int)f->kind) {
-    case WIRE_ORDER:
-        return f->order.to;
-    case WIRE_CONTROL:
-        *control = true;
-        return f->control.to;
-    case WIRE_IDLE:
-        *control = f->idle.ctl;
-        return f->idle.to;
-    case WIRE_ACK:
-        *gateway = true;
-        return f->ack.to;
-    case WIRE_DONE:
-        *gateway = true;
-        return f->done.to;
-    case WIRE_REFUSE:
-        *gateway = f->refuse.job != 0;
-        *direct = !f->refuse.job;
-        return f->refuse.to;
-    default:
-        *direct = true;
-        return (struct wire_str){0};
-    }
-}
-
-void speaker_tell(void *arg, const struct wire_frame *f)
-{
-    struct serve *v = arg;
-    struct err e;
-    bool gateway, control, direct;
-    struct wire_str to = to_of(f, &gateway, &control, &direct);
-    if (direct) {
-        if (link_msg_add(&e, &v->direct, f))
-            serve_broken(v, &e);
-        return;
-    }
-    struct speaker *p = speaker_find(v, to, gateway);
-    if (!p)
-        return;
-    struct link_msg *m = control ? &p->to_control : &p->to_poll;
-    if (m->n > SERVE_QUEUE_BYTES_MAX && p->gateway) {
-        p->overrun = true;
-        return;
-    }
-    if (link_msg_add(&e, m, f))
-        serve_broken(v, &e);
-    touch(v, p);
-}
-
-/* What came for a gateway while it had no poll here leaves by this one. */
-void speaker_park(struct serve *v, struct speaker *p, struct link_question *q, bool control, uint64_t now_ns)
-{
-    struct link_question **at = control ? &p->control : &p->poll;
-    if (*at)
-        link_answer(*at, NULL);
-    *at = q;
-    if (!control)
-        p->parked_ns = now_ns;
-    if (p->to_poll.n)
-        touch(v, p);
-}
-
-/* What no poll is there for is dropped where it is numbered and will be sent again; a gateway's waits. */
-static void flush(struct speaker *p)
-{
-    if (p->poll && p->to_poll.n) {
-        link_answer(p->poll, &p->to_poll);
-        p->poll = NULL;
-    }
-    if (p->control && p->to_control.n) {
-        link_answer(p->control, &p->to_control);
-        p->control = NULL;
-    }
-    if (!p->gateway)
-        link_msg_clear(&p->to_poll);
-    link_msg_clear(&p->to_control);
-}
-
-void speakers_flush(struct serve *v)
-{
-    while (v->touched) {
-        struct speaker *p = v->touched;
-        v->touched = p->next_touched;
-        p->touched = false;
-        flush(p);
-    }
-}
-
-static void tell_gone(struct serve *v, const struct speaker *p)
-{
-    struct err e;
     struct wire_frame f = {.kind = WIRE_GONE};
-    f.gone.at_ns = serve_now(v);
-    *(p->gateway ? &f.gone.gw : &f.gone.worker) = wire_str_of(p->name);
-    f.gone.inc = p->inc;
-    if (sched_event(&e, v->s, &f) == ERR_SYS)
-        serve_broken(v, &e);
+    struct wire_str name = wire_str_of(session_peer_name(p->s));
+    if (p->role == PEER_WORKER)
+        f.gone.worker = name;
+    else
+        f.gone.gw = name;
+    if (p->role != PEER_TOOL)
+        serve_event(v, &f);
+    peer_free(v, p);
 }
 
-void speakers_gone(struct serve *v, uint32_t conn)
+bool peers_quiet(const struct serve *v)
 {
-    for (struct speaker *p = v->first, *next; p; p = next) {
-        next = p->next;
-        if (p->conn != conn)
-            continue;
-        tell_gone(v, p);
-        speaker_free(v, p);
-    }
-}
-
-void speakers_timers(struct serve *v, uint64_t now_ns, uint64_t *next_ns)
-{
-    for (struct speaker *p = v->first, *next; p; p = next) {
-        next = p->next;
-        if (!p->gateway)
-            continue;
-        if (p->overrun) { /* too much for it was dropped: it submits again what it still wants */
-            tell_gone(v, p);
-            speaker_free(v, p);
-            continue;
-        }
-        if (!p->poll)
-            continue;
-        uint64_t due = p->parked_ns + v->s->heartbeat_ns;
-        if (due <= now_ns) {
-            link_answer(p->poll, NULL);
-            p->poll = NULL;
-        } else if (due < *next_ns) {
-            *next_ns = due;
-        }
-    }
-}
-
-bool speakers_quiet(const struct serve *v)
-{
-    for (const struct speaker *p = v->first; p; p = p->next)
-        if (p->gateway && p->to_poll.n)
+    for (const struct peer *p = v->first; p; p = p->next)
+        if (p->role == PEER_GATEWAY && session_unacked_bytes(p->s))
             return false;
     return true;
+}
+
+/* ---- received ---- */
+
+/* A session acts for itself only: the names in its frames are its own. */
+int peer_check(struct err *e, const struct peer *p, const struct wire_frame *f)
+{
+    const char *kind = wire_kind_name(f->kind), *own = session_peer_name(p->s);
+    struct wire_str name = wire_str_of(own);
+    uint64_t inc = session_peer_inc(p->s);
+    int role = PEER_GATEWAY;
+    switch ((int)f->kind) {
+    case WIRE_STAT:
+        return 0;
+    case WIRE_KNOB:
+        role = PEER_TOOL;
+        break;
+    case WIRE_SUBMIT:
+        name = f->submit.gw;
+        break;
+    case WIRE_CANCEL:
+        name = f->cancel.gw;
+        break;
+    case WIRE_JOIN:
+        role = PEER_WORKER;
+        name = f->join.worker;
+        inc = f->join.inc;
+        break;
+    case WIRE_CAPACITY:
+        role = PEER_WORKER;
+        name = f->capacity.worker;
+        inc = f->capacity.inc;
+        break;
+    case WIRE_REPORT:
+        if (p->role == PEER_WORKER || f->report.worker.n) {
+            role = PEER_WORKER;
+            name = f->report.worker;
+            inc = f->report.inc;
+        } else {
+            name = f->report.gw;
+        }
+        break;
+    default:
+        return err_set(e, ERR_PROTO, "a %s frame: the scheduler does not receive this kind", kind);
+    }
+    if (role != (int)p->role)
+        return err_set(e, ERR_PROTO, "a %s frame: only a %s may send it", kind, roles[role]);
+    if (!str_is(name, own) || inc != session_peer_inc(p->s))
+        return err_set(e, ERR_PROTO, "a %s frame of '%.*s', incarnation %llu: the session is of '%s', incarnation %llu",
+                       kind, (int)name.n, name.p ? name.p : "", (unsigned long long)inc, own,
+                       (unsigned long long)session_peer_inc(p->s));
+    return 0;
+}
+
+/* ---- sent ---- */
+
+static void queue_frame(struct serve *v, struct peer *p, const struct wire_frame *f)
+{
+    struct err e;
+    if (wire_encode_add(&e, &p->queue, &p->queue_n, &p->queue_size, f))
+        serve_broken(v, &e);
+    sched_worker_full(v->s, wire_str_of(session_peer_name(p->s)), true);
+}
+
+void peer_send(struct serve *v, struct peer *p, const struct wire_frame *f)
+{
+    struct err e;
+    int rc = p->queue_n ? ERR_NO : session_send(&e, p->s, f);
+    if (rc == ERR_NO && p->role == PEER_WORKER)
+        queue_frame(v, p, f);
+    else if (rc == ERR_NO)
+        session_close(p->s, "it does not read what the scheduler sends");
+    else if (rc == ERR_SYS)
+        serve_broken(v, &e);
+    else if (rc == ERR_PROTO)
+        serve_say_some(v, e.text);
+}
+
+/* Each queued frame has its length before it: 0xce and four bytes. */
+void peer_acked(struct serve *v, struct peer *p)
+{
+    struct err e;
+    while (p->queue_at < p->queue_n) {
+        const uint8_t *q = p->queue + p->queue_at;
+        size_t n = 5 + ((size_t)q[1] << 24 | (size_t)q[2] << 16 | (size_t)q[3] << 8 | q[4]);
+        int rc = session_send_bytes(&e, p->s, q, n);
+        if (rc == ERR_NO)
+            return;
+        if (rc == ERR_SYS)
+            serve_broken(v, &e);
+        p->queue_at += n;
+    }
+    if (!p->queue)
+        return;
+    free(p->queue);
+    p->queue = NULL;
+    p->queue_at = p->queue_n = p->queue_size = 0;
+    sched_worker_full(v->s, wire_str_of(session_peer_name(p->s)), false);
+}
+
+void peers_emit(void *arg, const struct wire_frame *f)
+{
+    struct serve *v = arg;
+    struct wire_frame stat;
+    struct peer *p = v->sender; /* stat, and refuse of no request */
+    switch ((int)f->kind) {
+    case WIRE_ORDER:
+        p = peer_find(v, f->order.to, PEER_WORKER);
+        break;
+    case WIRE_CONTROL:
+        p = peer_find(v, f->control.to, PEER_WORKER);
+        break;
+    case WIRE_ACK:
+        p = peer_find(v, f->ack.to, PEER_GATEWAY);
+        break;
+    case WIRE_DONE:
+        p = peer_find(v, f->done.to, PEER_GATEWAY);
+        break;
+    case WIRE_REFUSE:
+        p = f->refuse.job ? peer_find(v, f->refuse.to, PEER_GATEWAY) : p;
+        break;
+    case WIRE_STAT: /* idle gateways are connected too */
+        stat = *f;
+        stat.stat.gateways = 0;
+        for (const struct peer *q = v->first; q; q = q->next)
+            stat.stat.gateways += q->role == PEER_GATEWAY;
+        f = &stat;
+        break;
+    }
+    if (p)
+        peer_send(v, p, f);
 }

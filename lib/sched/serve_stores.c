@@ -1,76 +1,93 @@
-/* The news of stores: a thread each that waits for its events, and goes on trying where the store is not there. */
-#include <stdlib.h>
+/* Plain sessions with the stores: their events go to the machine, and what the machine knows about handles to them. */
+#include <stdio.h>
 #include <string.h>
 
-#include "link/store_client.h"
-#include "proc/proc.h"
 #include "sched/serve_impl.h"
 
-#define NEWS_BYTES_MAX ((uint64_t)64 << 20) /* not taken yet; the threads wait */
-#define CALL_MS 250
-#define WAIT_MS 50 /* for events; then what is to be told is told */
-#define RENEW_NS (250 * NS_MS)
-#define GO_MAX 65536 /* handles to be ended at most; more end by themselves */
+enum { TAG_OPEN = 1, TAG_WATCH, TAG_FREE };
 
-void news_free(struct news *n)
+static void store_send(struct serve *v, const struct store_watch *w, const struct wire_frame *f)
 {
-    if (!n)
-        return;
-    free((void *)(uintptr_t)n->blocks.stored.p);
-    free((void *)(uintptr_t)n->blocks.evicted.p);
-    free(n);
+    struct err e;
+    if (session_is_up(w->s) && session_send(&e, w->s, f) == ERR_SYS)
+        serve_broken(v, &e);
 }
 
-static uint64_t bytes_of(const struct news *n)
+static void store_up(struct serve *v, const struct store_watch *w)
 {
-    return sizeof *n + n->blocks.stored.n + n->blocks.evicted.n;
+    struct wire_frame f = {.kind = WIRE_KV_OPEN, .kv_open = {.tag = TAG_OPEN, .from = wire_str_of(v->o->prog)}};
+    store_send(v, w, &f);
+    f = (struct wire_frame){.kind = WIRE_KV_WATCH, .kv_tag = {.tag = TAG_WATCH}};
+    store_send(v, w, &f);
 }
 
-static bool stopped(struct serve *v)
+/* A refusal of a handle is normal: it was taken, or has ended. */
+static void store_frame(struct serve *v, struct store_watch *w, const struct session_event *x)
 {
-    pthread_mutex_lock(&v->lock);
-    bool stop = v->stop;
-    pthread_mutex_unlock(&v->lock);
-    return stop;
-}
-
-/* Takes the digests of the event over. */
-static void give(struct watch *w, struct store_event *x)
-{
-    struct serve *v = w->v;
-    struct news *n = calloc(1, sizeof *n);
-    if (!n) { /* what is not known is not hoped for: only hits are lost */
-        store_event_free(x);
-        return;
+    struct err e;
+    struct wire_frame f, blocks = {.kind = WIRE_BLOCKS};
+    char line[500];
+    wire_arena_reset(v->arena);
+    if (session_frame(&e, &f, v->arena, x)) {
+        if (!w->said)
+            serve_say(v, e.text);
+        w->said = true;
+        session_close(w->s, NULL);
+    } else if (f.kind == WIRE_KV_EVENT) {
+        blocks.blocks = (struct wire_blocks){.store = wire_str_of(w->name),
+                                             .reset = f.kv_event.reset,
+                                             .stored = f.kv_event.stored,
+                                             .evicted = f.kv_event.evicted};
+        w->said = false;
+        serve_event(v, &blocks);
+    } else if (f.kind == WIRE_KV_NO && (f.kv_no.tag == TAG_OPEN || f.kv_no.tag == TAG_WATCH)) {
+        snprintf(line, sizeof line, "%s: %.*s", session_url(w->s), (int)(f.kv_no.text.n < 400 ? f.kv_no.text.n : 400),
+                 f.kv_no.text.p);
+        if (!w->said)
+            serve_say(v, line);
+        w->said = true;
+        session_close(w->s, NULL);
     }
-    n->blocks = (struct wire_blocks){.store = wire_str_of(w->name),
-                                     .reset = x->reset,
-                                     .stored = {x->stored, x->n_stored * 32},
-                                     .evicted = {x->evicted, x->n_evicted * 32}};
-    pthread_mutex_lock(&v->lock);
-    while (v->news_bytes > NEWS_BYTES_MAX && !v->stop)
-        pthread_cond_wait(&v->room, &v->lock);
-    *v->last_news = n;
-    v->last_news = &n->next;
-    v->news_bytes += bytes_of(n);
-    pthread_mutex_unlock(&v->lock);
-    link_box_wake(v->box);
 }
 
-struct news *stores_take(struct serve *v)
+void store_session(struct serve *v, struct store_watch *w, const struct session_event *x)
 {
-    pthread_mutex_lock(&v->lock);
-    struct news *n = v->news;
-    if (n) {
-        v->news = n->next;
-        if (!v->news)
-            v->last_news = &v->news;
-        v->news_bytes -= bytes_of(n);
-        pthread_cond_broadcast(&v->room);
-    }
-    pthread_mutex_unlock(&v->lock);
-    return n;
+    struct wire_frame f = {.kind = WIRE_BLOCKS, .blocks = {.store = wire_str_of(w->name), .reset = true}};
+    if (x->type == SESSION_UP)
+        store_up(v, w);
+    else if (x->type == SESSION_FRAME)
+        store_frame(v, w, x);
+    else if (x->type == SESSION_DOWN) /* what it holds is not known until it is watched again */
+        serve_event(v, &f);
 }
+
+struct store_watch *store_of(struct serve *v, const struct session *s)
+{
+    for (size_t i = 0; i < v->n_store; i++)
+        if (v->store[i].s == s)
+            return &v->store[i];
+    return NULL;
+}
+
+int stores_open(struct err *e, struct serve *v)
+{
+    int rc = 0;
+    for (size_t i = 0; i < v->o->n_store && !rc; i++) {
+        struct store_watch *w = &v->store[v->n_store];
+        *w = (struct store_watch){.name = v->o->store[i].name};
+        rc = session_dial_plain(e, &w->s, v->hub, v->o->store[i].url, NULL);
+        v->n_store += !rc;
+    }
+    return rc;
+}
+
+void stores_close(struct serve *v)
+{
+    while (v->n_store)
+        session_free(v->store[--v->n_store].s);
+}
+
+/* ---- handles: the sequence and its generation, 8 bytes each, little endian (docs/protocol.md) ---- */
 
 static uint64_t le64(const uint8_t *p)
 {
@@ -80,159 +97,28 @@ static uint64_t le64(const uint8_t *p)
     return x;
 }
 
-static void keep_of(struct serve *v, struct watch *w)
+/* With tag 0 there is no response. */
+void stores_renew(struct serve *v)
 {
-    size_t n = 0;
-    uint32_t store = 0;
-    while (store < v->s->n_store && strcmp(v->s->store[store].name, w->name))
-        store++;
-    struct kept *k = malloc((v->s->ready.n + 1) * sizeof *k);
-    for (const struct job *j = k ? v->s->ready.first[0] : NULL; j; j = j->skip.next[0])
-        if (handle_waits_at(j, (int)store))
-            k[n++] = (struct kept){le64(j->handle), le64(j->handle + 8)};
-    pthread_mutex_lock(&v->lock);
-    free(w->keep);
-    w->keep = k;
-    w->n_keep = n;
-    pthread_mutex_unlock(&v->lock);
+    for (const struct job *j = v->s->ready.first[0]; j; j = j->skip.next[0])
+        for (size_t i = 0; i < v->n_store; i++) {
+            struct wire_frame f = {.kind = WIRE_KV_RENEW};
+            int store = j->pub.kv_store;
+            if (!handle_waits_at(j, store) || strcmp(v->s->store[store].name, v->store[i].name))
+                continue;
+            f.kv_handle.seq = le64(j->handle);
+            f.kv_handle.gen = le64(j->handle + 8);
+            store_send(v, &v->store[i], &f);
+        }
 }
 
-void stores_keep(struct serve *v)
-{
-    for (size_t i = 0; i < v->n_watch; i++)
-        keep_of(v, &v->watch[i]);
-}
-
-/* Under the service's lock. */
-static void put_go(struct watch *w, const struct kept *k)
-{
-    if (w->n_go == w->size_go && w->n_go < GO_MAX) {
-        size_t size = w->size_go ? 2 * w->size_go : 64;
-        struct kept *p = realloc(w->go, size * sizeof *p);
-        w->go = p ? p : w->go;
-        w->size_go = p ? size : w->size_go;
-    }
-    if (w->n_go < w->size_go)
-        w->go[w->n_go++] = *k;
-}
-
+/* A store that is not connected ends the sequence by its own time (kvstore --handed-ms). */
 void stores_let_go(void *arg, const char *store, const uint8_t handle[16])
 {
     struct serve *v = arg;
-    const struct kept k = {le64(handle), le64(handle + 8)};
-    pthread_mutex_lock(&v->lock);
-    for (size_t i = 0; i < v->n_watch; i++)
-        if (!strcmp(v->watch[i].name, store))
-            put_go(&v->watch[i], &k);
-    pthread_mutex_unlock(&v->lock);
-}
-
-/* One that was taken meanwhile is another's. False: the store does not answer, the rest is told to the next one. */
-static bool let_go_all(struct watch *w, struct store_client *c)
-{
-    struct err e;
-    pthread_mutex_lock(&w->v->lock);
-    struct kept *k = w->go;
-    size_t n = w->n_go, i = 0;
-    w->go = NULL;
-    w->n_go = w->size_go = 0;
-    pthread_mutex_unlock(&w->v->lock);
-    while (i < n && (!store_client_release(&e, c, k[i].seq, k[i].gen) || store_client_why(c)))
-        i++;
-    pthread_mutex_lock(&w->v->lock);
-    for (size_t left = i; left < n; left++)
-        put_go(w, &k[left]);
-    pthread_mutex_unlock(&w->v->lock);
-    free(k);
-    return i == n;
-}
-
-/* One that has ended meanwhile is computed again by whoever is to decode it. */
-static void keep_all(struct watch *w, struct store_client *c)
-{
-    struct err e;
-    pthread_mutex_lock(&w->v->lock);
-    struct kept *k = w->keep;
-    size_t n = w->n_keep;
-    w->keep = NULL;
-    w->n_keep = 0;
-    pthread_mutex_unlock(&w->v->lock);
-    for (size_t i = 0; i < n; i++)
-        (void)store_client_keep(&e, c, k[i].seq, k[i].gen);
-    free(k);
-}
-
-/* Until it breaks: a store that comes after is watched from the beginning, so the client does not connect again. */
-static void follow(struct watch *w, struct store_client *c)
-{
-    struct err e = {0};
-    struct store_event x;
-    uint64_t renewed_ns = proc_now_ns();
-    if (store_client_watch(&e, c))
-        return;
-    while (!stopped(w->v)) {
-        keep_all(w, c);
-        if (!let_go_all(w, c))
-            return;
-        int rc = store_client_event(&e, c, &x, WAIT_MS);
-        bool due = rc && proc_now_ns() - renewed_ns >= RENEW_NS;
-        renewed_ns = due ? proc_now_ns() : renewed_ns;
-        if (!rc)
-            give(w, &x);
-        else if (store_client_why(c) || rc != ERR_NO || (due && store_client_renew(&e, c)))
-            return;
-    }
-}
-
-static void *watch_main(void *arg)
-{
-    struct watch *w = arg;
-    struct serve *v = w->v;
-    struct store_client_opts o = {.url = w->url, .name = v->o->prog, .timeout_ms = CALL_MS, .no_thread = true};
-    bool said = false;
-    while (!stopped(v)) {
-        struct err e = {0};
-        struct store_client *c;
-        if (store_client_open(&e, &c, &o)) {
-            if (e.code != ERR_SYS && e.code != ERR_NO && !said) {
-                said = true;
-                serve_say(v, e.text);
-            }
-            continue;
-        }
-        said = false;
-        follow(w, c);
-        store_client_close(c);
-        give(w, &(struct store_event){.reset = true});
-    }
-    return NULL;
-}
-
-int stores_open(struct err *e, struct serve *v)
-{
-    v->last_news = &v->news;
-    for (size_t i = 0; i < v->o->n_store; i++) {
-        struct watch *w = &v->watch[i];
-        w->v = v;
-        strncat(w->name, v->o->store[i].name, sizeof w->name - 1);
-        strncat(w->url, v->o->store[i].url, sizeof w->url - 1);
-        if (pthread_create(&w->thread, NULL, watch_main, w))
-            return err_set(e, ERR_SYS, "no thread for the store %s", w->name);
-        v->n_watch++;
-    }
-    return 0;
-}
-
-void stores_close(struct serve *v)
-{
-    pthread_mutex_lock(&v->lock);
-    v->stop = true;
-    pthread_cond_broadcast(&v->room);
-    pthread_mutex_unlock(&v->lock);
-    for (size_t i = 0; i < v->n_watch; i++)
-        pthread_join(v->watch[i].thread, NULL);
-    for (size_t i = 0; i < v->n_watch; i++)
-        free(v->watch[i].keep), free(v->watch[i].go);
-    for (struct news *n; (n = stores_take(v));)
-        news_free(n);
+    struct wire_frame f = {.kind = WIRE_KV_FREE,
+                           .kv_free = {.tag = TAG_FREE, .seq = le64(handle), .gen = le64(handle + 8)}};
+    for (size_t i = 0; i < v->n_store; i++)
+        if (!strcmp(v->store[i].name, store))
+            store_send(v, &v->store[i], &f);
 }

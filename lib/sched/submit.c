@@ -28,7 +28,6 @@ int gateway_get(struct err *e, struct gateway **out, struct sched *s, struct wir
         return err_nomem(e, "a gateway", sizeof *g);
     }
     g->hash = wire_sum(name.p, name.n);
-    g->number = ++s->next_gateway;
     int rc = map_put(e, &s->gateways, g->hash, g);
     if (rc) {
         free(g->name);
@@ -58,22 +57,8 @@ void gateway_gone(struct sched *s, struct gateway *g)
             job_end(s, j, END_CANCELLED, 0, "the gateway has gone");
     }
     g->gone = true;
-    g->polls = false; /* should it come back, it is to submit again */
     if (!g->jobs)
         gateway_free(s, g);
-}
-
-/* Those that poll and have not been heard of for three heartbeats. One that goes moves others in the map: what is
- * passed over now is found at the next scan. */
-void gateways_timers(struct sched *s)
-{
-    for (size_t i = 0; s->gateways.slot && i <= s->gateways.mask; i++) {
-        struct gateway *g = s->gateways.slot[i].p;
-        if (g && g->polls && !g->gone && g->heard_ns + 3 * s->heartbeat_ns <= s->now_ns) {
-            gateway_gone(s, g);
-            s->dirty = true;
-        }
-    }
 }
 
 static int copy(struct err *e, void *out, const void *p, size_t n)
@@ -164,18 +149,6 @@ static bool refuse_never(struct sched *s, struct job *j)
     return true;
 }
 
-static bool was_cancelled(struct sched *s, const struct gateway *g, uint64_t id)
-{
-    for (size_t i = 0; i < s->n_tomb; i++) {
-        struct tomb *t = &s->tomb[(s->tomb_at + i) % TOMBS];
-        if (t->gw_number == g->number && t->job == id && t->until_ns > s->now_ns) {
-            t->until_ns = 0;
-            return true;
-        }
-    }
-    return false;
-}
-
 static int again(struct err *e, struct sched *s, struct job *j, const struct wire_submit *f)
 {
     if (j->state == JOB_ENDED) { /* a late copy: it has been answered, workers still finish with it */
@@ -216,10 +189,6 @@ static int admit(struct err *e, struct sched *s, struct job *j, const struct wir
         return rc;
     }
     s->submitted++;
-    if (was_cancelled(s, j->gw, j->pub.job)) {
-        job_end(s, j, END_CANCELLED, 0, "cancelled before it came");
-        return 0;
-    }
     if (f->again) {
         j->attempt = f->attempt ? f->attempt : 1;
         job_set(s, j, JOB_HELD);
@@ -248,7 +217,6 @@ int submit_event(struct err *e, struct sched *s, const struct wire_submit *f)
     if (rc)
         return rc;
     g->gone = false;
-    g->heard_ns = s->now_ns;
     j = job_find(s, g, f->job);
     if (j && j->unasked && j->state == JOB_RUNNING)
         return claim(e, s, j, f);
@@ -258,29 +226,12 @@ int submit_event(struct err *e, struct sched *s, const struct wire_submit *f)
     return rc ? rc : admit(e, s, j, f);
 }
 
-int cancel_event(struct err *e, struct sched *s, const struct wire_cancel *f)
+void cancel_event(struct sched *s, const struct wire_cancel *f)
 {
-    struct gateway *g;
-    int rc = gateway_get(e, &g, s, f->gw);
-    if (rc)
-        return rc;
-    g->heard_ns = s->now_ns;
-    struct job *j = job_find(s, g, f->job);
-    if (j && j->state != JOB_ENDED && !j->unasked) {
+    struct gateway *g = gateway_find(s, f->gw);
+    struct job *j = g ? job_find(s, g, f->job) : NULL;
+    if (j && j->state != JOB_ENDED)
         job_end(s, j, END_CANCELLED, 0, "");
-        return 0;
-    }
-    if (j && j->unasked && j->state != JOB_ENDED) /* after a restart: its worker came first, its gateway gives it up */
-        job_end(s, j, END_CANCELLED, 0, "");
-    if (j)
-        return 0;
-    size_t i = (s->tomb_at + s->n_tomb) % TOMBS;
-    if (s->n_tomb == TOMBS)
-        s->tomb_at = (s->tomb_at + 1) % TOMBS;
-    else
-        s->n_tomb++;
-    s->tomb[i] = (struct tomb){g->number, f->job, s->now_ns + s->grace_ns};
-    return 0;
 }
 
 void submit_acks(struct sched *s)
@@ -329,9 +280,5 @@ void submit_timers(struct sched *s)
             if (!refuse_never(s, j))
                 job_set(s, j, JOB_QUEUED);
         }
-    }
-    while (s->n_tomb && s->tomb[s->tomb_at].until_ns <= s->now_ns) {
-        s->tomb_at = (s->tomb_at + 1) % TOMBS;
-        s->n_tomb--;
     }
 }

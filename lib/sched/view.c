@@ -172,7 +172,7 @@ bool sched_room(const struct sched_view *v, const struct sched_job *p, const str
 {
     const struct sched *s = of(v);
     const struct job *j = job_of(p);
-    if (!w->alive || w->draining || !w->polls || !w->seqs)
+    if (w->draining || !w->seqs)
         return false;
     if (phase != SCHED_ON_DECODE && !w->tokens)
         return false;
@@ -195,7 +195,7 @@ double sched_step_ns(const struct sched_worker *w, uint64_t context, uint32_t ba
 /* ---- actions ---- */
 
 bool sched_place(struct sched_view *v, const struct sched_job *p, const struct sched_worker *pw, enum sched_phase phase,
-                 uint32_t chunk, int next)
+                 uint32_t chunk)
 {
     struct sched *s = of(v);
     struct job *j = job_of(p);
@@ -207,9 +207,7 @@ bool sched_place(struct sched_view *v, const struct sched_job *p, const struct s
     if (run_open(&s->broken, &r, s, j, w, phase))
         return false;
     r->order = s->next_order++;
-    r->n = ++w->order_n;
     r->chunk = phase == SCHED_ON_PREFILL ? 0 : chunk ? chunk : pw->chunk;
-    r->next_store = next;
     r->current = true;
     if (phase != SCHED_ON_DECODE) {
         r->cached = sched_hit(v, p, pw->store);
@@ -219,9 +217,6 @@ bool sched_place(struct sched_view *v, const struct sched_job *p, const struct s
     j->cur = r;
     j->pub.running = phase;
     job_set(s, j, JOB_RUNNING);
-    w->pub.seqs--;
-    w->pub.blocks -= r->blocks;
-    w->pub.tokens -= r->n_new < w->pub.tokens ? r->n_new : w->pub.tokens;
     s->placed++;
     worker_send(s, r);
     return true;
@@ -244,7 +239,7 @@ bool sched_preempt(struct sched_view *v, const struct sched_job *p)
     if (j->state != JOB_RUNNING || !j->cur || j->cur->preempted || j->unasked)
         return false;
     j->cur->preempted = true;
-    worker_tell(s, j->cur->w, "preempt", j->cur);
+    worker_control(s, j->cur->w, "preempt", j->cur);
     return true;
 }
 
@@ -256,7 +251,7 @@ bool sched_set_role(struct sched_view *v, const struct sched_worker *pw, enum sc
         return false;
     w->pub.role = role;
     w->pub.role_since_ns = s->now_ns;
-    worker_tell(s, w, "role", NULL);
+    worker_control(s, w, "role", NULL);
     return true;
 }
 

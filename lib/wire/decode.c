@@ -390,3 +390,28 @@ int wire_decode(struct err *e, struct wire_frame *f, struct wire_arena *a, const
         return wire_bad(e, d.kind, NULL, (int64_t)d.c.at, "%zu bytes behind its end", n - d.c.at);
     return wire_check_frame(e, f);
 }
+
+#define PREFIX 5
+
+int wire_frame_size(struct err *e, size_t *size, const uint8_t *p, size_t n)
+{
+    if (n < PREFIX || p[0] != 0xce)
+        return err_set(e, ERR_PROTO, "%zu bytes that are no frame", n);
+    size_t body = (size_t)p[1] << 24 | (size_t)p[2] << 16 | (size_t)p[3] << 8 | p[4];
+    if (body > n - PREFIX)
+        return err_set(e, ERR_PROTO, "a frame of %zu bytes in %zu", body, n - PREFIX);
+    *size = PREFIX + body;
+    return 0;
+}
+
+int wire_decode_next(struct err *e, struct wire_frame *f, struct wire_arena *a, const uint8_t **p, size_t *n)
+{
+    size_t size = 0;
+    int rc = wire_frame_size(e, &size, *p, *n);
+    rc = rc ? rc : wire_decode(e, f, a, *p + PREFIX, size - PREFIX);
+    if (rc)
+        return rc;
+    *p += size;
+    *n -= size;
+    return 0;
+}

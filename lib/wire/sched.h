@@ -1,10 +1,11 @@
 /*
- * The scheduler's frames, included by wire.h: what gateways, workers and stores tell it (submit … tick, and stat asks),
- * and what it decides (ack … idle, and stat answers). `at_ns` is the scheduler's clock, set by the loop that feeds the
- * machine, so a recording replays in its own time; every other time is a duration, since clocks of hosts differ.
+ * The scheduler's frames, included by wire.h: what gateways, workers, stores and tools send to it (submit … tick,
+ * capacity, stat), and what it decides (ack … done, and the responses stat and worker). `at_ns` is the scheduler's
+ * clock, set by the loop that feeds the machine, so a recording replays in its own time; every other time is a
+ * duration, since clocks of hosts differ.
  *
- * A request is named by gateway and job, a try of it by attempt, a piece of work given to a worker by order. Names of
- * workers, gateways and stores are at most 64 bytes; a worker's `inc` tells one life of its process from the next.
+ * A request is named by gateway and job, an attempt of it by attempt, a piece of work given to a worker by order. Names
+ * of workers, gateways and stores are at most 64 bytes; a worker's `inc` tells one life of its process from the next.
  */
 #ifndef WIRE_SCHED_H
 #define WIRE_SCHED_H
@@ -74,15 +75,15 @@ struct wire_join { /* a worker registers, with what it runs */
     struct wire_extra extra;
 };
 
-struct wire_poll { /* a worker waits for orders (or, ctl, for controls); a gateway for what is said to it */
+struct wire_capacity { /* what a worker can take: after its join, when it changed, and with the statistics of its steps
+                        */
     uint64_t at_ns;
-    struct wire_str worker, gw; /* one of the two */
+    struct wire_str worker;
     uint64_t inc;
-    bool ctl;
-    uint64_t got; /* the number of the last order (or control) it has taken in; what was sent behind it is sent again */
-    uint32_t seqs;             /* sequences it can still take */
-    uint32_t tokens;           /* prompt tokens it can still take; a longer prompt counts as this much */
-    uint64_t blocks;           /* slots free or evictable */
+    uint64_t orders; /* since the join on this session, that the room below counts: later ones are to be subtracted */
+    uint32_t seqs;   /* sequences it can still take */
+    uint32_t tokens; /* prompt tokens it can still take; a longer prompt counts as this much */
+    uint64_t blocks; /* slots free or evictable */
     uint64_t step_ns, context; /* its last decode step: time, tokens of context, sequences */
     uint32_t batch;
     bool drain;            /* it wants to end: no new work */
@@ -165,7 +166,6 @@ struct wire_refuse { /* to a gateway; to a worker (job 0) that does not belong h
 struct wire_order { /* to a worker */
     uint64_t at_ns;
     struct wire_str to;
-    uint64_t n; /* of this worker's orders, from 1 */
     uint64_t order;
     struct wire_str gw;
     uint64_t job;
@@ -174,9 +174,8 @@ struct wire_order { /* to a worker */
     uint32_t n_prompt, max_tokens;
     uint32_t cached;   /* prompt tokens that its store should have */
     uint32_t chunk;    /* whole: prompt tokens a step */
-    uint64_t lease_ns; /* what it does not renew by polls within this it must drop */
+    uint64_t lease_ns; /* a worker whose session has been broken for this long drops it */
     int32_t priority;
-    struct wire_str next; /* of prefill: the store that will probably need the KV */
     struct wire_str from; /* of decode: the store that has the KV */
     struct wire_bytes handle;
     struct wire_str reply;
@@ -190,7 +189,6 @@ struct wire_order { /* to a worker */
 struct wire_control { /* to a worker */
     uint64_t at_ns;
     struct wire_str to;
-    uint64_t n;           /* of this worker's controls, from 1 */
     struct wire_str what; /* cancel, preempt, drain, resume (no longer drain) or role */
     struct wire_str gw;
     uint64_t job, order;
@@ -207,13 +205,6 @@ struct wire_done { /* to a gateway: nothing more comes */
     enum wire_reason reason;
     uint32_t code;
     struct wire_str text;
-    struct wire_extra extra;
-};
-
-struct wire_idle { /* to a worker: its poll is answered by nothing */
-    uint64_t at_ns;
-    struct wire_str to;
-    bool ctl;
     struct wire_extra extra;
 };
 
@@ -242,7 +233,7 @@ struct wire_worker { /* behind an answered stat, one a worker */
     uint32_t batch;
     uint64_t inc;
     struct wire_str compat; /* as it joined */
-    const uint32_t *steps;  /* of its newest poll */
+    const uint32_t *steps;  /* of its newest capacity */
     uint32_t n_steps;
     uint64_t step_tokens;
     struct wire_extra extra;

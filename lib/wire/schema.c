@@ -39,7 +39,7 @@ static const struct wire_field span_fields[] = {
     U64(wire_span, "queued_ns", queued_ns), U64(wire_span, "start_ns", start_ns), U64(wire_span, "end_ns", end_ns),
     U64(wire_span, "tokens", tokens),       U64(wire_span, "bytes", bytes),
 };
-static const struct wire_rec span_rec = {
+const struct wire_rec wire_span_rec = {
     "span", span_fields, N_OF(span_fields), sizeof(struct wire_span), false, offsetof(struct wire_span, extra)};
 
 static const struct wire_field vocab_fields[] = {
@@ -99,7 +99,7 @@ static const struct wire_field req_fields[] = {
     INT(wire_req, "priority", TY_I32, priority, INT32_MIN, INT32_MAX),
     U64(wire_req, "born_ns", born_ns),
     U64(wire_req, "load_ns", load_ns),
-    LIST(wire_req, "spans", TY_MAPS, span, n_span, WIRE_SPANS_MAX, .rec = &span_rec),
+    LIST(wire_req, "spans", TY_MAPS, span, n_span, WIRE_SPANS_MAX, .rec = &wire_span_rec),
 };
 
 static const struct wire_field blk_fields[] = {
@@ -121,7 +121,7 @@ static const struct wire_field kv_fields[] = {
     LIST(wire_kv, "prompt", TY_TUPLES, prompt, n_prompt, WIRE_IDS_MAX, .rec = &logprob_rec),
     U32(wire_kv, "cached", cached),
     U64(wire_kv, "load_ns", load_ns),
-    LIST(wire_kv, "spans", TY_MAPS, span, n_span, WIRE_SPANS_MAX, .rec = &span_rec),
+    LIST(wire_kv, "spans", TY_MAPS, span, n_span, WIRE_SPANS_MAX, .rec = &wire_span_rec),
 };
 
 static const struct wire_field out_fields[] = {
@@ -151,7 +151,7 @@ static const struct wire_field end_fields[] = {
     U64(wire_end, "born_ns", born_ns),
     U64(wire_end, "first_ns", first_ns),
     U64(wire_end, "last_ns", last_ns),
-    LIST(wire_end, "spans", TY_MAPS, span, n_span, WIRE_SPANS_MAX, .rec = &span_rec),
+    LIST(wire_end, "spans", TY_MAPS, span, n_span, WIRE_SPANS_MAX, .rec = &wire_span_rec),
 };
 
 static const struct wire_field err_fields[] = {
@@ -200,8 +200,8 @@ const struct wire_rec *wire_rec_of(uint64_t kind)
 {
     if (kind >= WIRE_STORE_FIRST && kind <= WIRE_STORE_LAST)
         return wire_store_rec(kind);
-    if (kind >= WIRE_SCHED_FIRST && kind <= WIRE_SCHED_LAST)
-        return wire_sched_rec(kind);
+    if (kind >= WIRE_SERVICE_FIRST && kind <= WIRE_SERVICE_LAST)
+        return wire_service_rec(kind);
     return kind < N_KIND && kinds[kind].name ? &kinds[kind] : NULL;
 }
 
@@ -364,6 +364,10 @@ int wire_check_frame(struct err *e, const struct wire_frame *f)
             return err_set(e, ERR_PROTO, "%s frame: field digests: %zu bytes, must be 0 or %zu for %u ids", kind,
                            f->req.digests.n, want, f->req.n_id);
         return check_bad(e, kind, &f->req.s);
+    } else if (f->kind == WIRE_PROMPT) {
+        if (f->prompt.index >= f->prompt.n)
+            return err_set(e, ERR_PROTO, "%s frame: field index: %u, must be below n, %u", kind, f->prompt.index,
+                           f->prompt.n);
     } else if (f->kind == WIRE_OUT) {
         if (f->out.n_lp && f->out.n_lp != f->out.n_id)
             return err_set(e, ERR_PROTO, "%s frame: field lp: %u elements, must be 0 or %u, one an id", kind,
@@ -412,7 +416,7 @@ static char schema_text[65536];
 
 static void make_schema(void)
 {
-    static const struct wire_rec *const parts[] = {&vocab_rec,    &kv_section_rec,   &span_rec,
+    static const struct wire_rec *const parts[] = {&vocab_rec,    &kv_section_rec,   &wire_span_rec,
                                                    &logprob_rec,  &top_rec,          &bias_rec,
                                                    &wire_run_rec, &wire_kv_kind_rec, &wire_kv_block_rec};
     size_t size = sizeof schema_text;

@@ -51,12 +51,12 @@ struct wire_rec {
     uint16_t extra_off; /* of its struct wire_extra, FIELD_ALONE for tuples */
 };
 
-#define WIRE_KIND_LAST 64
+#define WIRE_KIND_LAST WIRE_PROMPT
 
 /* NULL: no such kind. */
 const struct wire_rec *wire_rec_of(uint64_t kind);
-const struct wire_rec *wire_sched_rec(uint64_t kind); /* of the scheduler: schema_sched.c */
-extern const struct wire_rec wire_run_rec;
+const struct wire_rec *wire_service_rec(uint64_t kind); /* of the services: schema_sched.c */
+extern const struct wire_rec wire_run_rec, wire_span_rec;
 const struct wire_rec *wire_store_rec(uint64_t kind); /* of kvstore: schema_store.c */
 extern const struct wire_rec wire_kv_kind_rec, wire_kv_block_rec;
 enum wire_kind wire_kind_of(const char *name, size_t n); /* 0: none */

@@ -1,4 +1,4 @@
-/* The scheduler's kinds. */
+/* The kinds between services: wire/sched.h and wire/session.h. */
 #include "wire/fields.h"
 
 #include <float.h>
@@ -70,24 +70,6 @@ static const struct wire_field join_fields[] = {
     LIST(wire_join, "run", TY_MAPS, run, n_run, WIRE_RUNS_MAX, .rec = &wire_run_rec),
 };
 
-static const struct wire_field poll_fields[] = {
-    AT_NS(wire_poll),
-    WHO(wire_poll, "worker", worker),
-    WHO(wire_poll, "gw", gw),
-    U64(wire_poll, "inc", inc),
-    BOOL(wire_poll, "ctl", ctl),
-    U64(wire_poll, "got", got),
-    U32(wire_poll, "seqs", seqs),
-    U32(wire_poll, "tokens", tokens),
-    U64(wire_poll, "blocks", blocks),
-    U64(wire_poll, "step_ns", step_ns),
-    U64(wire_poll, "context", context),
-    U32(wire_poll, "batch", batch),
-    BOOL(wire_poll, "drain", drain),
-    LIST(wire_poll, "steps", TY_IDS, steps, n_steps, WIRE_STEPS_MAX),
-    U64(wire_poll, "step_tokens", step_tokens),
-};
-
 static const struct wire_field report_fields[] = {
     AT_NS(wire_report),
     WHO(wire_report, "worker", worker),
@@ -153,7 +135,6 @@ static const struct wire_field refuse_fields[] = {
 static const struct wire_field order_fields[] = {
     AT_NS(wire_order),
     WHO(wire_order, "to", to, REQ),
-    U64(wire_order, "n", n, REQ),
     U64(wire_order, "order", order, REQ),
     WHO(wire_order, "gw", gw, REQ),
     U64(wire_order, "job", job, REQ),
@@ -165,7 +146,6 @@ static const struct wire_field order_fields[] = {
     U32(wire_order, "chunk", chunk),
     U64(wire_order, "lease_ns", lease_ns),
     INT(wire_order, "priority", TY_I32, priority, INT32_MIN, INT32_MAX),
-    WHO(wire_order, "next", next),
     WHO(wire_order, "from", from),
     BIN(wire_order, "handle", handle, 0, WIRE_HANDLE_BYTES_MAX),
     STR(wire_order, "reply", reply, WIRE_URL_BYTES_MAX),
@@ -177,7 +157,6 @@ static const struct wire_field order_fields[] = {
 static const struct wire_field control_fields[] = {
     AT_NS(wire_control),
     WHO(wire_control, "to", to, REQ),
-    U64(wire_control, "n", n, REQ),
     WHO(wire_control, "what", what, REQ),
     WHO(wire_control, "gw", gw),
     U64(wire_control, "job", job),
@@ -195,12 +174,6 @@ static const struct wire_field done_fields[] = {
     {.name = "reason", .type = TY_REASON, AT(wire_done, reason), ALONE, .lo = 1, .hi = 4, REQ},
     U32(wire_done, "code", code),
     STR(wire_done, "text", text, WIRE_ERROR_BYTES_MAX),
-};
-
-static const struct wire_field idle_fields[] = {
-    AT_NS(wire_idle),
-    WHO(wire_idle, "to", to, REQ),
-    BOOL(wire_idle, "ctl", ctl),
 };
 
 static const struct wire_field stat_fields[] = {
@@ -254,20 +227,79 @@ static const struct wire_field worker_fields[] = {
     U64(wire_worker, "step_tokens", step_tokens),
 };
 
-static const struct wire_rec kinds[] = {
-    KIND("submit", submit_fields, wire_submit),    KIND("cancel", cancel_fields, wire_cancel),
-    KIND("join", join_fields, wire_join),          KIND("poll", poll_fields, wire_poll),
-    KIND("report", report_fields, wire_report),    KIND("gone", gone_fields, wire_gone),
-    KIND("blocks", blocks_fields, wire_blocks),    KIND("knob", knob_fields, wire_knob),
-    KIND("tick", tick_fields, wire_tick),          KIND("ack", ack_fields, wire_ack),
-    KIND("refuse", refuse_fields, wire_refuse),    KIND("order", order_fields, wire_order),
-    KIND("control", control_fields, wire_control), KIND("done", done_fields, wire_done),
-    KIND("idle", idle_fields, wire_idle),          KIND("stat", stat_fields, wire_stat),
-    KIND("worker", worker_fields, wire_worker),
+static const struct wire_field session_hello_fields[] = {
+    U32(wire_session_hello, "version", version, REQ),
+    INT(wire_session_hello, "role", TY_NAME, role, 1, WIRE_ROLE_BYTES_MAX, REQ),
+    NAME(wire_session_hello, "name", name, REQ),
+    U64(wire_session_hello, "inc", inc, REQ),
+    U32(wire_session_hello, "silence_ms", silence_ms),
 };
-_Static_assert(N_OF(kinds) == WIRE_SCHED_LAST - WIRE_SCHED_FIRST + 1, "one a number");
 
-const struct wire_rec *wire_sched_rec(uint64_t kind)
+static const struct wire_field session_ack_fields[] = {U64(wire_session_ack, "n", n, REQ)};
+
+static const struct wire_field session_bye_fields[] = {
+    STR(wire_session_bye, "reason", reason, WIRE_BYE_BYTES_MAX),
+};
+
+static const struct wire_field capacity_fields[] = {
+    AT_NS(wire_capacity),
+    WHO(wire_capacity, "worker", worker, REQ),
+    U64(wire_capacity, "inc", inc),
+    U64(wire_capacity, "orders", orders),
+    U32(wire_capacity, "seqs", seqs),
+    U32(wire_capacity, "tokens", tokens),
+    U64(wire_capacity, "blocks", blocks),
+    U64(wire_capacity, "step_ns", step_ns),
+    U64(wire_capacity, "context", context),
+    U32(wire_capacity, "batch", batch),
+    BOOL(wire_capacity, "drain", drain),
+    LIST(wire_capacity, "steps", TY_IDS, steps, n_steps, WIRE_STEPS_MAX),
+    U64(wire_capacity, "step_tokens", step_tokens),
+};
+
+static const struct wire_field prompt_fields[] = {
+    U64(wire_prompt, "seq", seq, REQ),
+    INT(wire_prompt, "index", TY_U32, index, 0, WIRE_CHOICES_MAX - 1, REQ),
+    INT(wire_prompt, "n", TY_U32, n, 1, WIRE_CHOICES_MAX, REQ),
+    STR(wire_prompt, "id", id, WIRE_ID_BYTES_MAX),
+    INT(wire_prompt, "n_prompt", TY_U32, n_prompt, 0, WIRE_IDS_MAX, REQ),
+    U32(wire_prompt, "max_tokens", max_tokens, .def = UINT32_MAX),
+    BIN(wire_prompt, "digests", digests, 0, WIRE_IDS_MAX),
+    INT(wire_prompt, "priority", TY_I32, priority, INT32_MIN, INT32_MAX),
+    U64(wire_prompt, "born_ns", born_ns),
+    U64(wire_prompt, "load_ns", load_ns),
+    LIST(wire_prompt, "spans", TY_MAPS, span, n_span, WIRE_SPANS_MAX, .rec = &wire_span_rec),
+    BIN(wire_prompt, "body", body, 0, WIRE_BODY_BYTES_MAX, REQ),
+};
+
+#define ROW(kind) [kind - WIRE_SERVICE_FIRST]
+static const struct wire_rec kinds[WIRE_SERVICE_LAST - WIRE_SERVICE_FIRST + 1] = {
+    ROW(WIRE_SUBMIT) = KIND("submit", submit_fields, wire_submit),
+    ROW(WIRE_CANCEL) = KIND("cancel", cancel_fields, wire_cancel),
+    ROW(WIRE_JOIN) = KIND("join", join_fields, wire_join),
+    ROW(WIRE_REPORT) = KIND("report", report_fields, wire_report),
+    ROW(WIRE_GONE) = KIND("gone", gone_fields, wire_gone),
+    ROW(WIRE_BLOCKS) = KIND("blocks", blocks_fields, wire_blocks),
+    ROW(WIRE_KNOB) = KIND("knob", knob_fields, wire_knob),
+    ROW(WIRE_TICK) = KIND("tick", tick_fields, wire_tick),
+    ROW(WIRE_ACK) = KIND("ack", ack_fields, wire_ack),
+    ROW(WIRE_REFUSE) = KIND("refuse", refuse_fields, wire_refuse),
+    ROW(WIRE_ORDER) = KIND("order", order_fields, wire_order),
+    ROW(WIRE_CONTROL) = KIND("control", control_fields, wire_control),
+    ROW(WIRE_DONE) = KIND("done", done_fields, wire_done),
+    ROW(WIRE_STAT) = KIND("stat", stat_fields, wire_stat),
+    ROW(WIRE_WORKER) = KIND("worker", worker_fields, wire_worker),
+    ROW(WIRE_SESSION_HELLO) = KIND("session_hello", session_hello_fields, wire_session_hello),
+    ROW(WIRE_SESSION_ACK) = KIND("session_ack", session_ack_fields, wire_session_ack),
+    ROW(WIRE_SESSION_PING) = {"session_ping", NULL, 0, sizeof(struct wire_session_ping), false,
+                              offsetof(struct wire_session_ping, extra)},
+    ROW(WIRE_SESSION_BYE) = KIND("session_bye", session_bye_fields, wire_session_bye),
+    ROW(WIRE_CAPACITY) = KIND("capacity", capacity_fields, wire_capacity),
+    ROW(WIRE_PROMPT) = KIND("prompt", prompt_fields, wire_prompt),
+};
+
+const struct wire_rec *wire_service_rec(uint64_t kind)
 {
-    return &kinds[kind - WIRE_SCHED_FIRST];
+    const struct wire_rec *r = &kinds[kind - WIRE_SERVICE_FIRST];
+    return r->name ? r : NULL; /* a number that is not used */
 }

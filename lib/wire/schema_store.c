@@ -51,7 +51,6 @@ static const struct wire_field credit_fields[] = {
     U64(wire_kv_credit, "tag", tag, REQ),
     U64(wire_kv_credit, "n", n, REQ),
     BOOL(wire_kv_credit, "some", some),
-    U32(wire_kv_credit, "wait_ms", wait_ms),
 };
 
 static const struct wire_field slots_fields[] = {
@@ -138,7 +137,6 @@ static const struct wire_rec kinds[] = {
     [WIRE_KV_PUBLISH - WIRE_STORE_FIRST] = KIND("kv_publish", publish_fields, wire_kv_publish),
     [WIRE_KV_HAND - WIRE_STORE_FIRST] = KIND("kv_hand", handle_fields, wire_kv_handle),
     [WIRE_KV_TAKE - WIRE_STORE_FIRST] = KIND("kv_take", handle_fields, wire_kv_handle),
-    [WIRE_KV_FORK - WIRE_STORE_FIRST] = KIND("kv_fork", handle_fields, wire_kv_handle),
     [WIRE_KV_FREE - WIRE_STORE_FIRST] = KIND("kv_free", free_fields, wire_kv_free),
     [WIRE_KV_RENEW - WIRE_STORE_FIRST] = KIND("kv_renew", renew_fields, wire_kv_handle),
     [WIRE_KV_STAT - WIRE_STORE_FIRST] = KIND("kv_stat", stat_fields, wire_kv_stat),
@@ -149,5 +147,6 @@ static const struct wire_rec kinds[] = {
 
 const struct wire_rec *wire_store_rec(uint64_t kind)
 {
-    return &kinds[kind - WIRE_STORE_FIRST];
+    const struct wire_rec *r = &kinds[kind - WIRE_STORE_FIRST];
+    return r->name ? r : NULL; /* a number that is not used */
 }

@@ -59,8 +59,7 @@ struct wire_kv_seq { /* a sequence as it now is; unasked (tag 0) where one that 
 struct wire_kv_credit { /* slots to write into */
     uint64_t tag;
     uint64_t n;
-    bool some;        /* fewer will do; otherwise all or none */
-    uint32_t wait_ms; /* not with some: the answer comes when all can be had, or it is over */
+    bool some; /* fewer will do; otherwise all or none */
     struct wire_extra extra;
 };
 
@@ -91,7 +90,7 @@ struct wire_kv_publish {
     struct wire_extra extra;
 };
 
-/* kv_hand, kv_take, kv_fork. kv_renew (tag 0: without an answer): one's lease, and where gen is not 0 a sequence that
+/* kv_hand, kv_take. kv_renew (tag 0: without an answer): one's lease, and where gen is not 0 a sequence that
  * was handed over. */
 struct wire_kv_handle {
     uint64_t tag;

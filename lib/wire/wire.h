@@ -24,7 +24,7 @@
 
 #include "err/err.h"
 
-#define WIRE_VERSION 5
+#define WIRE_VERSION 6
 
 /* Limits; a decoder refuses more, before it allocates. */
 #define WIRE_FRAME_BYTES_MAX (256u << 20) /* a whole frame */
@@ -57,7 +57,7 @@ enum wire_kind { /* explicit, never renumbered */
                  WIRE_ERR = 8,
                  WIRE_BYE = 9,
                  WIRE_ASK = 10, /* of a gateway to tokenize */
-                 /* 32 to 47: of kvstore, wire/store.h */
+                 /* 32 to 47: of kvstore, wire/store.h; 41 was a kind once */
                  WIRE_KV_OPEN = 32,
                  WIRE_KV_ARENA = 33,
                  WIRE_KV_LEASE = 34,
@@ -67,18 +67,16 @@ enum wire_kind { /* explicit, never renumbered */
                  WIRE_KV_PUBLISH = 38,
                  WIRE_KV_HAND = 39,
                  WIRE_KV_TAKE = 40,
-                 WIRE_KV_FORK = 41,
                  WIRE_KV_FREE = 42,
                  WIRE_KV_RENEW = 43,
                  WIRE_KV_STAT = 44,
                  WIRE_KV_WATCH = 45,
                  WIRE_KV_EVENT = 46,
                  WIRE_KV_NO = 47,
-                 /* 48 to 64: of the scheduler, wire/sched.h */
+                 /* 48 to 64 and 69: of the scheduler, wire/sched.h; 51 and 62 were kinds once */
                  WIRE_SUBMIT = 48,
                  WIRE_CANCEL = 49,
                  WIRE_JOIN = 50,
-                 WIRE_POLL = 51,
                  WIRE_REPORT = 52,
                  WIRE_GONE = 53,
                  WIRE_BLOCKS = 54,
@@ -89,14 +87,20 @@ enum wire_kind { /* explicit, never renumbered */
                  WIRE_ORDER = 59,
                  WIRE_CONTROL = 60,
                  WIRE_DONE = 61,
-                 WIRE_IDLE = 62,
                  WIRE_STAT = 63,
                  WIRE_WORKER = 64,
+                 /* 65 to 68: of every session, and 70 of tokenize; wire/session.h */
+                 WIRE_SESSION_HELLO = 65,
+                 WIRE_SESSION_ACK = 66,
+                 WIRE_SESSION_PING = 67,
+                 WIRE_SESSION_BYE = 68,
+                 WIRE_CAPACITY = 69,
+                 WIRE_PROMPT = 70,
 };
 #define WIRE_STORE_FIRST WIRE_KV_OPEN
 #define WIRE_STORE_LAST WIRE_KV_NO
-#define WIRE_SCHED_FIRST WIRE_SUBMIT
-#define WIRE_SCHED_LAST WIRE_WORKER
+#define WIRE_SERVICE_FIRST WIRE_SUBMIT
+#define WIRE_SERVICE_LAST WIRE_PROMPT
 
 struct wire_bytes {
     const uint8_t *p;
@@ -287,8 +291,9 @@ struct wire_bye {
     struct wire_extra extra;
 };
 
-/* A question to tokenize as a service. what: "line", the text being one line of tokenize --jsonl: hello, then tok
- * frames (one a choice) or an err frame come back, with the seq and id given here where the line has none. */
+/* A request to tokenize as a service. what: "line", the text being one line of tokenize --jsonl. The response is one
+ * prompt frame a choice, in order, or one err frame, with the seq given here; id is the request's if the line has none.
+ */
 struct wire_ask {
     struct wire_str what;
     uint64_t seq;
@@ -300,6 +305,7 @@ struct wire_ask {
 };
 
 #include "wire/sched.h"
+#include "wire/session.h"
 #include "wire/store.h"
 
 struct wire_frame {
@@ -321,7 +327,7 @@ struct wire_frame {
         struct wire_kv_credit kv_credit;
         struct wire_kv_slots kv_slots;
         struct wire_kv_publish kv_publish;
-        struct wire_kv_handle kv_handle; /* hand, take, fork, renew */
+        struct wire_kv_handle kv_handle; /* hand, take, renew */
         struct wire_kv_free kv_free;
         struct wire_kv_tag kv_tag; /* watch */
         struct wire_kv_stat kv_stat;
@@ -330,7 +336,6 @@ struct wire_frame {
         struct wire_submit submit;
         struct wire_cancel cancel;
         struct wire_join join;
-        struct wire_poll poll;
         struct wire_report report;
         struct wire_gone gone;
         struct wire_blocks blocks;
@@ -341,9 +346,14 @@ struct wire_frame {
         struct wire_order order;
         struct wire_control control;
         struct wire_done done;
-        struct wire_idle idle;
         struct wire_stat stat;
         struct wire_worker worker;
+        struct wire_session_hello session_hello;
+        struct wire_session_ack session_ack;
+        struct wire_session_ping session_ping;
+        struct wire_session_bye session_bye;
+        struct wire_capacity capacity;
+        struct wire_prompt prompt;
     };
 };
 
@@ -368,6 +378,11 @@ int wire_encode(struct err *e, uint8_t **out, size_t *n, const struct wire_frame
 /* The same, with its length before it as on a pipe, behind the *n bytes at *p (malloc'd, *cap long; NULL, 0 and 0 to
  * begin with). On failure nothing is behind them. */
 int wire_encode_add(struct err *e, uint8_t **p, size_t *n, size_t *cap, const struct wire_frame *f);
+/* The bytes, with its length before it, of the frame at p. ERR_PROTO: the n bytes there do not begin with a whole one.
+ */
+int wire_frame_size(struct err *e, size_t *size, const uint8_t *p, size_t n);
+/* wire_decode of the frame at *p, with its length before it; *p and *n move to the next one. */
+int wire_decode_next(struct err *e, struct wire_frame *f, struct wire_arena *a, const uint8_t **p, size_t *n);
 
 /* A deep copy of a request that outlives its frame. wire_req_free(NULL) is safe. */
 int wire_req_copy(struct err *e, struct wire_req **out, const struct wire_req *r);

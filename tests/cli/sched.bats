@@ -61,7 +61,7 @@ load_of() { simulate "$@" --record load gen:n=60,rate=8,prompt=400,out=8,shared=
 {"k":"tok","seq":"0","index":0,"id":"a","ids":[]}
 {"k":"knob","name":"no_such"}
 not json
-{"k":"poll","worker":"stranger"}
+{"k":"capacity","worker":"stranger"}
 {"k":"stat"}
 .
     run --separate-stderr sched --jsonl < events

@@ -1,6 +1,6 @@
 /*
- * How many decisions a scheduler makes over nng, and how soon: a gateway and workers, all of this process, each with a
- * connection of its own, that take no time for what they are told to do.
+ * How many decisions a scheduler makes as a service, and how soon: a gateway and workers, all of this process, each
+ * with a session of its own, that take no time for their orders.
  *
  *     bench_sched URL < jobs                           a line of stdin is a job, a line of stdout its result in JSON
  *
@@ -9,12 +9,13 @@
  * queued: requests that wait, always, where rate is 0; otherwise so many come a second. hold: ms that a worker has a
  * request. Gives the orders a second, and the time from the sending of a request to its order.
  */
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "link/ask.h"
+#include "link/session.h"
 #include "proc/proc.h"
 
 #define WORKERS_MAX 256
@@ -31,20 +32,18 @@ struct held {
 
 struct fake {
     char name[48];
-    struct link_dialer *to;
-    uint64_t got;
+    struct session_hub *hub; /* of its own: a hub has one name */
+    struct session *to;
+    uint64_t n_order; /* since its join */
     uint32_t held;
     struct held *first, **last; /* by end */
-    uint32_t n_open;            /* work polls that are not answered */
-    bool again;                 /* a poll is due */
+    bool changed;               /* its capacity has to be sent */
 };
 
 static struct err e;
-static struct link_box *box;
 static struct wire_arena *arena;
-static struct link_msg m;
 static struct fake *fakes;
-static struct link_dialer *gateway;
+static struct fake gateway;
 static uint64_t *sent_ns;
 static uint32_t *latency_us;
 static uint64_t n_sent, n_order, n_done, n_refused, run;
@@ -59,9 +58,9 @@ static void must(int rc)
     exit(rc);
 }
 
-static void add(const struct wire_frame *f)
+static void send_frame(const struct fake *w, const struct wire_frame *f)
 {
-    must(link_msg_add(&e, &m, f));
+    must(session_send(&e, w->to, f));
 }
 
 static struct wire_frame join_of(const struct fake *w)
@@ -83,16 +82,15 @@ static struct wire_frame join_of(const struct fake *w)
     return f;
 }
 
-static struct wire_frame poll_of(const struct fake *w, bool ctl)
+static struct wire_frame capacity_of(const struct fake *w)
 {
-    struct wire_frame f = {.kind = WIRE_POLL};
-    f.poll = (struct wire_poll){.worker = wire_str_of(w->name),
-                                .inc = run,
-                                .ctl = ctl,
-                                .got = ctl ? 0 : w->got,
-                                .seqs = (uint32_t)seqs - w->held,
-                                .tokens = 1 << 20,
-                                .blocks = 1 << 20};
+    struct wire_frame f = {.kind = WIRE_CAPACITY};
+    f.capacity = (struct wire_capacity){.worker = wire_str_of(w->name),
+                                        .inc = run,
+                                        .orders = w->n_order,
+                                        .seqs = (uint32_t)seqs - w->held,
+                                        .tokens = 1 << 20,
+                                        .blocks = 1 << 20};
     return f;
 }
 
@@ -109,23 +107,16 @@ static struct wire_frame submit_of(uint64_t job)
 
 /* ---- workers ---- */
 
-static void poll_controls(struct fake *w)
+/* Reports what has ended by now, and the room that it leaves. */
+static void report(struct fake *w, uint64_t now)
 {
-    struct wire_frame f = poll_of(w, true);
-    add(&f);
-    must(link_ask(&e, w->to, &m, NULL));
-}
-
-/* What has ended by now goes with the poll. */
-static void poll_work(struct fake *w, uint64_t now)
-{
-    w->again = false;
     while (w->first && w->first->end_ns <= now) {
         struct held *h = w->first;
         w->first = h->next;
         if (!w->first)
             w->last = &w->first;
         w->held--;
+        w->changed = true;
         struct wire_frame f = {.kind = WIRE_REPORT};
         f.report = (struct wire_report){.worker = wire_str_of(w->name),
                                         .inc = run,
@@ -137,13 +128,14 @@ static void poll_work(struct fake *w, uint64_t now)
                                         .n_done = PROMPT,
                                         .n_out = 16,
                                         .reason = WIRE_LENGTH};
-        add(&f);
+        send_frame(w, &f);
         free(h);
     }
-    struct wire_frame f = poll_of(w, false);
-    add(&f);
-    must(link_ask(&e, w->to, &m, w));
-    w->n_open++;
+    if (!w->changed)
+        return;
+    struct wire_frame f = capacity_of(w);
+    send_frame(w, &f);
+    w->changed = false;
 }
 
 static void take_order(struct fake *w, const struct wire_order *o, uint64_t now)
@@ -155,48 +147,34 @@ static void take_order(struct fake *w, const struct wire_order *o, uint64_t now)
     *w->last = h;
     w->last = &h->next;
     w->held++;
-    w->got = o->n;
+    w->n_order++;
+    w->changed = true;
     latency_us[n_order++] = (uint32_t)((now - sent_ns[o->job]) / 1000);
 }
 
-/* ---- everything that is said ---- */
+/* ---- everything that comes ---- */
 
-static void poll_gateway(void)
+static void take_frame(struct fake *w, const struct wire_frame *f, uint64_t now)
 {
-    struct wire_frame f = {.kind = WIRE_POLL, .poll = {.gw = wire_str_of(name)}};
-    add(&f);
-    must(link_ask(&e, gateway, &m, gateway));
-}
-
-static void told(struct fake *w, const struct wire_frame *f, uint64_t now)
-{
-    if (f->kind == WIRE_ORDER && w)
+    if (f->kind == WIRE_ORDER)
         take_order(w, &f->order, now);
     n_done += f->kind == WIRE_DONE;
-    n_refused += f->kind == WIRE_REFUSE && f->refuse.job;
+    n_refused += f->kind == WIRE_REFUSE;
 }
 
-static void take_all(void)
+static void take_all(struct fake *w)
 {
-    struct link_event v;
+    struct session_event v;
     struct wire_frame f;
-    while (link_box_take(box, &v)) {
-        if (v.what == LINK_FAILED)
+    uint64_t now = proc_now_ns();
+    while (session_hub_next(w->hub, &v)) {
+        if (v.type == SESSION_DOWN || v.type == SESSION_REFUSED)
             must(err_set(&e, ERR_SYS, "%s", v.err.text));
-        if (v.what != LINK_ANSWER)
+        if (v.type != SESSION_FRAME)
             continue;
-        struct fake *w = v.arg && v.arg != gateway && v.arg != &m ? v.arg : NULL;
-        uint64_t now = proc_now_ns();
-        const uint8_t *p = v.p;
-        size_t n = v.n;
         wire_arena_reset(arena);
-        while (link_msg_next(&e, &f, arena, &p, &n))
-            told(w, &f, now);
-        must(e.code);
-        if (w) /* one that a newer one took the place of is nothing to go on from */
-            w->again = --w->n_open == 0;
-        else if (v.arg == gateway)
-            poll_gateway();
+        must(session_frame(&e, &f, arena, &v));
+        take_frame(w, &f, now);
     }
 }
 
@@ -204,11 +182,9 @@ static void submit_some(uint64_t n)
 {
     for (uint64_t i = 0; i < n && n_sent + 1 < JOBS_MAX; i++) {
         struct wire_frame f = submit_of(++n_sent);
-        add(&f);
+        send_frame(&gateway, &f);
         sent_ns[n_sent] = proc_now_ns();
     }
-    if (m.n)
-        must(link_ask(&e, gateway, &m, &m));
 }
 
 static uint64_t due(uint64_t begin, uint64_t now)
@@ -221,12 +197,18 @@ static uint64_t due(uint64_t begin, uint64_t now)
 
 static void turn(uint64_t begin, bool more)
 {
-    link_box_wait(box, 1);
-    take_all();
-    uint64_t now = proc_now_ns();
+    struct pollfd p[WORKERS_MAX + 1];
     for (unsigned long i = 0; i < n_worker; i++)
-        if (fakes[i].again || (fakes[i].first && fakes[i].first->end_ns <= now && hold))
-            poll_work(&fakes[i], now);
+        p[i] = (struct pollfd){.fd = session_hub_fd(fakes[i].hub), .events = POLLIN};
+    p[n_worker] = (struct pollfd){.fd = session_hub_fd(gateway.hub), .events = POLLIN};
+    poll(p, n_worker + 1, 1);
+    take_all(&gateway);
+    uint64_t now = proc_now_ns();
+    for (unsigned long i = 0; i < n_worker; i++) {
+        take_all(&fakes[i]);
+        report(&fakes[i], now);
+        take_all(&fakes[i]); /* sends */
+    }
     uint64_t n = more ? due(begin, now) : 0;
     if (n >= (rate ? 1 : 16))
         submit_some(n);
@@ -249,47 +231,53 @@ static void print(uint64_t from, double seconds)
     fflush(stdout);
 }
 
+static void connect_one(struct fake *w, const char *url, const char *role)
+{
+    const struct session_hub_opts o = {.self = {.role = role, .name = w->name, .inc = run}};
+    must(session_hub_new(&e, &w->hub, &o));
+    must(session_dial(&e, &w->to, w->hub, url, "sched", NULL));
+    w->last = &w->first;
+    while (!session_is_up(w->to)) {
+        take_all(w);
+        session_hub_wait(w->hub, 10);
+    }
+}
+
 static void connect_all(const char *url)
 {
     for (unsigned long i = 0; i < n_worker; i++) {
         struct fake *w = &fakes[i];
-        *w = (struct fake){.last = &w->first};
+        *w = (struct fake){.changed = true};
         snprintf(w->name, sizeof w->name, "f%lu.%llu", i, (unsigned long long)(run % 100000));
-        must(link_dial(&e, &w->to, box, url, NULL));
+        connect_one(w, url, "worker");
         struct wire_frame f = join_of(w);
-        add(&f);
-        must(link_ask(&e, w->to, &m, w)); /* its answer makes the first poll due */
-        w->n_open++;
+        send_frame(w, &f);
     }
-    must(link_dial(&e, &gateway, box, url, NULL));
-    poll_gateway();
+    gateway = (struct fake){0};
+    snprintf(gateway.name, sizeof gateway.name, "%s", name);
+    connect_one(&gateway, url, "gateway");
 }
 
-static void close_all(void)
+static void close_one(struct fake *w)
 {
-    for (unsigned long i = 0; i < n_worker; i++) {
-        link_dialer_free(fakes[i].to);
-        while (fakes[i].first) {
-            struct held *h = fakes[i].first;
-            fakes[i].first = h->next;
-            free(h);
-        }
+    session_free(w->to);
+    session_hub_free(w->hub);
+    while (w->first) {
+        struct held *h = w->first;
+        w->first = h->next;
+        free(h);
     }
-    link_dialer_free(gateway);
 }
 
 static void job(const char *url, double seconds)
 {
-    struct link_event v;
     run = proc_now_ns();
     snprintf(name, sizeof name, "bench.%llu", (unsigned long long)run);
     n_sent = n_order = n_done = n_refused = 0;
     connect_all(url);
     uint64_t begin = proc_now_ns();
-    while (proc_now_ns() < begin + NS_S / 2) /* all have joined, and polled */
+    while (proc_now_ns() < begin + NS_S / 2) /* all have joined */
         turn(begin, false);
-    for (unsigned long i = 0; i < n_worker; i++)
-        poll_controls(&fakes[i]);
     begin = proc_now_ns();
     while (proc_now_ns() < begin + NS_S / 2)
         turn(begin, true);
@@ -297,9 +285,9 @@ static void job(const char *url, double seconds)
     while (proc_now_ns() < end)
         turn(begin, true);
     double took = (double)(proc_now_ns() - start) / NS_S;
-    close_all();
-    while (link_box_take(box, &v))
-        ;
+    for (unsigned long i = 0; i < n_worker; i++)
+        close_one(&fakes[i]);
+    close_one(&gateway);
     print(from, took);
 }
 
@@ -334,13 +322,10 @@ int main(int argc, char **argv)
     if (!fakes || !sent_ns || !latency_us || !arena || argc < 2)
         return ERR_USAGE;
     proc_write_errors();
-    must(link_box_new(&e, &box));
     while (fgets(line, sizeof line, stdin)) {
         set(line);
         job(argv[1], field(line, "seconds "));
     }
-    link_box_free(box);
-    link_msg_free(&m);
     wire_arena_free(arena);
     free(fakes);
     free(sent_ns);

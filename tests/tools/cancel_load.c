@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/time.h"
 #include "gateway/gateway.h"
 
 #define PROMPTS 64
@@ -29,13 +29,6 @@ struct load {
     struct answer whole[PROMPTS]; /* the longest seen */
     uint64_t n, asked, ended, cancelled, failed, differ, random;
 };
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static uint64_t draw(struct load *l, uint64_t below)
 {
@@ -86,13 +79,13 @@ static int ask(struct err *e, struct load *l)
                  which * which, which, 8 + (int)(which % 48));
     struct answer *a = &l->a[seq];
     a->asked = true;
-    a->cancel_ns = draw(l, 2) ? now_ns() + draw(l, 200000000) : 0;
+    a->cancel_ns = draw(l, 2) ? time_now_ns() + draw(l, 200000000) : 0;
     return gateway_ask(e, l->g, seq, (struct wire_str){0}, line, (size_t)n);
 }
 
 static void cancel_due(struct load *l, uint64_t from)
 {
-    uint64_t now = now_ns();
+    uint64_t now = time_now_ns();
     for (uint64_t i = from; i < l->asked; i++) {
         struct answer *a = &l->a[i];
         if (a->ended || !a->cancel_ns || a->cancel_ns > now)

@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "link/store_client.h"
 
 #define BLOCKS_MAX 16384
@@ -117,25 +117,16 @@ static int time_hand(struct err *e, struct store_client *c)
     static uint64_t ns[1001];
     struct kv_seq_info h;
     for (int i = 0; i < 1001; i++) {
-        struct timespec a, b;
-        clock_gettime(CLOCK_MONOTONIC, &a);
+        uint64_t from = time_now_ns();
         int rc = store_client_hand(e, c, &h, q.seq, q.gen);
         rc = rc ? rc : store_client_take(e, c, &q, h.seq, h.gen);
         if (rc)
             return rc;
-        clock_gettime(CLOCK_MONOTONIC, &b);
-        ns[i] = (uint64_t)(b.tv_sec - a.tv_sec) * 1000000000u + (uint64_t)(b.tv_nsec - a.tv_nsec);
+        ns[i] = time_now_ns() - from;
     }
     qsort(ns, 1001, sizeof *ns, by_value);
     printf("%" PRIu64 " ns %zu\n", ns[500], sizeof h.seq + sizeof h.gen);
     return 0;
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* Publishes what is missing of the prompt, 16 blocks a call whose bytes are left as they are: the median time of a
@@ -159,11 +150,11 @@ static int time_publish(struct err *e, struct store_client *c)
                                .digests = digests + q.n_block * KV_DIGEST,
                                .ids = ids + q.n_block * KERN_KV_BLOCK,
                                .tail = KV_NONE};
-        uint64_t begin = now_ns();
+        uint64_t begin = time_now_ns();
         rc = rc ? rc : store_client_publish(e, c, out, &u);
         if (rc)
             return rc;
-        ns[n] = (now_ns() - begin) / n_block;
+        ns[n] = (time_now_ns() - begin) / n_block;
         q.n_block += n_block;
     }
     qsort(ns, n / 4, sizeof *ns, by_value);
@@ -178,9 +169,9 @@ static int time_lease(struct err *e, struct store_client *c)
     uint64_t best = UINT64_MAX, ns;
     for (int i = 0; i < 9; i++) {
         struct kv_seq_info l;
-        uint64_t begin = now_ns();
+        uint64_t begin = time_now_ns();
         int rc = store_client_lease(e, c, &l, ids, n_prompt * KERN_KV_BLOCK, digests, n_prompt, true);
-        ns = now_ns() - begin;
+        ns = time_now_ns() - begin;
         if (!rc && l.n_block != n_prompt)
             rc = err_set(e, ERR_NO, "%" PRIu64 " of %" PRIu64 " blocks are there", l.n_block, n_prompt);
         rc = rc ? rc : store_client_release(e, c, l.seq, l.gen);
@@ -209,15 +200,6 @@ static int one(struct err *e, struct store_client *c, const char *line)
         n_credit += got;
         return rc ? rc : printf("credit %" PRIu64 "\n", n_credit) < 0;
     }
-    if (!strcmp(word, "ask")) {
-        rc = store_client_credit_ask(e, c, x, (uint32_t)y);
-        return rc ? rc : puts("asked") < 0;
-    }
-    if (!strcmp(word, "credited")) {
-        rc = store_client_credited(e, c, credit + n_credit, &got, (int)x);
-        n_credit += got;
-        return rc ? rc : printf("credit %" PRIu64 "\n", n_credit) < 0;
-    }
     if (!strcmp(word, "keep") || !strcmp(word, "free")) {
         rc = *word == 'k' ? store_client_keep(e, c, x, y) : store_client_release(e, c, x, y);
         return rc ? rc : puts("ok") < 0;
@@ -235,10 +217,6 @@ static int one(struct err *e, struct store_client *c, const char *line)
     }
     if (!strcmp(word, "take")) {
         rc = store_client_take(e, c, &q, x, y);
-        return rc ? rc : show(&q);
-    }
-    if (!strcmp(word, "fork")) {
-        rc = store_client_fork(e, c, &q, q.seq, q.gen);
         return rc ? rc : show(&q);
     }
     if (!strcmp(word, "release")) {

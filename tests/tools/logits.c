@@ -12,24 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "cli/cli.h"
 #include "engine/engine.h"
 
 static int read_ids(struct err *e, uint32_t **ids, int64_t *n, int64_t vocab)
 {
-    int64_t cap = 0;
+    size_t cap = 0;
     char word[32];
     while (scanf("%31s", word) == 1) {
         uint64_t v;
         int rc = cli_u64(e, "id", word, &v, 0, (uint64_t)vocab - 1);
+        rc = rc ? rc : vec_reserve(e, ids, &cap, (size_t)*n + 1, sizeof **ids, "ids");
         if (rc)
             return rc;
-        if (*n == cap) {
-            cap = cap ? 2 * cap : 1024;
-            *ids = realloc(*ids, (size_t)cap * sizeof **ids);
-            if (!*ids)
-                return err_nomem(e, "ids", (size_t)cap * sizeof **ids);
-        }
         (*ids)[(*n)++] = (uint32_t)v;
     }
     return 0;

@@ -3,15 +3,18 @@
  *
  *   sched_client gateway URL NAME N OPEN MAX_TOKENS CANCEL_EVERY
  *       submits N requests, OPEN of them at once, cancels every CANCEL_EVERY-th (0: none) soon after, submits again
- *       what runs when the scheduler says so; prints what became of them, as
+ *       what runs when its session is new; prints what became of them, as
  *       "submitted N stop N length N cancelled N error N refused N twice N again N"
  *   sched_client worker URL NAME ROLE SEQS PREFILL_MS TOKEN_MS
  *       a worker that takes time and no more; runs until it is killed
  *   sched_client stat URL          prints the accounting, and a line for each worker, as JSON
  *   sched_client knob URL NAME VALUE [WORKER]
- *   sched_client hostile URL       says all that it should not; prints what it was answered in all, as "N refused"
- *   sched_client crowd URL N       N connections at once, half of them with a question, then none
+ *   sched_client hostile URL OTHER_GATEWAY
+ *       sends all that it should not, in sessions of a worker, a gateway and a tool, and without a session; prints how
+ *       many refusals it got, as "N refused"
+ *   sched_client crowd URL N       N connections at once, half of them with a part of a frame, then none
  */
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,17 +22,17 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "link/ask.h"
+#include "link/session.h"
 #include "link/worker.h"
 #include "proc/proc.h"
 
 #define NS_MS 1000000ull
 
 static struct err e;
-static struct link_box *box;
-static struct link_dialer *to;
+static struct session_hub *hub;
+static struct session *to;
 static struct wire_arena *arena;
-static struct link_msg m;
+static uint64_t inc;
 
 static void must(int rc)
 {
@@ -44,51 +47,81 @@ static unsigned long number(const char *s)
     return s ? strtoul(s, NULL, 10) : 0;
 }
 
-static void dial(const char *url)
+static void dial(const char *url, const char *role, const char *name)
 {
-    must(link_box_new(&e, &box));
-    must(link_dial(&e, &to, box, url, NULL));
+    inc = proc_now_ns();
+    const struct session_hub_opts o = {.self = {.role = role, .name = name, .inc = inc}};
+    must(session_hub_new(&e, &hub, &o));
+    must(session_dial(&e, &to, hub, url, "sched", NULL));
     arena = wire_arena_new();
 }
 
-/* Until the answer is there; false: none will come, or not in time. */
-static bool answer(struct link_event *v, int ms)
+static void hang_up(void)
 {
-    uint64_t end = proc_now_ns() + (uint64_t)ms * NS_MS;
-    while (proc_now_ns() < end) {
-        while (link_box_take(box, v))
-            if (v->what == LINK_ANSWER || v->what == LINK_FAILED)
-                return v->what == LINK_ANSWER;
-        link_box_wait(box, 50);
+    session_free(to);
+    session_hub_free(hub);
+    wire_arena_free(arena);
+}
+
+/* False: not in time. */
+static bool next_event(struct session_event *v, int ms)
+{
+    uint64_t now, end = proc_now_ns() + (uint64_t)ms * NS_MS;
+    while (!session_hub_next(hub, v)) {
+        now = proc_now_ns();
+        if (now >= end)
+            return false;
+        session_hub_wait(hub, (int)((end - now) / NS_MS) + 1);
     }
+    return true;
+}
+
+static bool wait_up(int ms)
+{
+    struct session_event v;
+    while (next_event(&v, ms))
+        if (v.type == SESSION_UP)
+            return true;
     return false;
 }
 
-static uint64_t print(const struct link_event *v)
+/* The next frame of the scheduler; false: none in time. */
+static bool next_frame(struct wire_frame *f, int ms)
 {
-    struct wire_frame f;
-    const uint8_t *p = v->p;
-    size_t n = v->n;
-    uint64_t n_frame = 0;
-    wire_arena_reset(arena);
-    for (; link_msg_next(&e, &f, arena, &p, &n); n_frame++) {
-        char *line;
-        must(wire_to_json(&e, &line, &f, NULL, false));
-        puts(line);
-        free(line);
-    }
-    must(e.code);
-    return n_frame;
+    struct session_event v;
+    while (next_event(&v, ms))
+        if (v.type == SESSION_FRAME) {
+            wire_arena_reset(arena);
+            must(session_frame(&e, f, arena, &v));
+            return true;
+        }
+    return false;
 }
 
-static int once(const struct wire_frame *f)
+static void print(const struct wire_frame *f)
 {
-    struct link_event v;
-    must(link_msg_add(&e, &m, f));
-    must(link_ask(&e, to, &m, NULL));
-    if (!answer(&v, 5000))
+    char *line;
+    must(wire_to_json(&e, &line, f, NULL, false));
+    puts(line);
+    free(line);
+}
+
+/* A stat comes with as many frames of workers as it counts; a knob comes back, or a refusal. */
+static int once(const struct wire_frame *request)
+{
+    struct wire_frame f;
+    uint32_t more = 1;
+    bool refused = false;
+    if (!wait_up(5000))
         return 1;
-    return print(&v) && f->kind == WIRE_KNOB;
+    must(session_send(&e, to, request));
+    for (; more && next_frame(&f, 5000); more--) {
+        refused |= f.kind == WIRE_REFUSE;
+        more += f.kind == WIRE_STAT ? f.stat.workers : 0;
+        if (f.kind != WIRE_KNOB)
+            print(&f);
+    }
+    return more || refused;
 }
 
 /* ---- a gateway ---- */
@@ -105,7 +138,7 @@ static const char *name;
 static uint32_t max_tokens;
 static unsigned long cancel_every;
 
-static void add_submit(uint64_t k, bool again)
+static void send_submit(uint64_t k, bool again)
 {
     struct wire_frame f = {.kind = WIRE_SUBMIT};
     f.submit = (struct wire_submit){.gw = wire_str_of(name),
@@ -116,20 +149,14 @@ static void add_submit(uint64_t k, bool again)
                                     .body = {(const uint8_t *)"body", 4},
                                     .again = again,
                                     .attempt = request[k].attempt};
-    must(link_msg_add(&e, &m, &f));
+    must(session_send(&e, to, &f));
 }
 
-static void add_cancel(uint64_t k)
+static void send_cancel(uint64_t k)
 {
     struct wire_frame f = {.kind = WIRE_CANCEL, .cancel = {.gw = wire_str_of(name), .job = k + 1}};
-    must(link_msg_add(&e, &m, &f));
+    must(session_send(&e, to, &f));
     request[k].state = CANCELLED;
-}
-
-static void send_off(void)
-{
-    if (m.n)
-        must(link_ask(&e, to, &m, &m));
 }
 
 static void submit_again(void)
@@ -138,14 +165,13 @@ static void submit_again(void)
     for (uint64_t k = 0; k < n_begun; k++) {
         if (request[k].state == DONE)
             continue;
-        add_submit(k, true);
+        send_submit(k, true);
         if (request[k].state == CANCELLED)
-            add_cancel(k);
+            send_cancel(k);
     }
-    send_off();
 }
 
-/* What ended before a scheduler asked for everything again may end once more. */
+/* What ended while everything was submitted again may end once more. */
 static void ended(uint64_t job, uint64_t *count)
 {
     if (!job || job > n_begun)
@@ -160,65 +186,52 @@ static void ended(uint64_t job, uint64_t *count)
     r->state = DONE;
 }
 
-static void told(const struct wire_frame *f)
+static void take_frame(const struct wire_frame *f)
 {
     if (f->kind == WIRE_ACK && f->ack.job && f->ack.job <= n_begun)
         request[f->ack.job - 1].attempt = f->ack.attempt;
     if (f->kind == WIRE_DONE)
         ended(f->done.job, &counts[f->done.reason]);
     if (f->kind == WIRE_REFUSE && !f->refuse.job)
-        submit_again();
+        must(err_set(&e, ERR_PROTO, "%.*s", (int)f->refuse.text.n, f->refuse.text.p));
     if (f->kind == WIRE_REFUSE && f->refuse.job)
         ended(f->refuse.job, &n_refused);
 }
 
-static void poll_again(void)
-{
-    struct link_msg p = {0};
-    struct wire_frame f = {.kind = WIRE_POLL, .poll = {.gw = wire_str_of(name)}};
-    must(link_msg_add(&e, &p, &f));
-    must(link_ask(&e, to, &p, NULL));
-    link_msg_free(&p);
-}
-
-/* Not before the scheduler has heard of this gateway, or all would be submitted twice. */
 static void begin_some(void)
 {
-    while (n_again && n_open < n_max && n_begun < n_all) {
+    while (session_is_up(to) && n_open < n_max && n_begun < n_all) {
         request[n_begun].state = OPEN;
-        add_submit(n_begun++, false);
+        send_submit(n_begun++, false);
         n_open++;
         if (cancel_every && n_begun % cancel_every == 0)
-            add_cancel(n_begun - 1);
+            send_cancel(n_begun - 1);
     }
-    send_off();
 }
 
-static int gateway(char **arg)
+static int gateway(const char *url, char **arg)
 {
     struct wire_frame f;
-    struct link_event v;
+    struct session_event v;
     name = arg[0];
     n_all = number(arg[1]);
     n_max = number(arg[2]);
     max_tokens = (uint32_t)number(arg[3]);
     cancel_every = number(arg[4]);
     request = calloc(n_all + 1, sizeof *request);
-    poll_again();
+    dial(url, "gateway", name);
     while (n_begun < n_all || n_open) {
-        begin_some();
-        link_box_wait(box, 1000);
-        while (link_box_take(box, &v)) {
-            if (v.what != LINK_ANSWER && v.what != LINK_FAILED)
+        session_hub_wait(hub, 1000);
+        while (session_hub_next(hub, &v)) {
+            if (v.type == SESSION_UP)
+                submit_again();
+            if (v.type != SESSION_FRAME)
                 continue;
-            const uint8_t *p = v.p;
-            size_t n = v.n;
             wire_arena_reset(arena);
-            while (v.what == LINK_ANSWER && link_msg_next(&e, &f, arena, &p, &n))
-                told(&f);
-            if (!v.arg) /* the poll */
-                poll_again();
+            must(session_frame(&e, &f, arena, &v));
+            take_frame(&f);
         }
+        begin_some();
     }
     printf("submitted %d stop %d length %d cancelled %d error %d refused %d twice %d again %d\n", (int)n_begun,
            (int)counts[WIRE_STOP], (int)counts[WIRE_LENGTH], (int)counts[WIRE_CANCELLED], (int)counts[WIRE_ERROR],
@@ -328,61 +341,110 @@ static void work(const char *url, char **arg)
     }
 }
 
-/* ---- somebody who means no good ---- */
+/* ---- a peer that breaks the rules ---- */
 
 static uint64_t n_refusal;
 
-static void raw(const void *p, size_t n)
+static void expect_refusal(void)
 {
-    struct link_event v;
-    struct link_msg x = {.p = malloc(n + 1), .n = n};
     struct wire_frame f;
-    memcpy(x.p, p, n);
-    must(link_ask(&e, to, &x, NULL));
-    link_msg_free(&x);
-    if (!answer(&v, 300))
-        return;
-    const uint8_t *q = v.p;
-    size_t left = v.n;
-    wire_arena_reset(arena);
-    while (link_msg_next(&e, &f, arena, &q, &left))
-        n_refusal += f.kind == WIRE_REFUSE;
+    if (next_frame(&f, 2000))
+        n_refusal += f.kind == WIRE_REFUSE && !f.refuse.job;
 }
 
-static void wrong_frame(const struct wire_frame *f)
+static void wrong(const struct wire_frame *f)
 {
-    link_msg_clear(&m);
-    must(link_msg_add(&e, &m, f));
-    raw(m.p, m.n);
+    must(session_send(&e, to, f));
+    expect_refusal();
 }
 
-static int hostile(void)
+/* In a connection without session: it must be closed soon. */
+static void raw(const char *url, const void *p, size_t n)
 {
-    static const uint8_t huge[] = {0xce, 0x0f, 0xff, 0xff, 0xff, 0x81}, cut[] = {0xce, 0, 0, 0, 9, 0x81, 0xa1, 'k'};
-    struct wire_str me = wire_str_of("hostile");
-    raw("", 0);
-    raw("GET / HTTP/1.1\r\n\r\n", 18);
-    raw(huge, sizeof huge);
-    raw(cut, sizeof cut);
-    wrong_frame(&(struct wire_frame){.kind = WIRE_IDLE, .idle = {.to = me}});
-    wrong_frame(&(struct wire_frame){.kind = WIRE_GONE, .gone = {.worker = wire_str_of("w1")}});
-    wrong_frame(&(struct wire_frame){.kind = WIRE_BLOCKS, .blocks = {.store = me, .reset = true}});
-    wrong_frame(&(struct wire_frame){.kind = WIRE_HELLO, .hello = {.version = WIRE_VERSION, .from = me}});
-    wrong_frame(&(struct wire_frame){.kind = WIRE_ORDER,
-                                     .order = {.to = me, .n = 1, .order = 1, .gw = me, .job = 1, .phase = me}});
-    wrong_frame(&(struct wire_frame){.kind = WIRE_POLL, .poll = {.worker = me, .inc = 7}});
-    wrong_frame(&(struct wire_frame){
-        .kind = WIRE_REPORT,
-        .report = {
-            .worker = me, .inc = 7, .gw = wire_str_of("g1"), .job = 1, .order = 1, .what = wire_str_of("ended")}});
-    wrong_frame(&(struct wire_frame){.kind = WIRE_REPORT, .report = {.gw = me, .job = 1, .order = 1, .what = me}});
-    wrong_frame(&(struct wire_frame){
-        .kind = WIRE_JOIN, .join = {.worker = me, .role = me, .seqs = 1, .blocks = 1, .max_len = 1, .chunk = 1}});
-    wrong_frame(&(struct wire_frame){.kind = WIRE_CANCEL, .cancel = {.gw = me, .job = UINT64_MAX}});
-    wrong_frame(&(struct wire_frame){.kind = WIRE_KNOB, .knob = {.name = me, .value = -1}});
-    size_t n = LINK_MESSAGE_BYTES_MAX + 65536;
-    void *big = calloc(1, n);
-    raw(big, n);
+    uint8_t got[4096];
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    strncat(a.sun_path, url + 6, sizeof a.sun_path - 1);
+    if (s < 0 || connect(s, (struct sockaddr *)&a, sizeof a))
+        must(err_sys(&e, "connect"));
+    (void)!write(s, p, n);
+    uint64_t end = proc_now_ns() + 10000 * NS_MS;
+    for (;;) {
+        struct pollfd f = {.fd = s, .events = POLLIN};
+        if (poll(&f, 1, 100) > 0 && read(s, got, sizeof got) <= 0)
+            break;
+        if (proc_now_ns() > end)
+            must(err_set(&e, ERR_PROTO, "a connection that sends no session_hello stays open"));
+    }
+    close(s);
+}
+
+static struct wire_str me = {"hostile", 7};
+
+static void as_worker(void)
+{
+    static const uint8_t cut[] = {0xce, 0, 0, 0, 3, 0x81, 0xa1, 'k'}, no_map[] = {0xce, 0, 0, 0, 1, 7};
+    must(session_send_bytes(&e, to, cut, sizeof cut));
+    expect_refusal();
+    must(session_send_bytes(&e, to, no_map, sizeof no_map));
+    expect_refusal();
+    wrong(&(struct wire_frame){.kind = WIRE_GONE, .gone = {.worker = wire_str_of("w1")}});
+    wrong(&(struct wire_frame){.kind = WIRE_BLOCKS, .blocks = {.store = me, .reset = true}});
+    wrong(&(struct wire_frame){.kind = WIRE_TICK});
+    wrong(&(struct wire_frame){.kind = WIRE_HELLO, .hello = {.version = WIRE_VERSION, .from = me}});
+    wrong(&(struct wire_frame){.kind = WIRE_ORDER, .order = {.to = me, .order = 1, .gw = me, .job = 1, .phase = me}});
+    wrong(&(struct wire_frame){.kind = WIRE_CAPACITY, .capacity = {.worker = me, .inc = inc}}); /* it never joined */
+    wrong(&(struct wire_frame){.kind = WIRE_CAPACITY, .capacity = {.worker = wire_str_of("w1"), .inc = inc}});
+    wrong(&(struct wire_frame){.kind = WIRE_REPORT,
+                               .report = {.worker = me, .inc = inc, .gw = me, .job = 1, .order = 1, .what = me}});
+    wrong(&(struct wire_frame){
+        .kind = WIRE_JOIN,
+        .join = {.worker = me, .inc = inc, .role = me, .seqs = 1, .blocks = 1, .max_len = 1, .chunk = 1}});
+    wrong(&(struct wire_frame){.kind = WIRE_SUBMIT, .submit = {.gw = me, .job = 1, .n_prompt = 1}});
+}
+
+/* other: the name of a gateway that is connected. */
+static void as_gateway(const char *other)
+{
+    for (uint64_t job = 1; job <= 500; job += 100)
+        wrong(&(struct wire_frame){.kind = WIRE_CANCEL, .cancel = {.gw = wire_str_of(other), .job = job}});
+    wrong(&(struct wire_frame){.kind = WIRE_SUBMIT, .submit = {.gw = wire_str_of(other), .job = 501, .n_prompt = 1}});
+    wrong(&(struct wire_frame){.kind = WIRE_REPORT,
+                               .report = {.worker = wire_str_of("w1"),
+                                          .gw = wire_str_of(other),
+                                          .job = 1,
+                                          .order = 1,
+                                          .what = wire_str_of("ended")}});
+    wrong(&(struct wire_frame){.kind = WIRE_REPORT,
+                               .report = {.gw = wire_str_of(other), .job = 1, .what = wire_str_of("ended")}});
+    wrong(&(struct wire_frame){.kind = WIRE_SUBMIT,
+                               .submit = {.gw = me, .job = 1, .n_prompt = 1, .digests = {(const uint8_t *)"1", 1}}});
+    wrong(&(struct wire_frame){.kind = WIRE_KNOB,
+                               .knob = {.name = wire_str_of("drain"), .worker = wire_str_of("w1"), .value = 1}});
+    must(session_send(&e, to, &(struct wire_frame){.kind = WIRE_CANCEL, .cancel = {.gw = me, .job = UINT64_MAX}}));
+}
+
+static int hostile(const char *url, const char *other)
+{
+    static const uint8_t huge[] = {0xce, 0x0f, 0xff, 0xff, 0xff, 0x81};
+    static const char *const roles[] = {"worker", "gateway", "tool"};
+    for (int i = 0; i < 3; i++) {
+        dial(url, roles[i], "hostile");
+        if (!wait_up(5000))
+            return 1;
+        if (i == 0)
+            as_worker();
+        else if (i == 1)
+            as_gateway(other);
+        else
+            wrong(&(struct wire_frame){.kind = WIRE_KNOB, .knob = {.name = me, .value = -1}});
+        hang_up();
+    }
+    raw(url, "", 0);
+    raw(url, "GET / HTTP/1.1\r\n\r\n", 18);
+    raw(url, huge, sizeof huge);
+    void *big = calloc(1, (size_t)SESSION_FRAME_BYTES_MAX + 65536);
+    raw(url, big, (size_t)SESSION_FRAME_BYTES_MAX + 65536);
     free(big);
     printf("%d refused\n", (int)n_refusal);
     return 0;
@@ -390,7 +452,7 @@ static int hostile(void)
 
 static int crowd(const char *url, unsigned long n)
 {
-    static const char header[] = "\0SP\0\0\60\0\0";
+    static const uint8_t part[] = {0xce, 0, 0, 0, 60, 0x85, 0xa1, 'k'};
     int *s = calloc(n, sizeof *s);
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     if (strlen(url + 6) >= sizeof a.sun_path)
@@ -400,10 +462,7 @@ static int crowd(const char *url, unsigned long n)
         s[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (s[i] < 0 || connect(s[i], (struct sockaddr *)&a, sizeof a))
             return 1;
-        if (i % 2 && write(s[i], header, 8) != 8)
-            return 1;
-        /* size, number of the question, and the rest that is no frame */
-        if (i % 4 == 1 && write(s[i], "\1\0\0\0\0\0\0\0\7\200\0\0\1abc", 16) != 16)
+        if (i % 2 && write(s[i], part, sizeof part) != sizeof part)
             return 1;
     }
     puts("there");
@@ -426,22 +485,24 @@ int main(int argc, char **argv)
         work(argv[2], arg);
     if (!strcmp(what, "crowd") && argc > 3)
         return crowd(argv[2], number(arg[0]));
-    dial(argv[2]);
+    if (!strcmp(what, "hostile") && argc > 3)
+        return hostile(argv[2], arg[0]);
     int rc = ERR_USAGE;
-    if (!strcmp(what, "gateway") && argc > 7)
-        rc = gateway(arg);
-    else if (!strcmp(what, "stat"))
+    if (!strcmp(what, "gateway") && argc > 7) {
+        rc = gateway(argv[2], arg);
+        hang_up();
+        return rc;
+    }
+    char own[32];
+    snprintf(own, sizeof own, "test-%d", (int)getpid());
+    dial(argv[2], "tool", own);
+    if (!strcmp(what, "stat"))
         rc = once(&(struct wire_frame){.kind = WIRE_STAT});
     else if (!strcmp(what, "knob") && argc > 4)
         rc = once(&(struct wire_frame){.kind = WIRE_KNOB,
                                        .knob = {.name = wire_str_of(arg[0]),
                                                 .value = strtof(arg[1], NULL),
                                                 .worker = wire_str_of(argc > 5 ? arg[2] : "")}});
-    else if (!strcmp(what, "hostile"))
-        rc = hostile();
-    link_dialer_free(to);
-    link_box_free(box);
-    link_msg_free(&m);
-    wire_arena_free(arena);
+    hang_up();
     return rc;
 }

@@ -4,15 +4,15 @@
  *
  *   sched_peer URL [DELAY_MS]
  *
- * Says "ready" on stdout, then a line each for what it is told: "submit JOB N_OUT", "cancel JOB", "report JOB N_OUT",
- * "polls N" at the end.
+ * Prints "ready" on stdout, then a line each for what it receives: "submit JOB N_OUT", "cancel JOB", "report JOB
+ * N_OUT", and "connections N" of gateways at the end.
  */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "link/ask.h"
+#include "link/session.h"
 #include "proc/proc.h"
 
 #define JOBS 4096
@@ -22,20 +22,13 @@ static struct job {
     uint64_t job, next_ns;
     uint32_t n_out, max_tokens, n_prompt;
     char id[64];
-    struct link_dialer *to;
+    struct session *to;
 } jobs[JOBS];
 
-static struct peer {
-    char url[256];
-    struct link_dialer *d;
-} peers[64];
-
-static struct link_box *box;
-static struct link_question *parked;
-static uint32_t parked_peer;
-static uint64_t delay_ns, n_poll, n_open;
+static struct session *gateways[64];
+static struct session_hub *sched, *worker;
+static uint64_t delay_ns, n_connection;
 static struct wire_arena *arena, *body_arena;
-static int for_sched, for_worker;
 static struct err e;
 
 static void check(int rc)
@@ -46,16 +39,16 @@ static void check(int rc)
     }
 }
 
-static struct link_dialer *dial(struct wire_str url)
+static struct session *dial(struct wire_str url)
 {
-    struct peer *p = peers;
-    while (p->d && (strlen(p->url) != url.n || memcmp(p->url, url.p, url.n)))
+    struct session **p = gateways;
+    char text[256];
+    snprintf(text, sizeof text, "%.*s", (int)url.n, url.p);
+    while (*p && strcmp(session_url(*p), text))
         p++;
-    if (!p->d) {
-        snprintf(p->url, sizeof p->url, "%.*s", (int)url.n, url.p);
-        check(link_dial(&e, &p->d, box, p->url, &for_worker));
-    }
-    return p->d;
+    if (!*p)
+        check(session_dial(&e, p, worker, text, "gateway", NULL));
+    return *p;
 }
 
 static void submit(const struct wire_submit *f)
@@ -68,8 +61,7 @@ static void submit(const struct wire_submit *f)
         j++;
     printf("submit %llu %u\n", (unsigned long long)f->job, f->n_out);
     wire_arena_reset(body_arena);
-    if (!link_msg_next(&e, &hello, body_arena, &p, &n) || !link_msg_next(&e, &tok, body_arena, &p, &n))
-        check(e.code ? e.code : 1);
+    check(wire_decode_next(&e, &hello, body_arena, &p, &n) || wire_decode_next(&e, &tok, body_arena, &p, &n));
     *j = (struct job){.used = true,
                       .job = f->job,
                       .next_ns = proc_now_ns() + delay_ns,
@@ -88,37 +80,26 @@ static void cancel(uint64_t job)
             j->used = false;
 }
 
-static void question(struct link_event *v)
+static void take(const struct session_event *ev)
 {
     struct wire_frame f;
-    bool poll = false;
-    wire_arena_reset(arena);
-    while (link_msg_next(&e, &f, arena, &v->p, &v->n)) {
-        if (f.kind == WIRE_SUBMIT)
-            submit(&f.submit);
-        else if (f.kind == WIRE_CANCEL)
-            cancel(f.cancel.job);
-        else if (f.kind == WIRE_REPORT)
-            printf("report %llu %u\n", (unsigned long long)f.report.job, f.report.n_out);
-        poll = poll || f.kind == WIRE_POLL;
-    }
-    check(e.code);
-    fflush(stdout);
-    if (!poll) {
-        link_answer(v->q, NULL);
+    n_connection += ev->type == SESSION_UP;
+    if (ev->type != SESSION_FRAME)
         return;
-    }
-    n_poll++;
-    if (parked)
-        link_answer(parked, NULL);
-    parked = v->q;
-    parked_peer = v->peer;
+    wire_arena_reset(arena);
+    check(session_frame(&e, &f, arena, ev));
+    if (f.kind == WIRE_SUBMIT)
+        submit(&f.submit);
+    else if (f.kind == WIRE_CANCEL)
+        cancel(f.cancel.job);
+    else if (f.kind == WIRE_REPORT)
+        printf("report %llu %u\n", (unsigned long long)f.report.job, f.report.n_out);
+    fflush(stdout);
 }
 
-/* The next token of each answer that is due, and the end behind the last. */
+/* The next token of each answer that is due, and the end after the last. What the gateway has no room for waits. */
 static void work(struct job *j)
 {
-    struct link_msg m = {0};
     char text[32];
     uint32_t id = j->n_out + 1;
     if (j->n_out < j->max_tokens) {
@@ -129,8 +110,10 @@ static void work(struct job *j)
                                   .ids = &id,
                                   .n_id = 1,
                                   .text = {text, (size_t)n},
-                                  .at = j->n_out++};
-        check(link_msg_add(&e, &m, &f));
+                                  .at = j->n_out};
+        if (session_send(&e, j->to, &f))
+            return;
+        j->n_out++;
         j->next_ns += delay_ns;
     }
     if (j->n_out >= j->max_tokens) {
@@ -140,39 +123,35 @@ static void work(struct job *j)
                                   .reason = WIRE_LENGTH,
                                   .prompt_tokens = j->n_prompt,
                                   .completion_tokens = j->n_out};
-        check(link_msg_add(&e, &m, &f));
-        j->used = false;
+        j->used = session_send(&e, j->to, &f) != 0;
     }
-    check(link_ask(&e, j->to, &m, &for_worker));
-    n_open++;
-    link_msg_free(&m);
 }
 
 int main(int argc, char **argv)
 {
-    struct link_listener *l;
-    struct link_event v;
+    struct session_listener *l;
+    struct session_event ev;
+    struct session_hub_opts o = {.self = {.role = "sched", .name = "sched_peer", .inc = proc_now_ns()}}, of_worker = o;
     if (argc < 2)
         return 100;
+    of_worker.self.role = "worker";
     delay_ns = argc > 2 ? strtoull(argv[2], NULL, 10) * 1000000 : 0;
     arena = wire_arena_new();
     body_arena = wire_arena_new();
-    check(proc_signals(&e) || link_box_new(&e, &box) || link_listen(&e, &l, box, argv[1], &for_sched));
+    check(proc_signals(&e) || session_hub_new(&e, &sched, &o) || session_hub_new(&e, &worker, &of_worker) ||
+          session_listen(&e, &l, sched, argv[1], "gateway", NULL));
     puts("ready");
     fflush(stdout);
     while (!proc_term_count()) {
-        link_box_wait(box, 1);
-        while (link_box_take(box, &v)) {
-            if (v.what == LINK_DOWN && v.peer == parked_peer)
-                parked = NULL;
-            n_open -= v.what == LINK_ANSWER || v.what == LINK_FAILED;
-            if (v.what == LINK_QUESTION)
-                question(&v);
-        }
+        session_hub_wait(sched, 1);
+        while (session_hub_next(sched, &ev))
+            take(&ev);
         for (struct job *j = jobs; j < jobs + JOBS; j++)
-            if (j->used && j->next_ns <= proc_now_ns() && n_open < 1000)
+            if (j->used && j->next_ns <= proc_now_ns())
                 work(j);
+        while (session_hub_next(worker, &ev))
+            ;
     }
-    printf("polls %llu\n", (unsigned long long)n_poll);
+    printf("connections %llu\n", (unsigned long long)n_connection);
     return 0;
 }

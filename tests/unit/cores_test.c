@@ -17,8 +17,8 @@
 
 #include <cmocka.h>
 
+#include "base/time.h"
 #include "proc/cores.h"
-#include "proc/proc.h"
 #include "unit/cores_file.h"
 
 static struct cores *worker(int cpu, uint64_t rest_ns)
@@ -39,7 +39,7 @@ static void nap(long us)
 
 static bool is_free(struct cores *c, int cpu)
 {
-    return cores_free(c, cpu, proc_now_ns());
+    return cores_free(c, cpu, time_now_ns());
 }
 
 /* Waits up to 5 s. */
@@ -113,10 +113,10 @@ static void not_between_steps(void **state)
         cores_work(b);
         nap(1000);
         cores_rest(b);
-        uint64_t rested = proc_now_ns();
+        uint64_t rested = time_now_ns();
         nap(1000);
         bool lent = is_free(a, 1);
-        if (proc_now_ns() - rested < 200000000)
+        if (time_now_ns() - rested < 200000000)
             assert_false(lent);
     }
     nap(210000);
@@ -306,8 +306,8 @@ static void no_late_guest(void **state)
     pthread_t t;
     int got = 0;
     assert_int_equal(pthread_create(&t, NULL, owner, &r), 0);
-    uint64_t end = proc_now_ns() + 500000000;
-    while (proc_now_ns() < end) {
+    uint64_t end = time_now_ns() + 500000000;
+    while (time_now_ns() < end) {
         uint64_t before = r.epoch;
         bool mine = cores_take(r.guest, &h);
         if (mine && before % 2 && r.epoch == before)

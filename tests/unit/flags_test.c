@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/vec.h"
 #include "request/flags.h"
 
 static struct ask_flags f;
@@ -29,7 +30,7 @@ static int teardown(void **state)
 
 static void list(struct cli_list *l, const char *s)
 {
-    l->v = realloc(l->v, (l->n + 1) * sizeof *l->v);
+    assert_true(vec_grow(&l->v, &l->cap, l->n + 1, sizeof *l->v));
     l->v[l->n++] = s;
 }
 

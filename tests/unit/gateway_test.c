@@ -1,6 +1,7 @@
 /*
- * The gateway between peers of the test: a scheduler, a tokenize and a worker that say what each case needs. What must
- * come out is written down in lib/gateway/gateway.h and docs/protocol.md; tokens, texts and numbers are the test's own.
+ * The gateway between peers of the test: a scheduler, a tokenize and a worker that send what each case needs, over
+ * sessions within this program (session_fake.h). What must come out is written down in lib/gateway/gateway.h and
+ * docs/protocol.md; tokens, texts and numbers are the test's own.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,11 +14,10 @@
 #include <cmocka.h>
 
 #include <jansson.h>
-#include <unistd.h>
 
 #include "gateway/gateway.h"
-#include "link/ask.h"
 #include "proc/proc.h"
+#include "unit/session_fake.h"
 
 #define OK(call)                                                                                                       \
     do {                                                                                                               \
@@ -27,29 +27,34 @@
             fail_msg("%s: %s", #call, e_.text);                                                                        \
     } while (0)
 
-enum { SCHED = 1, TOKENIZE, WORKER };
+struct peer {
+    struct session_hub *hub;
+    struct session_listener *listener;
+    struct session *s; /* NULL: not connected */
+    int n_up;
+};
 
 struct world {
-    char sched_url[80], tokenize_url[80];
-    struct link_box *box;
-    struct link_listener *sched, *tokenize;
-    struct link_dialer *worker;
-    struct link_question *parked; /* the newest poll */
-    uint32_t parked_peer;
-    struct link_question *line; /* tokenize's, where it is not answered at once */
-    int for_sched, for_tokenize, for_worker;
+    struct peer sched, tokenize, worker;
     struct gateway *g;
-    json_t *told;  /* frames that the scheduler got, but polls */
+    json_t *told;  /* frames that the scheduler got */
     json_t *given; /* frames that the gateway gave out */
     json_t *said;
-    int n_poll, n_taken, n_asked, n_confirmed;
-    int n_choice; /* that tokenize answers with; 0: it waits; -1: err; -2: nonsense */
-    bool forget;  /* the scheduler refuses the next poll */
-    bool mute;    /* no answers to what it is told */
+    int n_taken, n_asked, n_read;
+    int n_choice;      /* that tokenize answers with; 0: it waits; -1: err; -2: nonsense */
+    uint64_t line;     /* seq of the newest ask */
+    bool sched_stands; /* the scheduler takes no events */
+    size_t n_body;
+    uint8_t *body;
     struct wire_arena *arena;
 };
 
-static const uint8_t fp[32] = "a vocabulary of the test";
+static const struct wire_str none;
+static const uint8_t fp[32] = "a vocabulary of the test", digest[32] = "a digest of the test";
+
+#define SCHED_URL "ipc:///gw_test/sched"
+#define TOKENIZE_URL "ipc:///gw_test/tokenize"
+#define WORKERS_URL "ipc:///gw_test/workers"
 
 static void keep(json_t *list, const struct wire_frame *f)
 {
@@ -72,6 +77,17 @@ static void on_taken(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns
     ((struct world *)arg)->n_taken++;
 }
 
+static void on_read(void *arg, uint64_t seq, const struct wire_prompt *q)
+{
+    struct world *w = arg;
+    (void)seq;
+    assert_int_equal(q->index, 0);
+    assert_int_equal(q->n_prompt, 3);
+    assert_int_equal(q->max_tokens, 4);
+    assert_int_equal(q->body.n, w->n_body);
+    w->n_read++;
+}
+
 static void on_say(void *arg, const char *text)
 {
     json_array_append_new(((struct world *)arg)->said, json_string(text));
@@ -79,121 +95,112 @@ static void on_say(void *arg, const char *text)
 
 /* ---- the peers ---- */
 
-static void hello_of(struct wire_frame *f)
+static void peer_open(struct peer *p, const char *role, const char *url)
 {
-    *f = (struct wire_frame){.kind = WIRE_HELLO};
-    f->hello = (struct wire_hello){.version = WIRE_VERSION,
-                                   .from = wire_str_of("tokenize"),
-                                   .has_vocab = true,
-                                   .vocab_fp = {fp, 32},
-                                   .vocab_n = 100};
+    const struct session_hub_opts o = {.self = {.role = role, .name = role, .inc = 1}};
+    OK(session_hub_new(e, &p->hub, &o));
+    if (url)
+        OK(session_listen(e, &p->listener, p->hub, url, "gateway", NULL));
 }
 
-static void tok_of(struct wire_frame *f, uint64_t seq, uint32_t index)
+static void peer_close(struct peer *p)
 {
-    static const uint32_t ids[] = {11, 12, 13};
+    session_hub_free(p->hub);
+    *p = (struct peer){0};
+}
+
+/* The connection breaks, with the loss of what is in flight. */
+static void cut(struct session *s)
+{
+    pthread_mutex_lock(&fake_lock);
+    fake_break(s, "the connection broke", true);
+    pthread_mutex_unlock(&fake_lock);
+}
+
+static void send_to(struct session *s, const struct wire_frame *f)
+{
+    assert_non_null(s);
+    OK(session_send(e, s, f));
+}
+
+static void send_prompt(struct world *w, uint64_t seq, uint32_t index, uint32_t n)
+{
     static const struct wire_span span = {.stage = {"tokenize", 8}, .host = {"elsewhere", 9}, .pid = 1};
-    *f = (struct wire_frame){.kind = WIRE_TOK};
-    wire_sampling_default(&f->req.s);
-    f->req.seq = seq;
-    f->req.index = index;
-    f->req.id = wire_str_of("mine");
-    f->req.ids = ids;
-    f->req.n_id = 3;
-    f->req.s.max_tokens = 4;
-    f->req.priority = 7;
-    f->req.born_ns = 5;
-    f->req.span = &span;
-    f->req.n_span = 1;
+    struct wire_frame f = {.kind = WIRE_PROMPT};
+    f.prompt = (struct wire_prompt){.seq = seq,
+                                    .index = index,
+                                    .n = n,
+                                    .id = wire_str_of("mine"),
+                                    .n_prompt = 3,
+                                    .max_tokens = 4,
+                                    .digests = {digest, 32},
+                                    .priority = 7,
+                                    .born_ns = 5,
+                                    .span = &span,
+                                    .n_span = 1,
+                                    .body = {w->body, w->n_body}};
+    send_to(w->tokenize.s, &f);
 }
 
-static void answer_line(struct world *w, struct link_question *q, uint64_t seq)
+static void answer_line(struct world *w, uint64_t seq)
 {
-    struct link_msg m = {0};
-    struct wire_frame f;
-    hello_of(&f);
-    if (w->n_choice > -2)
-        OK(link_msg_add(e, &m, &f));
-    for (int i = 0; i < w->n_choice; i++) {
-        tok_of(&f, seq, (uint32_t)i);
-        OK(link_msg_add(e, &m, &f));
-    }
-    if (w->n_choice == -1) {
-        f = (struct wire_frame){.kind = WIRE_ERR};
-        f.error = (struct wire_error){
-            .seq = seq, .id = wire_str_of("mine"), .code = ERR_NO, .text = wire_str_of("no such field")};
-        OK(link_msg_add(e, &m, &f));
-    }
-    link_answer(q, &m);
-    link_msg_free(&m);
+    struct wire_frame f = {.kind = WIRE_ERR};
+    for (int i = 0; i < w->n_choice; i++)
+        send_prompt(w, seq, (uint32_t)i, (uint32_t)w->n_choice);
+    if (w->n_choice == -2)
+        send_prompt(w, seq, 1, 2);
+    f.error = (struct wire_error){
+        .seq = seq, .id = wire_str_of("mine"), .code = ERR_NO, .text = wire_str_of("no such field")};
+    if (w->n_choice == -1)
+        send_to(w->tokenize.s, &f);
 }
 
-static void say_sched(struct world *w, const struct wire_frame *f, size_t n)
+static void say_hello(struct world *w)
 {
-    struct link_msg m = {0};
-    for (size_t i = 0; i < n; i++)
-        OK(link_msg_add(e, &m, &f[i]));
-    assert_non_null(w->parked);
-    link_answer(w->parked, &m);
-    w->parked = NULL;
-    link_msg_free(&m);
+    struct wire_frame f = {.kind = WIRE_HELLO};
+    f.hello = (struct wire_hello){.version = WIRE_VERSION,
+                                  .from = wire_str_of("tokenize"),
+                                  .has_vocab = true,
+                                  .vocab_fp = {fp, 32},
+                                  .vocab_n = 100};
+    send_to(w->tokenize.s, &f);
 }
 
-static void sched_question(struct world *w, struct link_event *v)
+/* The next event of a peer; *f: the frame of a SESSION_FRAME event, kind 0 for others. */
+static bool next_event(struct world *w, struct peer *p, struct session_event *ev, struct wire_frame *f)
 {
-    struct err e = {0};
-    struct wire_frame f;
-    bool poll = false;
+    *f = (struct wire_frame){0};
+    if (!p->hub || !session_hub_next(p->hub, ev))
+        return false;
+    if (ev->type == SESSION_UP) {
+        p->s = ev->s;
+        p->n_up++;
+    } else if (ev->type == SESSION_DOWN)
+        p->s = NULL;
     wire_arena_reset(w->arena);
-    while (link_msg_next(&e, &f, w->arena, &v->p, &v->n)) {
-        poll = poll || f.kind == WIRE_POLL;
-        if (f.kind == WIRE_POLL)
-            w->n_poll++;
-        else
-            keep(w->told, &f);
-    }
-    assert_int_equal(e.code, 0);
-    if (!poll) {
-        if (!w->mute)
-            link_answer(v->q, NULL);
-        return;
-    }
-    if (w->parked)
-        link_answer(w->parked, NULL);
-    w->parked = v->q;
-    w->parked_peer = v->peer;
-    if (w->forget) {
-        w->forget = false;
-        struct wire_frame no = {.kind = WIRE_REFUSE};
-        no.refuse = (struct wire_refuse){.to = wire_str_of("x"), .text = wire_str_of("who are you")};
-        say_sched(w, &no, 1);
-    }
+    if (ev->type == SESSION_FRAME)
+        OK(session_frame(e, f, w->arena, ev));
+    return true;
 }
 
 static void peers(struct world *w)
 {
-    struct link_event v;
-    struct err e = {0};
+    struct session_event ev;
     struct wire_frame f;
-    while (link_box_take(w->box, &v)) {
-        if (v.what == LINK_DOWN && w->parked && v.peer == w->parked_peer)
-            w->parked = NULL;
-        if (v.what == LINK_ANSWER)
-            w->n_confirmed++;
-        if (v.what != LINK_QUESTION)
+    while (!w->sched_stands && next_event(w, &w->sched, &ev, &f))
+        if (f.kind)
+            keep(w->told, &f);
+    while (next_event(w, &w->worker, &ev, &f))
+        assert_int_equal(f.kind, 0);
+    while (next_event(w, &w->tokenize, &ev, &f)) {
+        if (ev.type == SESSION_UP)
+            say_hello(w);
+        if (!f.kind)
             continue;
-        if (*(int *)v.arg == SCHED) {
-            sched_question(w, &v);
-            continue;
-        }
-        wire_arena_reset(w->arena);
-        assert_true(link_msg_next(&e, &f, w->arena, &v.p, &v.n));
         assert_int_equal(f.kind, WIRE_ASK);
         w->n_asked++;
-        if (w->n_choice)
-            answer_line(w, v.q, f.ask.seq);
-        else
-            w->line = v.q;
+        w->line = f.ask.seq;
+        answer_line(w, f.ask.seq);
     }
 }
 
@@ -222,44 +229,45 @@ static void pause_ms(struct world *w, uint64_t ms)
 
 static struct world *open_world(const struct gateway_opts *more)
 {
-    static int n;
     struct world *w = calloc(1, sizeof *w);
-    w->for_sched = SCHED;
-    w->for_tokenize = TOKENIZE;
-    w->for_worker = WORKER;
     w->n_choice = 1;
     w->told = json_array();
     w->given = json_array();
     w->said = json_array();
     w->arena = wire_arena_new();
-    n++;
-    snprintf(w->sched_url, sizeof w->sched_url, "ipc:///tmp/gw_test.%d.%d.s", (int)getpid(), n);
-    snprintf(w->tokenize_url, sizeof w->tokenize_url, "ipc:///tmp/gw_test.%d.%d.t", (int)getpid(), n);
-    OK(link_box_new(e, &w->box));
-    OK(link_listen(e, &w->sched, w->box, w->sched_url, &w->for_sched));
-    OK(link_listen(e, &w->tokenize, w->box, w->tokenize_url, &w->for_tokenize));
+    w->n_body = 16;
+    w->body = malloc(8 << 20);
+    memset(w->body, 'b', 8 << 20);
+    peer_open(&w->sched, "sched", SCHED_URL);
+    peer_open(&w->tokenize, "tokenize", TOKENIZE_URL);
+    peer_open(&w->worker, "worker", NULL);
     struct gateway_opts o = more ? *more : (struct gateway_opts){0};
-    o.sched = w->sched_url;
-    o.tokenize = w->tokenize_url;
+    o.sched = SCHED_URL;
+    o.tokenize = TOKENIZE_URL;
+    o.listen = WORKERS_URL;
     o.frame = on_frame;
     o.taken = on_taken;
+    o.read = on_read;
     o.say = on_say;
     o.arg = w;
     OK(gateway_open(e, &w->g, &o));
+    struct session *s;
+    OK(session_dial(e, &s, w->worker.hub, WORKERS_URL, "gateway", NULL));
+    UNTIL(w->sched.s && w->tokenize.s && w->worker.s);
     return w;
 }
 
 static void close_world(struct world *w)
 {
     gateway_close(w->g);
-    link_dialer_free(w->worker);
-    link_listener_free(w->sched);
-    link_listener_free(w->tokenize);
-    link_box_free(w->box);
+    peer_close(&w->sched);
+    peer_close(&w->tokenize);
+    peer_close(&w->worker);
     json_decref(w->told);
     json_decref(w->given);
     json_decref(w->said);
     wire_arena_free(w->arena);
+    free(w->body);
     free(w);
 }
 
@@ -314,15 +322,13 @@ static const char *list(const json_t *o, const char *field)
     return buf;
 }
 
-/* ---- what the peers say ---- */
-
-static const struct wire_str none; /* id of a line without one */
+/* ---- what the peers send ---- */
 
 static uint64_t ask(struct world *w, uint64_t seq)
 {
     size_t n = count(w->told, "submit");
     const char *line = "{\"prompt\":\"x\",\"id\":\"mine\"}";
-    OK(gateway_ask(e, w->g, seq, (struct wire_str){"mine", 4}, line, strlen(line)));
+    OK(gateway_ask(e, w->g, seq, wire_str_of("mine"), line, strlen(line)));
     UNTIL(count(w->told, "submit") > n);
     return number(nth(w->told, "submit", n), "job");
 }
@@ -332,8 +338,7 @@ static void ack(struct world *w, uint64_t job)
     struct wire_frame f = {.kind = WIRE_ACK};
     f.ack = (struct wire_ack){.to = wire_str_of("x"), .job = job, .attempt = 1};
     int n = w->n_taken;
-    UNTIL(w->parked);
-    say_sched(w, &f, 1);
+    send_to(w->sched.s, &f);
     UNTIL(w->n_taken > n);
 }
 
@@ -342,8 +347,7 @@ static void done(struct world *w, uint64_t job, enum wire_reason reason, uint32_
     struct wire_frame f = {.kind = WIRE_DONE};
     f.done = (struct wire_done){
         .to = wire_str_of("x"), .job = job, .reason = reason, .code = code, .text = wire_str_of(why)};
-    UNTIL(w->parked);
-    say_sched(w, &f, 1);
+    send_to(w->sched.s, &f);
 }
 
 static void refuse(struct world *w, uint64_t job, bool never, uint64_t retry_ns)
@@ -354,21 +358,14 @@ static void refuse(struct world *w, uint64_t job, bool never, uint64_t retry_ns)
                                     .never = never,
                                     .retry_ns = retry_ns,
                                     .text = wire_str_of("the queue is full")};
-    UNTIL(w->parked);
-    say_sched(w, &f, 1);
+    send_to(w->sched.s, &f);
 }
 
-static void send_worker(struct world *w, const struct wire_frame *f, size_t n)
+/* Until the gateway has acknowledged it. */
+static void send_worker(struct world *w, const struct wire_frame *f)
 {
-    struct link_msg m = {0};
-    if (!w->worker)
-        OK(link_dial(e, &w->worker, w->box, text(nth(w->told, "submit", 0), "reply"), &w->for_worker));
-    for (size_t i = 0; i < n; i++)
-        OK(link_msg_add(e, &m, &f[i]));
-    OK(link_ask(e, w->worker, &m, &w->for_worker));
-    link_msg_free(&m);
-    int k = w->n_confirmed;
-    UNTIL(w->n_confirmed > k);
+    send_to(w->worker.s, f);
+    UNTIL(session_acked(w->worker.s) == session_sent(w->worker.s));
 }
 
 static struct wire_frame out_of(uint64_t job, uint32_t at, const uint32_t *ids, uint32_t n, const char *s)
@@ -382,7 +379,7 @@ static struct wire_frame out_of(uint64_t job, uint32_t at, const uint32_t *ids, 
 static void token(struct world *w, uint64_t job, uint32_t at, uint32_t id, const char *s)
 {
     struct wire_frame f = out_of(job, at, &id, 1, s);
-    send_worker(w, &f, 1);
+    send_worker(w, &f);
 }
 
 static void end(struct world *w, uint64_t job, uint32_t n)
@@ -394,7 +391,7 @@ static void end(struct world *w, uint64_t job, uint32_t n)
                               .prompt_tokens = 3,
                               .completion_tokens = n,
                               .cached_tokens = 2};
-    send_worker(w, &f, 1);
+    send_worker(w, &f);
 }
 
 /* ---- tests ---- */
@@ -412,28 +409,11 @@ static void test_an_answer(void **state)
     assert_int_equal(number(s, "slo_ttft_ns"), 123);
     assert_int_equal(number(s, "slo_tpot_ns"), 45);
     assert_false(json_is_true(json_object_get(s, "again")));
-    /* The body: a hello with the vocabulary and the tok frame under the job's number. */
-    const char *hex = text(s, "body");
-    uint8_t body[4096];
-    size_t n = strlen(hex) / 2;
-    assert_true(n && n < sizeof body);
-    for (size_t i = 0; i < n; i++) {
-        unsigned x;
-        assert_int_equal(sscanf(hex + 2 * i, "%2x", &x), 1);
-        body[i] = (uint8_t)x;
-    }
-    struct err e = {0};
-    struct wire_frame f;
-    const uint8_t *p = body;
-    assert_true(link_msg_next(&e, &f, w->arena, &p, &n));
-    assert_int_equal(f.kind, WIRE_HELLO);
-    assert_memory_equal(f.hello.vocab_fp.p, fp, 32);
-    assert_true(link_msg_next(&e, &f, w->arena, &p, &n));
-    assert_int_equal(f.kind, WIRE_TOK);
-    assert_int_equal(f.req.seq, job);
-    assert_int_equal(f.req.n_id, 3);
-    assert_false(link_msg_next(&e, &f, w->arena, &p, &n));
-    assert_int_equal(e.code, 0);
+    assert_string_equal(text(s, "reply"), WORKERS_URL);
+    /* The body as tokenize encoded it, and the digests. */
+    assert_string_equal(text(s, "body"), "62626262626262626262626262626262");
+    assert_int_equal(strncmp(text(s, "digests"), "6120646967657374206f6620746865", 30), 0);
+    assert_int_equal(w->n_read, 1);
 
     ack(w, job);
     assert_int_equal(gateway_running(w->g), 1);
@@ -500,13 +480,13 @@ static void test_tokens_come_twice(void **state)
     token(w, job, 0, 50, "a");
     token(w, job, 1, 51, "b");
     struct wire_frame f = out_of(job, 0, two, 2, "ab");
-    send_worker(w, &f, 1);
+    send_worker(w, &f);
     token(w, job, 2, 52, "c");
     assert_int_equal(count(w->given, "out"), 3);
     /* The prompt of an echo too, only once. */
     f = out_of(job, 0, two, 2, "prompt");
     f.out.prompt = true;
-    send_worker(w, &f, 1);
+    send_worker(w, &f);
     assert_int_equal(count(w->given, "out"), 3);
     assert_int_equal(count(w->told, "cancel"), 0);
     close_world(w);
@@ -515,8 +495,8 @@ static void test_tokens_come_twice(void **state)
     job = ask(w, 1);
     f = out_of(job, 0, two, 2, "prompt");
     f.out.prompt = true;
-    send_worker(w, &f, 1);
-    send_worker(w, &f, 1);
+    send_worker(w, &f);
+    send_worker(w, &f);
     assert_int_equal(count(w->given, "out"), 1);
     close_world(w);
 }
@@ -542,7 +522,7 @@ static void test_tokens_that_do_not_fit(void **state)
             f.end =
                 (struct wire_end){.seq = job, .id = wire_str_of("mine"), .reason = WIRE_STOP, .completion_tokens = 3};
         }
-        send_worker(w, &f, 1);
+        send_worker(w, &f);
         UNTIL(count(w->told, "submit") == 2 && count(w->told, "cancel") == 1);
         const json_t *s = nth(w->told, "submit", 1);
         assert_int_equal(number(nth(w->told, "cancel", 0), "job"), job);
@@ -586,58 +566,48 @@ static void test_sched_restarts(void **state)
     uint64_t job = ask(w, 1);
     ack(w, job);
     token(w, job, 0, 50, "a");
-    link_listener_free(w->sched);
-    w->parked = NULL;
+    peer_close(&w->sched);
     uint64_t since;
     UNTIL(gateway_absent(w->g, &since) != NULL);
-    assert_string_equal(gateway_absent(w->g, &since), w->sched_url);
+    assert_string_equal(gateway_absent(w->g, &since), SCHED_URL);
     token(w, job, 1, 51, "b"); /* workers go on */
-    OK(link_listen(e, &w->sched, w->box, w->sched_url, &w->for_sched));
+    peer_open(&w->sched, "sched", SCHED_URL);
     UNTIL(count(w->told, "submit") == 2);
     const json_t *s = nth(w->told, "submit", 1);
     assert_true(json_is_true(json_object_get(s, "again")));
     assert_int_equal(number(s, "job"), job);
     assert_int_equal(number(s, "attempt"), 1);
     assert_string_equal(list(s, "out"), "50 51");
-    UNTIL(w->parked);
     assert_null(gateway_absent(w->g, &since));
     end(w, job, 2);
     UNTIL(gateway_running(w->g) == 0);
     close_world(w);
 }
 
-static void test_sched_forgets(void **state)
+/* The scheduler has cancelled everything of a connection that broke: what runs is submitted again, and nothing is sent
+ * of what has ended. */
+static void test_connection_breaks(void **state)
 {
     (void)state;
     struct world *w = open_world(NULL);
-    uint64_t job = ask(w, 1);
-    UNTIL(w->parked);
-    struct wire_frame no = {.kind = WIRE_REFUSE};
-    no.refuse = (struct wire_refuse){.to = wire_str_of("x"), .text = wire_str_of("who are you")};
-    say_sched(w, &no, 1);
-    UNTIL(count(w->told, "submit") == 2);
-    const json_t *s = nth(w->told, "submit", 1);
+    uint64_t first = ask(w, 1), second = ask(w, 2), third = ask(w, 3);
+    token(w, second, 0, 50, "a");
+    UNTIL(count(w->told, "report") == 1);
+    w->sched_stands = true;
+    end(w, first, 0);
+    gateway_cancel(w->g, 3);
+    UNTIL(gateway_running(w->g) == 1);
+    cut(w->sched.s);
+    w->sched_stands = false;
+    json_array_clear(w->told);
+    UNTIL(w->sched.n_up == 2 && count(w->told, "submit") == 1);
+    pause_ms(w, 30);
+    assert_int_equal(json_array_size(w->told), 1);
+    const json_t *s = nth(w->told, "submit", 0);
+    assert_int_equal(number(s, "job"), second);
     assert_true(json_is_true(json_object_get(s, "again")));
-    assert_int_equal(number(s, "job"), job);
-    close_world(w);
-}
-
-static void test_polls_are_a_heartbeat(void **state)
-{
-    (void)state;
-    struct world *w = open_world(NULL);
-    UNTIL(w->parked);
-    int n = w->n_poll;
-    pause_ms(w, 2300);
-    assert_in_range(w->n_poll - n, 2, 3);
-    w->forget = true; /* refused polls come again, but not without end */
-    pause_ms(w, 1500);
-    n = w->n_poll;
-    for (int i = 0; i < 100; i++) {
-        w->forget = true;
-        pause_ms(w, 2);
-    }
-    assert_in_range(w->n_poll - n, 0, 20);
+    assert_string_equal(list(s, "out"), "50");
+    assert_true(third > second);
     close_world(w);
 }
 
@@ -712,12 +682,13 @@ static void test_cancelled(void **state)
     w->n_choice = 0; /* before tokenize has answered */
     const char *line = "{\"prompt\":\"x\",\"id\":\"its own\"}";
     OK(gateway_ask(e, w->g, 7, (struct wire_str){"its own", 7}, line, strlen(line)));
+    w->line = 0;
     UNTIL(w->line);
     gateway_cancel(w->g, 7);
     UNTIL(gateway_running(w->g) == 0);
     assert_string_equal(text(nth(w->given, "end", 1), "id"), "its own");
     w->n_choice = 1;
-    answer_line(w, w->line, 7);
+    answer_line(w, w->line);
     pause_ms(w, 50);
     assert_int_equal(count(w->told, "submit"), 1);
     assert_int_equal(json_array_size(w->given), 4); /* hello, out, end, end */
@@ -745,6 +716,7 @@ static void test_tokenize_refuses(void **state)
     close_world(w);
 }
 
+/* A connection that ends within an answer: the line is asked again, and nothing is taken twice. */
 static void test_tokenize_restarts(void **state)
 {
     (void)state;
@@ -752,12 +724,66 @@ static void test_tokenize_restarts(void **state)
     w->n_choice = 0;
     OK(gateway_ask(e, w->g, 1, none, "{}", 2));
     UNTIL(w->line);
-    link_listener_free(w->tokenize);
-    w->n_choice = 1;
-    pause_ms(w, 50);
-    OK(link_listen(e, &w->tokenize, w->box, w->tokenize_url, &w->for_tokenize));
-    UNTIL(count(w->told, "submit") == 1);
+    uint64_t first = w->line;
+    send_prompt(w, w->line, 0, 2);
+    pause_ms(w, 20);
+    assert_int_equal(gateway_running(w->g), 1);
+    assert_int_equal(w->n_read, 0);
+    peer_close(&w->tokenize);
+    w->n_choice = 2;
+    uint64_t since;
+    UNTIL(gateway_absent(w->g, &since) != NULL);
+    assert_string_equal(gateway_absent(w->g, &since), TOKENIZE_URL);
+    peer_open(&w->tokenize, "tokenize", TOKENIZE_URL);
+    UNTIL(count(w->told, "submit") == 2);
+    pause_ms(w, 20);
+    assert_int_equal(count(w->told, "submit"), 2);
     assert_int_equal(w->n_asked, 2);
+    assert_int_equal(w->n_read, 1);
+    assert_true(w->line != first);
+    assert_int_equal(gateway_running(w->g), 2);
+    assert_int_equal(count(w->given, "hello"), 1); /* the same vocabulary as before */
+    close_world(w);
+}
+
+static void test_tokenize_dies_again_and_again(void **state)
+{
+    (void)state;
+    struct world *w = open_world(NULL);
+    w->n_choice = 0;
+    OK(gateway_ask(e, w->g, 1, none, "{}", 2));
+    for (int i = 1; i <= 5; i++) {
+        UNTIL(w->n_asked == i);
+        assert_int_equal(gateway_running(w->g), 1);
+        cut(w->tokenize.s);
+        UNTIL(w->tokenize.n_up == i + 1);
+    }
+    UNTIL(gateway_running(w->g) == 0);
+    assert_non_null(strstr(text(nth(w->given, "err", 0), "text"), "tokenize has not answered 5 times"));
+    assert_int_equal(number(nth(w->given, "err", 0), "code"), ERR_SYS);
+    close_world(w);
+}
+
+/* Lines beyond those that tokenize may have at once wait for answers; some of them are cancelled meanwhile. */
+static void test_many_lines(void **state)
+{
+    (void)state;
+    struct world *w = open_world(NULL);
+    w->n_choice = 0;
+    for (uint64_t i = 0; i < 100; i++)
+        OK(gateway_ask(e, w->g, i, none, "{}", 2));
+    UNTIL(w->n_asked == 64);
+    pause_ms(w, 20);
+    assert_int_equal(w->n_asked, 64);
+    gateway_cancel(w->g, 3);
+    gateway_cancel(w->g, 99);
+    UNTIL(gateway_running(w->g) == 98);
+    w->n_choice = 1;
+    for (uint64_t i = 0; i < 64; i++)
+        answer_line(w, i + 1);
+    UNTIL(count(w->told, "submit") == 98);
+    assert_int_equal(w->n_asked, 99);
+    assert_int_equal(w->n_read, 98);
     close_world(w);
 }
 
@@ -808,49 +834,71 @@ static void test_hostile_workers(void **state)
     struct world *w = open_world(NULL);
     uint64_t job = ask(w, 1);
     token(w, job, 0, 50, "a");
-    static const uint8_t bad[][8] = {{0xff}, {0xce, 0xff, 0xff, 0xff, 0xff}, {0xce, 0, 0, 0, 3, 0x81, 0xa1, 'k'}};
+    static const uint8_t bad[][8] = {{0xce, 0, 0, 0, 3, 0xff, 0xff, 0xff},
+                                     {0xce, 0, 0, 0, 3, 0x81, 0xa1, 'k'},
+                                     {0xce, 0, 0, 0, 3, 0x80, 0x80, 0x80}};
     for (size_t i = 0; i < 3; i++) {
-        struct link_msg m = {0};
-        struct wire_frame f = out_of(job, 0, NULL, 0, "");
-        OK(link_msg_add(e, &m, &f));
-        m.n = sizeof bad[i];
-        memcpy(m.p, bad[i], m.n);
-        int k = w->n_confirmed;
-        OK(link_ask(e, w->worker, &m, &w->for_worker));
-        link_msg_free(&m);
-        UNTIL(w->n_confirmed > k);
+        OK(session_send_bytes(e, w->worker.s, bad[i], sizeof bad[i]));
+        UNTIL(session_acked(w->worker.s) == session_sent(w->worker.s));
     }
     struct wire_frame f = {.kind = WIRE_TICK};
-    send_worker(w, &f, 1);
+    send_worker(w, &f);
     assert_int_equal(json_array_size(w->said), 4);
     end(w, job, 1);
     UNTIL(gateway_running(w->g) == 0);
     close_world(w);
 }
 
-/* What is told while a message is open waits for it, and is told again where it fails. */
-static void test_messages_that_fail(void **state)
+/* A scheduler that is slow: what does not fit the window stays here, and goes when there is room. What was cancelled
+ * meanwhile never goes. */
+static void test_window_is_full(void **state)
 {
     (void)state;
     struct world *w = open_world(NULL);
-    w->mute = true;
-    uint64_t job = ask(w, 1);
-    const char *line = "{\"prompt\":\"x\"}";
-    OK(gateway_ask(e, w->g, 2, none, line, strlen(line)));
-    pause_ms(w, 50);
-    assert_int_equal(count(w->told, "submit"), 1); /* one message at a time */
-    link_listener_free(w->sched);
-    w->parked = NULL;
-    w->mute = false;
-    OK(link_listen(e, &w->sched, w->box, w->sched_url, &w->for_sched));
-    UNTIL(count(w->told, "submit") >= 3);
-    bool first = false, second = false;
-    for (size_t i = 1; i < count(w->told, "submit"); i++) {
-        const json_t *s = nth(w->told, "submit", i);
-        first = first || number(s, "job") == job;
-        second = second || number(s, "job") != job;
+    w->sched_stands = true;
+    w->n_body = 6 << 20;
+    for (uint64_t i = 1; i <= 5; i++) {
+        OK(gateway_ask(e, w->g, i, none, "{}", 2));
+        UNTIL(w->n_read == (int)i);
     }
-    assert_true(first && second);
+    w->n_body = 16;
+    gateway_cancel(w->g, 1); /* submitted */
+    gateway_cancel(w->g, 4); /* not submitted */
+    UNTIL(gateway_running(w->g) == 3);
+    pause_ms(w, 20);
+    assert_int_equal(w->sched.s != NULL, 1);
+    w->sched_stands = false;
+    UNTIL(count(w->told, "submit") == 4 && count(w->told, "cancel") == 1);
+    pause_ms(w, 20);
+    assert_int_equal(json_array_size(w->told), 5);
+    static const uint64_t jobs[] = {1, 2, 3, 5};
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(number(nth(w->told, "submit", i), "job"), jobs[i]);
+        assert_false(json_is_true(json_object_get(nth(w->told, "submit", i), "again")));
+    }
+    assert_int_equal(number(nth(w->told, "cancel", 0), "job"), 1);
+    end(w, 5, 0);
+    UNTIL(count(w->told, "report") == 1);
+    close_world(w);
+}
+
+/* Closing reports what has ended, or it would count as given up. */
+static void test_close_reports_ends(void **state)
+{
+    (void)state;
+    struct world *w = open_world(NULL);
+    uint64_t job = ask(w, 1);
+    ask(w, 2);
+    w->sched_stands = true;
+    end(w, job, 0);
+    gateway_close(w->g);
+    w->g = NULL;
+    w->sched_stands = false;
+    peers(w);
+    assert_int_equal(count(w->told, "report"), 1);
+    assert_string_equal(text(nth(w->told, "report", 0), "what"), "ended");
+    assert_int_equal(number(nth(w->told, "report", 0), "job"), job);
+    assert_int_equal(count(w->told, "cancel"), 0);
     close_world(w);
 }
 
@@ -863,17 +911,19 @@ int main(void)
         cmocka_unit_test(test_tokens_that_do_not_fit),
         cmocka_unit_test(test_lost_for_ever),
         cmocka_unit_test(test_sched_restarts),
-        cmocka_unit_test(test_sched_forgets),
-        cmocka_unit_test(test_polls_are_a_heartbeat),
+        cmocka_unit_test(test_connection_breaks),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_ends_said_by_the_scheduler),
         cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_tokenize_refuses),
         cmocka_unit_test(test_tokenize_restarts),
+        cmocka_unit_test(test_tokenize_dies_again_and_again),
+        cmocka_unit_test(test_many_lines),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_worker_for_nobody),
         cmocka_unit_test(test_hostile_workers),
-        cmocka_unit_test(test_messages_that_fail),
+        cmocka_unit_test(test_window_is_full),
+        cmocka_unit_test(test_close_reports_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,9 +16,11 @@
 
 #include <cmocka.h>
 
+#include "base/vec.h"
+
 struct bytes {
     uint8_t *p;
-    size_t n;
+    size_t n, cap;
 };
 
 struct gguf_build {
@@ -29,8 +31,7 @@ struct gguf_build {
 
 static inline void put_bytes(struct bytes *b, const void *p, size_t n)
 {
-    b->p = realloc(b->p, b->n + n + 1);
-    assert_non_null(b->p);
+    assert_true(vec_grow(&b->p, &b->cap, b->n + n + 1, 1));
     if (n)
         memcpy(b->p + b->n, p, n);
     b->n += n;

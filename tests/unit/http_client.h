@@ -21,15 +21,16 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/time.h"
+#include "base/vec.h"
 #include "http/http.h"
-#include "proc/proc.h"
 
 #define OK(call)                                                                                                       \
     do {                                                                                                               \
         if (call)                                                                                                      \
             fail_msg("%s: %s", #call, e.text);                                                                         \
     } while (0)
-#define MS ((uint64_t)1000000)
+#define MS NS_MS
 #define WAIT_MS 5000 /* for what should come at once: a busy machine has this long */
 #define TAGS_MAX 4096
 
@@ -105,7 +106,7 @@ static void on_gone(void *arg, struct http_request *r)
     assert_ptr_equal(t->r, r);
     assert_int_equal(t->n_over, 0);
     t->n_gone++;
-    t->gone_ns = proc_now_ns();
+    t->gone_ns = time_now_ns();
 }
 
 static void on_over(void *arg, struct http_request *r, int status)
@@ -152,7 +153,7 @@ static bool pump(struct server *v, int fd, uint64_t end_ns)
 {
     struct err e = {0};
     struct pollfd p[] = {{.fd = http_fd(v->h), .events = POLLIN}, {.fd = fd, .events = POLLIN}};
-    uint64_t now = proc_now_ns(), ms = now < end_ns ? (end_ns - now) / MS + 1 : 0, next = http_next_ms(v->h);
+    uint64_t now = time_now_ns(), ms = now < end_ns ? (end_ns - now) / MS + 1 : 0, next = http_next_ms(v->h);
     ms = next < ms ? next : ms;
     assert_true(poll(p, 2, (int)ms) >= 0);
     OK(http_step(&e, v->h));
@@ -161,17 +162,17 @@ static bool pump(struct server *v, int fd, uint64_t end_ns)
 
 static void run_ms(struct server *v, uint64_t ms)
 {
-    uint64_t end = proc_now_ns() + ms * MS;
-    while (proc_now_ns() < end)
+    uint64_t end = time_now_ns() + ms * MS;
+    while (time_now_ns() < end)
         pump(v, -1, end);
 }
 
 /* Until that holds; fails where it does not in time. */
 #define UNTIL(v, cond)                                                                                                 \
     do {                                                                                                               \
-        uint64_t until_ns = proc_now_ns() + WAIT_MS * MS;                                                              \
+        uint64_t until_ns = time_now_ns() + WAIT_MS * MS;                                                              \
         while (!(cond)) {                                                                                              \
-            if (proc_now_ns() > until_ns)                                                                              \
+            if (time_now_ns() > until_ns)                                                                              \
                 fail_msg("in %d ms it was not so that %s", WAIT_MS, #cond);                                            \
             pump(v, -1, until_ns);                                                                                     \
         }                                                                                                              \
@@ -235,7 +236,7 @@ static inline void client_leave(struct client *c, bool reset)
 /* All of it, with the server running; false: the server has closed. */
 static bool client_send(struct server *v, struct client *c, const char *p, size_t n)
 {
-    uint64_t end = proc_now_ns() + WAIT_MS * MS;
+    uint64_t end = time_now_ns() + WAIT_MS * MS;
     while (n) {
         ssize_t k = c->tls ? gnutls_record_send(c->tls, p, n) : send(c->fd, p, n, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (k > 0) {
@@ -244,9 +245,9 @@ static bool client_send(struct server *v, struct client *c, const char *p, size_
         } else if (!c->tls && errno != EAGAIN) {
             return false;
         }
-        assert_true(proc_now_ns() < end);
+        assert_true(time_now_ns() < end);
         if (n)
-            pump(v, -1, proc_now_ns() + MS);
+            pump(v, -1, time_now_ns() + MS);
     }
     return true;
 }
@@ -268,16 +269,13 @@ static bool client_take(struct server *v, struct client *c, uint64_t end_ns)
             c->eof = k <= 0;
             c->reset = k < 0;
             k = k < 0 ? 0 : k;
-            if (c->n + (size_t)k >= c->cap) {
-                c->cap = 2 * c->n + (size_t)k + 1;
-                c->p = realloc(c->p, c->cap);
-            }
+            assert_true(vec_grow(&c->p, &c->cap, c->n + (size_t)k + 1, 1));
             memcpy(c->p + c->n, piece, (size_t)k);
             c->n += (size_t)k;
             c->p[c->n] = 0;
             return true;
         }
-        if (proc_now_ns() > end_ns)
+        if (time_now_ns() > end_ns)
             return false;
         pump(v, c->fd, end_ns);
     }
@@ -287,7 +285,7 @@ static bool client_take(struct server *v, struct client *c, uint64_t end_ns)
 /* Waits until the server has closed. */
 static void client_until_closed(struct server *v, struct client *c)
 {
-    uint64_t end = proc_now_ns() + WAIT_MS * MS;
+    uint64_t end = time_now_ns() + WAIT_MS * MS;
     while (!c->eof)
         if (!client_take(v, c, end))
             fail_msg("the connection is not closed; it has %.200s", c->n ? c->p : "nothing");
@@ -328,7 +326,7 @@ static const char *answer_header(const struct answer *a, const char *name)
 
 static void answer_line(struct server *v, struct client *c, const char *mark)
 {
-    uint64_t end = proc_now_ns() + WAIT_MS * MS;
+    uint64_t end = time_now_ns() + WAIT_MS * MS;
     while (!c->n || !strstr(c->p, mark))
         if (!client_take(v, c, end) || (c->eof && !strstr(c->p, mark)))
             fail_msg("%s, after: %.300s", c->eof ? "closed" : "nothing came", c->n ? c->p : "");
@@ -336,7 +334,7 @@ static void answer_line(struct server *v, struct client *c, const char *mark)
 
 static void answer_body(struct server *v, struct client *c, struct answer *a, size_t n)
 {
-    uint64_t end = proc_now_ns() + WAIT_MS * MS;
+    uint64_t end = time_now_ns() + WAIT_MS * MS;
     while (c->n < n)
         if (!client_take(v, c, end) || (c->eof && c->n < n))
             fail_msg("%zu bytes of a body of %zu", c->n, n);

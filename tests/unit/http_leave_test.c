@@ -19,7 +19,7 @@ static void knows_soon(const char *address, const char *text, bool reset)
         struct client *c = client_new(v);
         struct tag *t = send_waiting(v, c, text);
         run_ms(v, 20);
-        uint64_t left = proc_now_ns();
+        uint64_t left = time_now_ns();
         client_leave(c, reset);
         UNTIL(v, t->n_over);
         assert_int_equal(t->n_gone, 1);
@@ -188,7 +188,7 @@ static void who_does_not_read_is_cut_off(void **state)
         assert_true(!t->r || http_queued(t->r) <= o.queued_bytes_max);
         if (written % (1 << 20) == 0)
             ask_plain(v, other);
-        pump(v, -1, proc_now_ns() + MS);
+        pump(v, -1, time_now_ns() + MS);
     }
     assert_int_equal(t->n_gone, 1);
     assert_in_range(written, o.queued_bytes_max, ((size_t)64 << 20) - 1);
@@ -239,7 +239,7 @@ static void who_reads_slowly_is_not_idle(void **state)
     struct tag *s = send_waiting(v, slow, GET("/stream")), *d = send_waiting(v, deaf, GET("/stream"));
     http_write(s->r, all, N);
     http_write(d->r, all, N);
-    uint64_t begin = proc_now_ns();
+    uint64_t begin = time_now_ns();
     for (int i = 0; i < 30; i++) {
         run_ms(v, 100);
         ssize_t k = recv(slow->fd, some, sizeof some, MSG_DONTWAIT);
@@ -249,13 +249,13 @@ static void who_reads_slowly_is_not_idle(void **state)
     assert_true(n > 0 && http_queued(s->r) > 0);
     tag_end(s);
     while (slow->n < 5 || memcmp(slow->p + slow->n - 5, "0\r\n\r\n", 5) != 0)
-        assert_true(client_take(v, slow, proc_now_ns() + WAIT_MS * MS));
+        assert_true(client_take(v, slow, time_now_ns() + WAIT_MS * MS));
     assert_true(n + slow->n > N);
     client_drop(slow, slow->n);
     ask_plain(v, slow);
-    while (!d->n_gone && proc_now_ns() - begin < 20000 * MS)
+    while (!d->n_gone && time_now_ns() - begin < 20000 * MS)
         run_ms(v, 100);
-    assert_in_range(proc_now_ns() - begin, 3000 * MS, 15000 * MS);
+    assert_in_range(time_now_ns() - begin, 3000 * MS, 15000 * MS);
     free(all);
     client_free(slow);
     client_free(deaf);
@@ -294,8 +294,8 @@ static void who_reads_is_waited_for(void **state)
             assert_true(http_leaving(v->h, 300 * MS) >= 1);
         }
         assert_int_equal(http_leaving(v->h, 300 * MS), 1);
-        for (uint64_t end = proc_now_ns() + WAIT_MS * MS; http_leaving(v->h, 300 * MS); run_ms(v, 1)) {
-            assert_true(proc_now_ns() < end);
+        for (uint64_t end = time_now_ns() + WAIT_MS * MS; http_leaving(v->h, 300 * MS); run_ms(v, 1)) {
+            assert_true(time_now_ns() < end);
             while (recv(slow->fd, some, sizeof some, MSG_DONTWAIT) > 0) {
             }
         }
@@ -330,13 +330,13 @@ static void who_sends_slowly_is_closed(void **state)
         client_say(v, c[i], text[i]);
     }
     client_say(v, body, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n");
-    uint64_t begin = proc_now_ns(), line_ns = 0, body_ns = 0;
-    while ((!line_ns || !body_ns) && proc_now_ns() - begin < 12000 * MS) {
+    uint64_t begin = time_now_ns(), line_ns = 0, body_ns = 0;
+    while ((!line_ns || !body_ns) && time_now_ns() - begin < 12000 * MS) {
         run_ms(v, 200); /* a byte each, so that neither is ever idle for long */
         if (!line_ns && !client_send(v, line, "G", 1))
-            line_ns = proc_now_ns() - begin;
+            line_ns = time_now_ns() - begin;
         if (!body_ns && !client_send(v, body, "b", 1))
-            body_ns = proc_now_ns() - begin;
+            body_ns = time_now_ns() - begin;
     }
     assert_in_range(line_ns, 1000 * MS, 5000 * MS);
     assert_in_range(body_ns, 1000 * MS, 9000 * MS);
@@ -386,7 +386,7 @@ static void many_streams_at_once(void **state)
             int n = snprintf(text, sizeof text, "data: %zu %d\n\n", i, j);
             http_write(v->tag[i].r, text, (size_t)n);
             if (i % 50 == 49)
-                pump(v, -1, proc_now_ns() + MS);
+                pump(v, -1, time_now_ns() + MS);
         }
     for (size_t i = 0; i < MANY; i++)
         tag_end(&v->tag[i]);

@@ -278,7 +278,7 @@ static gnutls_certificate_credentials_t trust_nobody;
 static struct client *tls_client(struct server *v)
 {
     struct client *c = client_new(v);
-    uint64_t end = proc_now_ns() + WAIT_MS * MS;
+    uint64_t end = time_now_ns() + WAIT_MS * MS;
     int rc;
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
     if (!trust_nobody)
@@ -287,8 +287,8 @@ static struct client *tls_client(struct server *v)
     GNUTLS(gnutls_set_default_priority(c->tls));
     GNUTLS(gnutls_credentials_set(c->tls, GNUTLS_CRD_CERTIFICATE, trust_nobody));
     gnutls_transport_set_int(c->tls, c->fd);
-    while ((rc = gnutls_handshake(c->tls)) < 0 && !gnutls_error_is_fatal(rc) && proc_now_ns() < end)
-        pump(v, c->fd, proc_now_ns() + MS);
+    while ((rc = gnutls_handshake(c->tls)) < 0 && !gnutls_error_is_fatal(rc) && time_now_ns() < end)
+        pump(v, c->fd, time_now_ns() + MS);
     if (rc < 0)
         fail_msg("TLS: %s", gnutls_strerror(rc));
     return c;
@@ -385,7 +385,7 @@ static void who_leaves_over_tls_is_noticed(void **state)
             struct client *c = tls_client(v);
             struct tag *t = send_waiting(v, c, text[how / 2]);
             run_ms(v, 20);
-            uint64_t left = proc_now_ns();
+            uint64_t left = time_now_ns();
             client_leave(c, how % 2);
             UNTIL(v, t->n_over);
             best = t->gone_ns - left < best ? t->gone_ns - left : best;

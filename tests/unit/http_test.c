@@ -86,7 +86,7 @@ static void a_request_tells_what_it_is(void **state)
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *c = client_new(v);
     (void)state;
-    uint64_t before = proc_now_ns();
+    uint64_t before = time_now_ns();
     client_say(v, c,
                "PUT /a%20b/%C3%A9?x=1&empty=&bare&y=a%26b HTTP/1.1\r\nHost: a\r\nX-Some: Value\r\nContent-Length: "
                "1\r\n\r\n");
@@ -107,7 +107,7 @@ static void a_request_tells_what_it_is(void **state)
     assert_string_equal(http_header(t->r, "x-sOME"), "Value");
     assert_null(http_header(t->r, "X-Other"));
     assert_false(http_is_tls(t->r));
-    assert_in_range(http_arrived_ns(t->r), before, proc_now_ns());
+    assert_in_range(http_arrived_ns(t->r), before, time_now_ns());
     size_t n;
     assert_string_equal(http_body(t->r, &n), "");
     assert_int_equal(n, 0);
@@ -381,7 +381,7 @@ static void cut_at_every_byte(void **state)
                 struct client *c = client_new(v);
                 assert_true(client_send(v, c, whole[i], n));
                 if (n % 2)
-                    pump(v, -1, proc_now_ns() + MS);
+                    pump(v, -1, time_now_ns() + MS);
                 if (how == 2)
                     shutdown(c->fd, SHUT_WR);
                 else

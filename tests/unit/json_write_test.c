@@ -17,19 +17,19 @@
 
 #include "api/json_write.h"
 
-static struct json_write w;
+static struct str w;
 
 /* What was written, as a NUL-terminated text. */
 static const char *written(void)
 {
-    assert_false(w.broken);
-    json_write_raw(&w, "", 1);
+    assert_false(w.failed);
+    str_add(&w, "", 1);
     return w.p;
 }
 
 #define expect_written(call, text)                                                                                     \
     do {                                                                                                               \
-        json_write_clear(&w);                                                                                          \
+        str_clear(&w);                                                                                                 \
         call;                                                                                                          \
         assert_string_equal(written(), text);                                                                          \
     } while (0)
@@ -66,7 +66,7 @@ static void test_floats(void **state)
             v = edge[i];
         if (!isfinite(v))
             continue;
-        json_write_clear(&w);
+        str_clear(&w);
         json_write_f32(&w, v);
         const char *text = written();
         json_t *o = json_loads(text, JSON_DECODE_ANY, NULL);
@@ -98,7 +98,7 @@ static void test_bytes(void **state)
     for (int i = 0; i < 256 * 256; i++) {
         s[1] = (char)(i >> 8);
         s[2] = (char)i;
-        json_write_clear(&w);
+        str_clear(&w);
         json_write_string(&w, s, 4);
         json_error_t je;
         json_t *o = json_loadb(w.p, w.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &je), *same = json_stringn(s, 4);
@@ -126,7 +126,7 @@ static void test_not_utf8(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        json_write_clear(&w);
+        str_clear(&w);
         json_write_string(&w, bad[i].text, bad[i].n);
         json_t *o = json_loadb(w.p, w.n, JSON_DECODE_ANY, NULL);
         assert_true(json_is_string(o));
@@ -152,11 +152,11 @@ static void test_growth(void **state)
     char *big = malloc(1 << 20);
     (void)state;
     memset(big, 'x', 1 << 20);
-    json_write_clear(&w);
+    str_clear(&w);
     for (int i = 0; i < 100000; i++)
-        json_write_lit(&w, "abc");
-    json_write_raw(&w, big, 1 << 20);
-    assert_false(w.broken);
+        str_add_text(&w, "abc");
+    str_add(&w, big, 1 << 20);
+    assert_false(w.failed);
     assert_int_equal(w.n, 300000 + (1 << 20));
     assert_memory_equal(w.p + 299997, "abcxxx", 6);
     free(big);
@@ -165,7 +165,7 @@ static void test_growth(void **state)
 static int close_all(void **state)
 {
     (void)state;
-    json_write_free(&w);
+    str_free(&w);
     assert_null(w.p);
     return 0;
 }

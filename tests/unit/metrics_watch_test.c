@@ -20,8 +20,8 @@
 #include "api/watch.h"
 #include "base/loop.h"
 #include "exposition.h"
-#include "link/ask.h"
 #include "link/server.h"
+#include "link/session.h"
 #include "request/ask.h"
 
 #define OK(call)                                                                                                       \
@@ -43,9 +43,9 @@ static uint64_t now_ms(void)
 
 struct world {
     char sched_url[64], store_url[64];
-    struct link_box *box;
-    struct link_listener *l;
     struct loop *loop; /* of the store */
+    struct session_hub *hub, *tokenize_hub;
+    struct session_listener *l;
     struct link_server *store;
     struct wire_stat stat; /* what the scheduler answers */
     struct wire_worker worker[80];
@@ -54,11 +54,11 @@ struct world {
     size_t n_garbage;
     bool silent;
     char tokenize_url[64];
-    struct link_listener *tokenize; /* NULL: none */
-    unsigned n_line;                /* questions to it that were answered */
-    bool deaf;                      /* it answers no more */
-    struct link_question *held;
-    struct wire_kv_stat kv; /* what the store answers */
+    struct session_listener *tokenize; /* NULL: none */
+    unsigned n_line;                   /* requests to it that were answered */
+    bool deaf;                         /* it answers no more */
+    struct session *held;              /* whose request is not answered */
+    struct wire_kv_stat kv;            /* what the store answers */
     unsigned n_asked, n_kv_asked;
     struct api_watch *w;
     struct metrics *m;
@@ -101,15 +101,16 @@ static void world_of(struct world *x, const char *name, bool store, bool tokeniz
     snprintf(x->sched_url, sizeof x->sched_url, "ipc:///tmp/mw-%d-%s", (int)getpid(), name);
     snprintf(x->store_url, sizeof x->store_url, "unix:/tmp/mw-%d-%s.kv", (int)getpid(), name);
     snprintf(x->tokenize_url, sizeof x->tokenize_url, "ipc:///tmp/mw-%d-%s.tok", (int)getpid(), name);
-    OK(link_box_new(&e, &x->box));
-    OK(link_listen(&e, &x->l, x->box, x->sched_url, NULL));
+    OK(session_hub_new(&e, &x->hub, &(struct session_hub_opts){.self = {.role = "sched"}}));
+    OK(session_hub_new(&e, &x->tokenize_hub, &(struct session_hub_opts){.self = {.role = "tokenize"}}));
+    OK(session_listen(&e, &x->l, x->hub, x->sched_url, "tool", NULL));
     if (store)
         OK(loop_new(&e, &x->loop));
     if (store)
         OK(link_server_new(&e, &x->store, &stale, x->loop, x->store_url, &ops, x));
     OK(metrics_new(&e, &x->m, "m", 8192));
     if (tokenize)
-        OK(link_listen(&e, &x->tokenize, x->box, x->tokenize_url, &x->tokenize));
+        OK(session_listen(&e, &x->tokenize, x->tokenize_hub, x->tokenize_url, "tool", NULL));
     OK(watch_open(&e, &x->w, x->sched_url, tokenize ? x->tokenize_url : NULL, store ? x->store_url : NULL));
 }
 
@@ -124,42 +125,40 @@ static void world_free(struct world *x)
     metrics_free(x->m);
     link_server_free(x->store);
     loop_free(x->loop);
-    link_listener_free(x->tokenize);
-    link_listener_free(x->l);
-    link_box_free(x->box);
-    unlink(x->sched_url + 6);
-    unlink(x->tokenize_url + 6);
+    session_hub_free(x->tokenize_hub);
+    session_hub_free(x->hub);
     expo_free(&page);
 }
 
-static void answer(struct world *x, struct link_question *q)
+static void answer(struct world *x, struct session *to)
 {
-    struct link_msg msg = {0};
     struct wire_frame f = {.kind = WIRE_STAT, .stat = x->stat};
-    if (x->garbage) {
-        msg.p = malloc(x->n_garbage);
-        memcpy(msg.p, x->garbage, x->n_garbage);
-        msg.n = msg.cap = x->n_garbage;
-    } else {
-        OK(link_msg_add(&e, &msg, &f));
-        for (size_t i = 0; i < x->n_worker; i++) {
-            f = (struct wire_frame){.kind = WIRE_WORKER, .worker = x->worker[i]};
-            OK(link_msg_add(&e, &msg, &f));
-        }
-    }
-    link_answer(q, &msg);
-    link_msg_free(&msg);
+    f.stat.workers = (uint32_t)x->n_worker;
     x->n_asked++;
+    if (x->garbage) {
+        OK(session_send_bytes(&e, to, x->garbage, x->n_garbage));
+        return;
+    }
+    OK(session_send(&e, to, &f));
+    for (size_t i = 0; i < x->n_worker; i++) {
+        f = (struct wire_frame){.kind = WIRE_WORKER, .worker = x->worker[i]};
+        OK(session_send(&e, to, &f));
+    }
+}
+
+static void release(struct world *x)
+{
+    OK(session_send(&e, x->held, &(struct wire_frame){.kind = WIRE_ERR, .error = {.code = 1, .text = {"no", 2}}}));
+    x->held = NULL;
+    x->n_line++;
 }
 
 /* What is asked is a request that tokenize can read; that it answers is all that counts. */
-static void answer_line(struct world *x, const struct link_event *v)
+static void answer_line(struct world *x, const struct session_event *v)
 {
     struct wire_frame f;
     struct wire_arena *a = wire_arena_new();
-    const uint8_t *p = v->p;
-    size_t n = v->n;
-    assert_true(link_msg_next(&e, &f, a, &p, &n));
+    OK(session_frame(&e, &f, a, v));
     assert_int_equal(f.kind, WIRE_ASK);
     assert_int_equal(f.ask.what.n, 4);
     assert_memory_equal(f.ask.what.p, "line", 4);
@@ -169,23 +168,29 @@ static void answer_line(struct world *x, const struct link_event *v)
     ask_free(&q);
     wire_arena_free(a);
     assert_null(x->held); /* one is open at most */
-    x->held = v->q;
-    if (x->deaf)
-        return;
-    link_answer(x->held, NULL);
-    x->held = NULL;
-    x->n_line++;
+    x->held = v->s;
+    if (!x->deaf)
+        release(x);
+}
+
+static void on_line(struct world *x, const struct session_event *v)
+{
+    struct wire_frame hello = {.kind = WIRE_HELLO, .hello = {.version = WIRE_VERSION, .from = {"tokenize", 8}}};
+    if (v->type == SESSION_UP)
+        OK(session_send(&e, v->s, &hello));
+    else if (v->type == SESSION_FRAME)
+        answer_line(x, v);
 }
 
 static void serve(struct world *x)
 {
-    struct link_event v;
-    link_box_wait(x->box, 5);
-    while (link_box_take(x->box, &v))
-        if (v.what == LINK_QUESTION && v.arg)
-            answer_line(x, &v);
-        else if (v.what == LINK_QUESTION && !x->silent)
-            answer(x, v.q);
+    struct session_event v;
+    session_hub_wait(x->hub, 5);
+    while (session_hub_next(x->hub, &v))
+        if (v.type == SESSION_FRAME && !x->silent)
+            answer(x, v.s);
+    while (session_hub_next(x->tokenize_hub, &v))
+        on_line(x, &v);
     if (x->store)
         OK(loop_step(&e, x->loop, NULL, 0));
     uint64_t before = now_ms();
@@ -451,7 +456,7 @@ static void test_many_workers(void **state)
 static void test_garbage(void **state)
 {
     (void)state;
-    static const uint8_t bytes[] = {0, 0, 0, 200, 1, 2, 3}, none[] = {0};
+    static const uint8_t bytes[] = {0xce, 0, 0, 0, 3, 0xc1, 2, 3}, tick[] = {0xce, 0, 0, 0, 4, 0x81, 0xa1, 'k', 56};
     struct world x;
     world_new(&x, "garbage", false);
     x.stat = (struct wire_stat){.running = 4};
@@ -460,8 +465,8 @@ static void test_garbage(void **state)
     x.n_garbage = sizeof bytes;
     rounds(&x, 1);
     assert_int_equal(watch_stat(x.w)->running, 4);
-    x.garbage = none;
-    x.n_garbage = 0;
+    x.garbage = tick;
+    x.n_garbage = sizeof tick;
     rounds(&x, 1);
     assert_int_equal(watch_stat(x.w)->running, 4);
     x.garbage = NULL;
@@ -520,10 +525,9 @@ static void test_tokenize_stops(void **state)
     uint64_t since = watch_silent_ns(x.w) / 1000000;
     assert_true(since > 0 && now_ms() - since >= 5000);
     assert_in_range(since, asked + 4900, asked + 6000);
-    link_answer(x.held, NULL); /* it goes on */
-    x.held = NULL;
     x.deaf = false;
-    unsigned n = x.n_line;
+    unsigned n = x.n_line + 1;
+    release(&x); /* it goes on */
     for (uint64_t end = now_ms() + WAIT_MS; x.n_line == n && now_ms() < end;)
         serve(&x);
     assert_true(watch_silent_ns(x.w) == 0);

@@ -15,6 +15,7 @@
 
 #include "api/ollama.h"
 #include "unit/ollama_model.h"
+#include "unit/prompt_build.h"
 
 static struct ollama_answer *answer(bool chat, bool stream, bool raw)
 {
@@ -96,8 +97,10 @@ static void test_generate_stream(void **state)
     struct ollama_answer *a = answer(false, true, false);
     const uint32_t prompt[] = {1, 2, 3}, ids[] = {7, 8};
     (void)state;
-    assert_int_equal(ollama_answer_prompt(&e, a, prompt, 3), 0);
-    assert_int_equal(ollama_answer_prompt(&e, a, prompt, 3), 0); /* told twice: tokenize was asked again */
+    struct prompt_body body;
+    const struct wire_prompt q = prompt_build(&body, prompt, 3);
+    assert_int_equal(ollama_answer_prompt(&e, a, &q), 0);
+    free(body.p);
     json_t *o = piece(a, "a \"b\"\n\xc3\xa9\x01", ids, 1);
     expect_keys(o, "model created_at response done");
     assert_string_equal(str(o, "model"), "m\"1");
@@ -117,6 +120,20 @@ static void test_generate_stream(void **state)
     json_decref(want);
     json_decref(o);
     ollama_answer_free(a);
+}
+
+/* The body of a prompt is read only for an answer that returns its ids. */
+static void test_prompt_body(void **state)
+{
+    struct err e;
+    static const uint8_t bad[] = "no frames";
+    const struct wire_prompt q = {.n_prompt = 3, .body = {bad, sizeof bad}};
+    (void)state;
+    struct ollama_answer *chat = answer(true, true, false), *generate = answer(false, true, false);
+    assert_int_equal(ollama_answer_prompt(&e, chat, &q), 0);
+    assert_int_equal(ollama_answer_prompt(&e, generate, &q), ERR_PROTO);
+    ollama_answer_free(chat);
+    ollama_answer_free(generate);
 }
 
 static void test_chat_stream(void **state)
@@ -371,9 +388,11 @@ static void test_show(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_generate_stream), cmocka_unit_test(test_chat_stream), cmocka_unit_test(test_not_streamed),
-        cmocka_unit_test(test_logprobs_out),    cmocka_unit_test(test_times),       cmocka_unit_test(test_time_text),
-        cmocka_unit_test(test_human),           cmocka_unit_test(test_lists),       cmocka_unit_test(test_show),
+        cmocka_unit_test(test_generate_stream), cmocka_unit_test(test_prompt_body),
+        cmocka_unit_test(test_chat_stream),     cmocka_unit_test(test_not_streamed),
+        cmocka_unit_test(test_logprobs_out),    cmocka_unit_test(test_times),
+        cmocka_unit_test(test_time_text),       cmocka_unit_test(test_human),
+        cmocka_unit_test(test_lists),           cmocka_unit_test(test_show),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

@@ -23,7 +23,7 @@ struct http_request {
     /* what was answered */
     int status;
     char type[64], headers[400];
-    struct json_write out;
+    struct str out;
     bool begun, over;
     const struct api_route *route;
     const struct api_model *model;
@@ -227,7 +227,7 @@ void http_write(struct http_request *r, const void *p, size_t n)
 {
     if (!r->begun || r->over)
         abort();
-    json_write_raw(&r->out, p, n);
+    str_add(&r->out, p, n);
 }
 
 void http_end(struct http_request *r)
@@ -240,13 +240,13 @@ void http_end(struct http_request *r)
 void http_reply(struct http_request *r, int status, const char *type, const void *body, size_t n)
 {
     http_begin(r, status, type);
-    json_write_raw(&r->out, body, n);
+    str_add(&r->out, body, n);
     r->over = true;
 }
 
 static inline void fake_free(struct http_request *r)
 {
-    json_write_free(&r->out);
+    str_free(&r->out);
     if (r->parsed && r->parsed->free_more)
         r->parsed->free_more(r->parsed->more);
     if (r->parsed)
@@ -285,6 +285,11 @@ struct http_request *call_http(struct call *c)
 void call_later(struct call *c)
 {
     c->later = true;
+}
+
+void call_cancel(struct call *c)
+{
+    c->ops->done(c);
 }
 
 /* As the core does before it waits. */

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "unit/openai_fake.h"
+#include "unit/prompt_build.h"
 
 #define COMPLETIONS "/v1/completions"
 #define CHAT "/v1/chat/completions"
@@ -33,8 +34,10 @@ static void begin(const char *path, const char *body)
 
 static void prompt(uint32_t line, const uint32_t *ids, uint32_t n)
 {
-    const struct wire_req q = {.ids = ids, .n_id = n};
+    struct prompt_body body;
+    const struct wire_prompt q = prompt_build(&body, ids, n);
     fake_call.ops->prompt(&fake_call, line, &q);
+    free(body.p);
 }
 
 static void token(uint32_t line, uint32_t choice, uint32_t id, const char *text)
@@ -332,7 +335,7 @@ static void test_failures(void **state)
     fake_fail(0, 400, 0, "stop_token_ids[0]: id 9, the model has 5");
     assert_int_equal(r.status, 400);
     assert_string_equal(r.type, "application/json");
-    assert_string_equal((json_write_raw(&r.out, "", 1), r.out.p),
+    assert_string_equal((str_add(&r.out, "", 1), r.out.p),
                         "{\"error\":{\"message\":\"stop_token_ids[0]: id 9, the model has 5\",\"type\":"
                         "\"BadRequestError\",\"param\":\"stop_token_ids[0]\",\"code\":400}}");
     fake_free(&r);

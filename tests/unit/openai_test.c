@@ -127,18 +127,18 @@ static void test_unknown(void **state)
                  "[{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"odd\":1}],\"temperature\":1.0,"
                  "\"max_tokens\":4294967295}]");
     assert_int_equal(server.says, 9);
-    struct json_write many = {0}; /* a request has no more than a few lines */
-    json_write_lit(&many, "{\"prompt\":\"a\"");
+    struct str many = {0}; /* a request has no more than a few lines */
+    str_add_text(&many, "{\"prompt\":\"a\"");
     for (int i = 0; i < 500; i++) {
         char name[40];
         snprintf(name, sizeof name, ",\"one_of_many_%d\":1", i);
-        json_write_lit(&many, name);
+        str_add_text(&many, name);
     }
-    json_write_raw(&many, "}", 2);
+    str_add(&many, "}", 2);
     server.n_said = server.says = 0;
     expect_lines(COMPLETIONS, many.p, "[{\"prompt\":\"a\",\"parse_special\":true" REST "]");
     assert_int_equal(server.says, 32);
-    json_write_free(&many);
+    str_free(&many);
     /* However many names there are, each is said, and all that is kept of them has an end. */
     server.n_said = server.says = 0;
     for (int i = 0; i < 5000; i++) {
@@ -149,14 +149,14 @@ static void test_unknown(void **state)
     assert_int_equal(server.says, 5000);
 }
 
-static const char *prompts_of(struct json_write *w, const char *one, int n)
+static const char *prompts_of(struct str *w, const char *one, int n)
 {
-    json_write_lit(w, "{\"prompt\":[");
+    str_add_text(w, "{\"prompt\":[");
     for (int i = 0; i < n; i++) {
-        json_write_lit(w, i ? "," : "");
-        json_write_lit(w, one);
+        str_add_text(w, i ? "," : "");
+        str_add_text(w, one);
     }
-    json_write_raw(w, "]}", 3);
+    str_add(w, "]}", 3);
     return w->p;
 }
 
@@ -170,12 +170,12 @@ static void test_prompts(void **state)
                  "[{\"prompt\":[1]" REST ",{\"prompt\":[2,3]" REST ",{\"prompt\":[4]" REST "]");
     expect_lines(COMPLETIONS, "{\"prompt\":[\"a\"]}", "[{\"prompt\":\"a\",\"parse_special\":true" REST "]");
     struct http_request r = {0};
-    struct json_write many = {0};
+    struct str many = {0};
     fake_ask(&server, &r, "POST", COMPLETIONS, prompts_of(&many, "\"a\"", 1024));
     assert_int_equal(fake_call.n_line, 1024);
     fake_gone();
     fake_free(&r);
-    json_write_free(&many);
+    str_free(&many);
 }
 
 static const char *id_of(const char *path, const char *header, const char *body)
@@ -299,12 +299,12 @@ static void test_refused(void **state)
 static void test_too_many(void **state)
 {
     struct http_request r = {0};
-    struct json_write many = {0};
+    struct str many = {0};
     (void)state;
     fake_ask(&server, &r, "POST", COMPLETIONS, prompts_of(&many, "[1]", 1025));
     expect_error(&r, 400, "BadRequestError", "prompt", "1024");
     fake_free(&r);
-    json_write_free(&many);
+    str_free(&many);
 }
 
 static void test_broken(void **state)

@@ -20,6 +20,7 @@
 
 #include <cmocka.h>
 
+#include "base/time.h"
 #include "proc/proc.h"
 
 static char root[64];
@@ -135,7 +136,7 @@ static void test_strange(void **state)
 static void test_clock_host(void **state)
 {
     (void)state;
-    uint64_t a = proc_now_ns(), b = proc_now_ns();
+    uint64_t a = time_now_ns(), b = time_now_ns();
     assert_true(b >= a && a > 0);
     char name[256] = "";
     assert_int_equal(gethostname(name, sizeof name - 1), 0);

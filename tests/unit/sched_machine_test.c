@@ -1,8 +1,8 @@
 /*
- * The scheduler's machine against a world of fake workers and gateways that die, stop, lose messages, cancel and come
- * back. The authority is the world's own record: every request it submitted has exactly one end, the tokens that its
- * gateway got are those of the request, each once, in order; and after every event the machine's counts are counted
- * anew.
+ * The scheduler's machine against a world of fake workers and gateways that die, stop, lose their sessions with what is
+ * on its way, cancel and come back. The authority is the world's own record: every request it submitted has exactly one
+ * end, the tokens that its gateway got are those of the request, each once, in order; and after every event the
+ * machine's counts are counted anew.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,6 +31,7 @@ static uint32_t draw(uint32_t n)
 
 struct fake_run {
     bool used, prefilled;
+    const char *unsaid; /* it was closed while the session was broken: reported after the join */
     uint64_t job, order;
     uint32_t attempt, n_out, n_prompt, max_tokens;
     char phase[8];
@@ -38,12 +39,13 @@ struct fake_run {
 
 struct fake_worker {
     char name[8];
-    bool up, stopped, joined, polls, ctl_polls, refused;
-    uint64_t inc, got, ctl_got;
+    bool up, stopped, joined;
+    bool cut; /* its session is broken, which the machine may not know yet */
+    uint64_t inc, last_order;
     struct fake_run run[N_RUN];
     uint32_t seqs;
-    uint64_t dead_order[256]; /* cancelled before they came */
-    uint32_t n_dead;
+    struct wire_capacity told; /* taken at the last look, sent at the next */
+    uint64_t n_order;          /* since its join */
 };
 
 struct fake_job {
@@ -58,7 +60,7 @@ struct world {
     uint64_t now;
     struct fake_worker w[N_WORKER];
     struct fake_job job[N_JOB];
-    uint32_t n_job, losses; /* losses: a message in so many is lost; 0: none */
+    uint32_t n_job, cuts; /* cuts: before a frame in so many a session breaks; 0: none */
     uint32_t n_done, n_refused, n_order;
     uint64_t submitted_here; /* since the machine's start */
     uint64_t retried, preempted, stale, restarts;
@@ -89,11 +91,21 @@ static void decide(struct world *x)
 
 /* ---- decisions ---- */
 
-/* What answers a poll is one message: it comes whole or not at all. */
-static bool lost(const struct world *x, const struct fake_worker *w, uint64_t salt)
+/* Nothing reaches a worker whose session is broken. */
+static bool lost(const struct world *x, struct fake_worker *w, uint64_t salt)
 {
     uint64_t h = (x->now ^ salt ^ (uint64_t)(w - x->w) << 60) * 0x9e3779b97f4a7c15ull;
-    return !w->up || w->stopped || (x->losses && (h >> 33) % x->losses == 0);
+    if (x->cuts && (h >> 33) % x->cuts == 0)
+        w->cut = true;
+    return !w->up || w->stopped || w->cut;
+}
+
+static uint32_t used(const struct fake_worker *w)
+{
+    uint32_t n = 0;
+    for (int i = 0; i < N_RUN; i++)
+        n += w->run[i].used;
+    return n;
 }
 
 static struct fake_worker *find(struct world *x, struct wire_str name)
@@ -109,8 +121,7 @@ static void on_order(struct world *x, const struct wire_order *o)
 {
     struct fake_worker *w = find(x, o->to);
     struct fake_job *j = &x->job[o->job];
-    assert_true(w->polls);
-    assert_true(j->submitted);
+    assert_true(w->joined && j->submitted);
     if (j->ended)
         fail_msg("an order for request %u, which has ended", (unsigned)o->job);
     x->n_order++;
@@ -119,18 +130,15 @@ static void on_order(struct world *x, const struct wire_order *o)
     for (uint32_t i = 0; i < o->n_out; i++)
         assert_int_equal(o->out[i], token(o->job, i));
     assert_true(o->n_prompt == j->n_prompt && o->body.n == 5 && !memcmp(o->body.p, "hello", 5));
-    if (lost(x, w, 0))
+    if (lost(x, w, o->order))
         return;
-    for (uint32_t i = 0; i < w->n_dead; i++)
-        if (w->dead_order[i] == o->order) {
-            w->got = o->n;
-            return;
-        }
-    if (o->n <= w->got)
-        return;
-    w->got = o->n;
+    assert_true(o->order > w->last_order); /* none comes twice */
+    w->last_order = o->order;
+    w->n_order++;
+    if (used(w) >= w->seqs)
+        fail_msg("a worker was overfilled");
     for (int i = 0; i < N_RUN; i++)
-        if (!w->run[i].used) {
+        if (!w->run[i].used && w->run[i].phase[0] != '!') {
             struct fake_run *r = &w->run[i];
             *r = (struct fake_run){.used = true,
                                    .job = o->job,
@@ -143,7 +151,7 @@ static void on_order(struct world *x, const struct wire_order *o)
             r->prefilled = !strcmp(r->phase, "decode");
             return;
         }
-    fail_msg("a worker was overfilled");
+    fail_msg("no place for an order");
 }
 
 static void say(struct world *x, struct fake_worker *w, const struct fake_run *r, const char *what, uint32_t from)
@@ -168,34 +176,24 @@ static void say(struct world *x, struct fake_worker *w, const struct fake_run *r
     event(x, &f);
 }
 
+/* A control never comes before its order. One for an order that was closed is passed over. */
 static void on_control(struct world *x, const struct wire_control *c)
 {
     struct fake_worker *w = find(x, c->to);
-    assert_true(w->ctl_polls);
-    if (lost(x, w, 1))
+    assert_true(w->joined);
+    if (lost(x, w, c->order << 1))
         return;
-    if (c->n <= w->ctl_got)
-        return;
-    w->ctl_got = c->n;
     bool cancel = c->what.n == 6, preempt = c->what.n == 7;
     if (!cancel && !preempt)
         return;
+    assert_true(c->order <= w->last_order);
     for (int i = 0; i < N_RUN; i++)
-        if (w->run[i].used && w->run[i].order == c->order) {
+        if (w->run[i].used && !w->run[i].unsaid && w->run[i].order == c->order) {
             w->run[i].used = false;
             w->run[i].n_prompt = cancel ? 0 : 1; /* marks what the next step reports */
             w->run[i].phase[0] = '!';
             return;
         }
-    if (cancel && w->n_dead < 256) {
-        w->dead_order[w->n_dead++] = c->order;
-        for (int i = 0; i < N_RUN; i++)
-            if (!w->run[i].used && w->run[i].phase[0] != '!') {
-                w->run[i] = (struct fake_run){.job = c->job, .order = c->order, .attempt = c->attempt};
-                w->run[i].phase[0] = '!';
-                return;
-            }
-    }
 }
 
 static void emit(void *arg, const struct wire_frame *f)
@@ -210,10 +208,8 @@ static void emit(void *arg, const struct wire_frame *f)
         on_control(x, &f->control);
         break;
     case WIRE_REFUSE:
-        if (!f->refuse.job) {
-            find(x, f->refuse.to)->refused = true;
-            break;
-        }
+        if (!f->refuse.job)
+            fail_msg("a worker was refused");
         j = &x->job[f->refuse.job];
         assert_true(j->submitted && !j->ended);
         j->ended = true;
@@ -279,42 +275,50 @@ static void join(struct world *x, struct fake_worker *w)
                                                     .max_tokens = r->max_tokens,
                                                     .n_out = r->n_out};
     }
-    w->got = w->ctl_got = 0;
-    w->polls = w->ctl_polls = w->refused = false;
     w->joined = true;
-    for (int i = 0; i < N_RUN; i++) /* what it was told and has not answered is said by not being in the list */
+    w->cut = false;
+    w->n_order = 0;
+    w->told = (struct wire_capacity){0};
+    for (int i = 0; i < N_RUN; i++) /* the answer to a control is given by not being in the list */
         if (!w->run[i].used)
             w->run[i].phase[0] = 0;
     event(x, &f);
+    for (int i = 0; i < N_RUN && !w->cut; i++)
+        if (w->run[i].used && w->run[i].unsaid) {
+            w->run[i].used = false;
+            say(x, w, &w->run[i], w->run[i].unsaid, 0);
+        }
 }
 
-static void poll(struct world *x, struct fake_worker *w, bool ctl)
+/* What it sends was true a while ago, as on a real session. */
+static void capacity(struct world *x, struct fake_worker *w)
 {
-    struct wire_frame f = {.kind = WIRE_POLL};
-    uint32_t used = 0;
-    for (int i = 0; i < N_RUN; i++)
-        used += w->run[i].used;
-    f.poll = (struct wire_poll){.worker = wire_str_of(w->name),
-                                .inc = w->inc,
-                                .ctl = ctl,
-                                .got = ctl ? w->ctl_got : w->got,
-                                .seqs = w->seqs > used ? w->seqs - used : 0,
-                                .tokens = 4096,
-                                .blocks = 4000 - 60 * used};
-    *(ctl ? &w->ctl_polls : &w->polls) = true;
+    struct wire_frame f = {.kind = WIRE_CAPACITY, .capacity = w->told};
+    uint32_t n = used(w);
+    w->told = (struct wire_capacity){.worker = wire_str_of(w->name),
+                                     .inc = w->inc,
+                                     .orders = w->n_order,
+                                     .seqs = w->seqs > n ? w->seqs - n : 0,
+                                     .tokens = 4096,
+                                     .blocks = 4000 - 60 * n};
+    if (f.capacity.worker.n)
+        event(x, &f);
+}
+
+/* The session of a worker has ended: what it ran it still runs. */
+static void gone(struct world *x, struct fake_worker *w)
+{
+    struct wire_frame f = {.kind = WIRE_GONE};
+    f.gone = (struct wire_gone){.worker = wire_str_of(w->name), .inc = w->inc};
+    w->joined = false;
     event(x, &f);
-    if (w->refused)
-        w->joined = false;
 }
 
 static void die(struct world *x, struct fake_worker *w)
 {
-    struct wire_frame f = {.kind = WIRE_GONE};
-    f.gone = (struct wire_gone){.worker = wire_str_of(w->name), .inc = w->inc};
     memset(w->run, 0, sizeof w->run);
-    w->up = w->joined = w->polls = w->ctl_polls = w->stopped = false;
-    w->n_dead = 0;
-    event(x, &f);
+    w->up = w->stopped = false;
+    gone(x, w);
 }
 
 /* Tokens go straight to the gateway, which takes each position once. */
@@ -326,36 +330,45 @@ static void to_gateway(struct world *x, const struct fake_run *r)
     assert_true(r->n_out <= j->n_out || j->ended);
 }
 
+static void close_run(struct world *x, struct fake_worker *w, struct fake_run *r, const char *what, uint32_t from)
+{
+    if (w->cut) {
+        r->unsaid = what;
+        return;
+    }
+    r->used = false;
+    say(x, w, r, what, from);
+}
+
+/* With a broken session it goes on computing. */
 static void step(struct world *x, struct fake_worker *w)
 {
     for (int i = 0; i < N_RUN; i++) {
         struct fake_run *r = &w->run[i];
-        if (!r->used && r->phase[0] == '!') { /* answers a control */
+        if (!r->used && r->phase[0] == '!' && !w->cut) { /* answers a control */
             r->phase[0] = 0;
             say(x, w, r, r->n_prompt ? "preempted" : "cancelled", 0);
             continue;
         }
-        if (!r->used || draw(3))
+        if (!r->used || r->unsaid || draw(3))
             continue;
         uint32_t before = r->n_out;
         if (!draw(400)) { /* fails by itself */
-            r->used = false;
-            say(x, w, r, draw(2) ? "failed" : "preempted", before);
+            close_run(x, w, r, draw(2) ? "failed" : "preempted", before);
             continue;
         }
         r->n_out++;
         to_gateway(x, r);
         if (!r->prefilled && strcmp(r->phase, "prefill")) {
             r->prefilled = true;
-            say(x, w, r, "prefilled", before);
+            if (!w->cut)
+                say(x, w, r, "prefilled", before);
         }
         bool all = r->n_out >= r->max_tokens, gives = !strcmp(r->phase, "prefill");
-        if (!all && !gives) {
+        if (all || gives)
+            close_run(x, w, r, all ? "ended" : "prefilled", before);
+        else if (!w->cut)
             say(x, w, r, "tokens", before);
-            continue;
-        }
-        r->used = false;
-        say(x, w, r, all ? "ended" : "prefilled", before);
     }
 }
 
@@ -398,7 +411,7 @@ static void restart(struct world *x)
     sched_free(x->s);
     start(x);
     for (int i = 0; i < N_WORKER; i++)
-        x->w[i].joined = x->w[i].polls = x->w[i].ctl_polls = false;
+        x->w[i].joined = false;
     for (uint32_t i = 1; i <= x->n_job; i++)
         if (x->job[i].submitted && !x->job[i].ended)
             submit(x, i, true);
@@ -423,7 +436,8 @@ static void move(struct world *x, bool faults)
         if (w->up && w->joined)
             die(x, w);
     } else if (what < 166 && faults) {
-        x->w[draw(N_WORKER)].stopped = true;
+        struct fake_worker *w = &x->w[draw(N_WORKER)];
+        w->stopped = w->cut = true;
     } else if (what < 168 && faults && !draw(2)) {
         restart(x);
     } else if (what < 171 && faults) {
@@ -442,29 +456,28 @@ static void move(struct world *x, bool faults)
         }
         if (w->stopped && (!faults || !draw(200)))
             w->stopped = false;
+        if (w->joined && w->cut && (!faults || !draw(3)))
+            gone(x, w);
         if (!w->up || w->stopped)
             continue;
-        if (!w->joined) {
+        if (!w->joined)
             join(x, w);
-        } else {
+        else
             step(x, w);
-            if (draw(2))
-                poll(x, w, false);
-            if (draw(2))
-                poll(x, w, true);
-        }
+        if (w->joined && !w->cut && draw(2))
+            capacity(x, w);
     }
     decide(x);
 }
 
-static void run_world(const struct sched_policy *p, uint64_t from, uint32_t losses, int moves)
+static void run_world(const struct sched_policy *p, uint64_t from, uint32_t cuts, int moves)
 {
     struct world *x = calloc(1, sizeof *x);
     struct wire_stat st;
     seed = from;
     x->policy = p;
     x->now = 1000 * MS;
-    x->losses = losses;
+    x->cuts = cuts;
     for (int i = 0; i < N_WORKER; i++) {
         x->w[i].name[0] = 'w';
         x->w[i].name[1] = (char)('0' + i);
@@ -475,7 +488,7 @@ static void run_world(const struct sched_policy *p, uint64_t from, uint32_t loss
     start(x);
     for (int i = 0; i < moves; i++)
         move(x, true);
-    x->losses = 0;
+    x->cuts = 0;
     for (int i = 0; i < 6000; i++)
         move(x, false);
     for (uint32_t i = 1; i <= x->n_job; i++) {

@@ -63,11 +63,11 @@ static void join(struct world *x, const char *name)
     event(x, &f);
 }
 
-static void poll(struct world *x, const char *name, uint64_t got, uint64_t blocks)
+static void capacity(struct world *x, const char *name, uint64_t orders, uint64_t blocks)
 {
-    struct wire_frame f = {.kind = WIRE_POLL};
-    f.poll = (struct wire_poll){
-        .worker = wire_str_of(name), .inc = 1, .got = got, .seqs = 8, .tokens = 4096, .blocks = blocks};
+    struct wire_frame f = {.kind = WIRE_CAPACITY};
+    f.capacity = (struct wire_capacity){
+        .worker = wire_str_of(name), .inc = 1, .orders = orders, .seqs = 8, .tokens = 4096, .blocks = blocks};
     event(x, &f);
 }
 
@@ -121,10 +121,10 @@ static void more_than_half_of_the_pool(const struct sched_policy *policy)
 {
     struct world x;
     start(&x, policy);
-    poll(&x, "prefill", 0, POOL);
+    capacity(&x, "prefill", 0, POOL);
     submit(&x, 1, 1200, 1000);
     assert_int_equal(x.n_order, 1);
-    poll(&x, "decode", 0, POOL - 38);
+    capacity(&x, "decode", 0, POOL - 38);
     prefilled(&x, 1, 1200);
     assert_int_equal(x.n_order, 2);
     assert_true(!strcmp(x.phase, "decode") && x.last.job == 1 && x.n_handle == 16);
@@ -136,25 +136,25 @@ static void two_that_block_each_other(const struct sched_policy *policy)
 {
     struct world x;
     start(&x, policy);
-    poll(&x, "decode", 0, POOL);
+    capacity(&x, "decode", 0, POOL);
     for (uint64_t job = 1; job <= 2; job++) {
-        poll(&x, "prefill", job - 1, POOL - 35 * (job - 1));
+        capacity(&x, "prefill", job - 1, POOL - 35 * (job - 1));
         submit(&x, job, 1100, 400);
         assert_int_equal(x.n_order, job);
-        poll(&x, "decode", 0, 5);
+        capacity(&x, "decode", 0, 5);
         prefilled(&x, job, 1100);
         assert_int_equal(x.n_order, job);
     }
     for (int i = 0; i < 4; i++) { /* not at once */
         x.now += 250 * MS;
-        poll(&x, "prefill", 2, 5);
-        poll(&x, "decode", 0, 5);
+        capacity(&x, "prefill", 2, 5);
+        capacity(&x, "decode", 0, 5);
         assert_int_equal(x.n_order, 2);
     }
-    poll(&x, "decode", 0, 40);
+    capacity(&x, "decode", 0, 40);
     assert_int_equal(x.n_order, 3);
     assert_true(!strcmp(x.phase, "decode") && x.last.job == 1 && x.n_handle == 16);
-    poll(&x, "decode", 1, 60);
+    capacity(&x, "decode", 1, 60);
     assert_int_equal(x.n_order, 4);
     assert_true(!strcmp(x.phase, "decode") && x.last.job == 2 && x.n_handle == 0);
     sched_free(x.s);

@@ -490,13 +490,11 @@ static struct job *add_job(const char *prompt, uint32_t max_tokens)
 static void seal(struct job *j)
 {
     struct err e;
-    struct link_msg m = {0};
+    size_t cap = 0;
     struct wire_frame f = {.kind = WIRE_TOK, .req = j->r}, h;
     struct wire_arena *mem = wire_arena_new();
     MUST(!wire_decode(&e, &h, mem, hello, n_hello));
-    MUST(!link_msg_add(&e, &m, &h) && !link_msg_add(&e, &m, &f));
-    j->body = m.p;
-    j->n_body = m.n;
+    MUST(!wire_encode_add(&e, &j->body, &j->n_body, &cap, &h) && !wire_encode_add(&e, &j->body, &j->n_body, &cap, &f));
     wire_arena_free(mem);
 }
 

@@ -9,19 +9,12 @@
 #define S 1000000000ull
 #define LEASE (10ull * S)
 
-struct answered { /* one that waited for slots */
-    uint32_t client, slot[64];
-    uint64_t tag, n;
-};
-
 struct heard {
     struct kv_seq_info seq[64];
     uint32_t seq_client[64];
     int n_seq, n_expired, n_stored, n_evicted;
     uint32_t expired;
     uint8_t evicted[4096][KV_DIGEST];
-    struct answered credit[16];
-    int n_credit;
 };
 
 static inline void hear(void *arg, const struct kv_news *n)
@@ -30,11 +23,6 @@ static inline void hear(void *arg, const struct kv_news *n)
     if (n->kind == KV_NEWS_SEQ && h->n_seq < 64) {
         h->seq_client[h->n_seq] = n->client;
         h->seq[h->n_seq++] = n->seq;
-    }
-    if (n->kind == KV_NEWS_CREDIT && h->n_credit < 16) {
-        struct answered *a = &h->credit[h->n_credit++];
-        *a = (struct answered){.client = n->client, .tag = n->tag, .n = n->n};
-        memcpy(a->slot, n->slot ? n->slot : a->slot, (n->n < 64 ? n->n : 64) * sizeof *n->slot);
     }
     if (n->kind == KV_NEWS_EXPIRED) {
         h->n_expired++;

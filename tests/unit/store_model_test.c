@@ -263,24 +263,14 @@ static void do_gone(struct model *m, uint32_t c)
 static void do_hold(struct model *m, uint32_t c, struct held *h, uint64_t what)
 {
     struct err e = {0};
-    struct kv_seq_info q;
     if (what == 0) {
         OK(kv_store_release(&e, m->b.s, m->client[c], h->q.seq, h->q.gen));
         h->used = false;
-    } else if (what == 1) {
+    } else {
         OK(kv_store_hand(&e, m->b.s, m->client[c], &h->q, h->q.seq, h->q.gen, m->now));
         h->handed = true;
         h->giver = c;
         h->client = N_CLIENT;
-    } else {
-        struct held *f = m->h;
-        while (f < m->h + N_HELD && f->used)
-            f++;
-        if (f == m->h + N_HELD || kv_store_fork(&e, m->b.s, m->client[c], &q, h->q.seq, h->q.gen))
-            return;
-        *f = *h;
-        f->q = q;
-        f->wait = false;
     }
 }
 
@@ -310,7 +300,7 @@ static void one_operation(struct model *m)
         OK(kv_store_uncredit(&e, m->b.s, m->client[c], &m->credit[c][m->n_credit[c] - 1], 1));
         m->n_credit[c]--;
     } else if (what < 87 && h)
-        do_hold(m, c, h, dice(3));
+        do_hold(m, c, h, dice(2));
     else if ((h = any_held(m, c, true)) && dice(4) == 0) {
         if (dice(2))
             OK(kv_store_keep(&e, m->b.s, h->q.seq, h->q.gen, m->now));
@@ -494,7 +484,7 @@ static void a_million_tokens(void **state)
                                .tail = KV_NONE};
         OK(kv_store_publish(&e, b.s, b.c[0], out, &u));
     }
-    OK(kv_store_fork(&e, b.s, b.c[0], &f, q.seq, q.gen));
+    OK(kv_store_lease(&e, b.s, b.c[0], &f, ids, n * 32, digests, n, true));
     OK(kv_store_hand(&e, b.s, b.c[0], &h, q.seq, q.gen, 0));
     OK(kv_store_take(&e, b.s, b.c[0], &q, h.seq, h.gen));
     OK(kv_arena_table(&e, b.a, (int32_t *)out, n, q.seq, q.gen));

@@ -297,40 +297,6 @@ static void a_handed_sequence_is_kept_or_freed(void **state)
     box_close(&b);
 }
 
-static void a_fork_copies_the_tail_only(void **state)
-{
-    (void)state;
-    struct err e = {0};
-    struct box b;
-    struct prompt p;
-    struct kv_seq_info q, f[3];
-    uint32_t slot;
-    uint64_t got;
-    box_open(&b, 8);
-    prompt_of(&p, path_a, 3);
-    OK(lease(&e, &b, b.c[0], &q, &p, true));
-    OK(publish(&e, &b, b.c[0], &q, &p, 3));
-    OK(kv_store_credit(&e, b.s, b.c[0], &slot, &got, 1, false));
-    memset(kv_arena_bytes(b.a, slot), 0x5a, 64);
-    struct kv_publish tail = {.seq = q.seq, .gen = q.gen, .at = 3, .ids = p.ids, .n_tail = 31, .tail = slot};
-    OK(kv_store_publish(&e, b.s, b.c[0], NULL, &tail));
-    for (int i = 0; i < 3; i++) {
-        OK(kv_store_fork(&e, b.s, b.c[0], &f[i], q.seq, q.gen));
-        assert_true(f[i].n_block == 3 && f[i].n_tail == 31 && f[i].tail != slot);
-        assert_int_equal(kv_arena_bytes(b.a, f[i].tail)[63], 0x5a);
-        holds_prefix(&b, &f[i], &p);
-    }
-    assert_int_equal(stat_of(&b).leased, 3 + 4);
-    OK(kv_store_fork(&e, b.s, b.c[0], &f[0], q.seq, q.gen));
-    IS_NO(kv_store_fork(&e, b.s, b.c[0], &f[1], q.seq, q.gen), "no slot for a copy of the tail");
-    assert_int_equal(kv_store_why(b.s), KV_WHY_NOT_NOW);
-    sound(&b);
-    kv_store_gone(b.s, b.c[0], 1);
-    assert_true(stat_of(&b).leased == 0 && stat_of(&b).cached == 3 && stat_of(&b).free == 5);
-    sound(&b);
-    box_close(&b);
-}
-
 static void never_is_told_from_not_now(void **state)
 {
     (void)state;
@@ -416,7 +382,7 @@ static void a_new_store_takes_over(void **state)
     prompt_of(&p, path_a, 4);
     OK(lease(&e, &b, b.c[0], &q, &p, true));
     OK(publish(&e, &b, b.c[0], &q, &p, 4));
-    OK(kv_store_fork(&e, b.s, b.c[0], &h, q.seq, q.gen));
+    OK(lease(&e, &b, b.c[0], &h, &p, true));
     OK(kv_store_hand(&e, b.s, b.c[0], &h, h.seq, h.gen, 1));
     OK(kv_store_credit(&e, b.s, b.c[0], slot, &got, 2, false));
     prompt_of(&p, path_c, 2);
@@ -470,7 +436,6 @@ int main(void)
         cmocka_unit_test(a_sequence_changes_hands),
         cmocka_unit_test(a_handed_sequence_that_nobody_takes_ends),
         cmocka_unit_test(a_handed_sequence_is_kept_or_freed),
-        cmocka_unit_test(a_fork_copies_the_tail_only),
         cmocka_unit_test(never_is_told_from_not_now),
         cmocka_unit_test(a_silent_client_is_fenced),
         cmocka_unit_test(a_new_store_takes_over),

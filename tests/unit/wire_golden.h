@@ -1,6 +1,7 @@
 /*
  * Frames as another implementation packs them: msgpack for Python 1.x, packb(use_bin_type=True, use_single_float=True)
- * of dicts in the order of docs/protocol.md. The structs beside them say the same in C.
+ * of dicts in the order of docs/protocol.md; session_hello and prompt by hand from the msgpack specification. The
+ * structs beside them hold the same in C.
  */
 #ifndef WIRE_GOLDEN_H
 #define WIRE_GOLDEN_H
@@ -12,7 +13,7 @@
 #include "wire/wire.h"
 
 static const char gold_hello[] =
-    "85a16b01a776657273696f6e05a466726f6da770726566696c6ca5766f63616282a26670c420000102030405060708090a0b"
+    "85a16b01a776657273696f6e06a466726f6da770726566696c6ca5766f63616282a26670c420000102030405060708090a0b"
     "0c0d0e0f101112131415161718191a1b1c1d1e1fa16ecdc000a26b7687a56d6f64656cc4206465666768696a6b6c6d6e6f70"
     "7172737475767778797a7b7c7d7e7f80818283a474797065a4696e7438a56172697468a56370752d31a66c61796f7574a563"
     "70752d31a76e5f6c617965721ea96e5f6b765f6865616403a8686561645f64696d40";
@@ -46,7 +47,13 @@ static const char gold_err[] =
     "206c6f6e67";
 static const char gold_bye[] = "84a16b09a466726f6da66465636f6465a46e5f6f6b01a76e5f6572726f7200";
 
-#define GOLDEN_N 8
+static const char gold_session_hello[] =
+    "85a16b41a776657273696f6e06a4726f6c65a6776f726b6572a46e616d65a3772d31a3696e63cf0000010000000000";
+static const char gold_prompt[] =
+    "89a16b46a373657103a5696e64657801a16e02a26964a161a86e5f70726f6d707421a764696765737473c420000102030405"
+    "060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fa4626f6479c402ce00a5785f6e6577c3";
+
+#define GOLDEN_N 10
 #define S(text) ((struct wire_str){text, sizeof(text) - 1})
 
 struct golden {
@@ -169,6 +176,23 @@ static void golden_end(struct wire_end *d)
                            .last_ns = 4};
 }
 
+static void golden_prompt(struct wire_prompt *p)
+{
+    static const uint8_t body[] = {0xce, 0}, x_new[] = {0xa5, 'x', '_', 'n', 'e', 'w', 0xc3};
+    static uint8_t digest[32];
+    for (int i = 0; i < 32; i++)
+        digest[i] = (uint8_t)i;
+    *p = (struct wire_prompt){.seq = 3,
+                              .index = 1,
+                              .n = 2,
+                              .id = S("a"),
+                              .n_prompt = 33,
+                              .max_tokens = UINT32_MAX,
+                              .digests = {digest, 32},
+                              .body = {body, 2},
+                              .extra = {{x_new, sizeof x_new}, 1}};
+}
+
 static inline void golden_frames(struct golden g[GOLDEN_N])
 {
     static const uint32_t ids[] = {284};
@@ -192,6 +216,11 @@ static inline void golden_frames(struct golden g[GOLDEN_N])
     g[6].f.error = (struct wire_error){.seq = 3, .id = S("a"), .code = 1, .text = S("the prompt is too long")};
     g[7] = (struct golden){gold_bye, {.kind = WIRE_BYE}};
     g[7].f.bye = (struct wire_bye){.from = S("decode"), .n_ok = 1};
+    g[8] = (struct golden){gold_session_hello, {.kind = WIRE_SESSION_HELLO}};
+    g[8].f.session_hello = (struct wire_session_hello){
+        .version = WIRE_VERSION, .role = S("worker"), .name = S("w-1"), .inc = (uint64_t)1 << 40};
+    g[9] = (struct golden){gold_prompt, {.kind = WIRE_PROMPT}};
+    golden_prompt(&g[9].f.prompt);
 }
 
 /* malloc'd */

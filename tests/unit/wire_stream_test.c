@@ -349,6 +349,36 @@ static void sums_are_xxh3(void **state)
     assert_int_equal(wire_sum("a", 1), 0xe6c632b61e964e1f);
 }
 
+/* Frames one after another in memory, as in the body of a request: every cut of the last is an error. */
+static void takes_frames_one_after_another(void **state)
+{
+    uint8_t buf[8192];
+    struct err e = {0};
+    struct wire_frame f;
+    struct wire_arena *a = wire_arena_new();
+    size_t first = put_golden(buf, gold_hello), whole = first + put_golden(buf + first, gold_tok), size = 0;
+    (void)state;
+    OK(wire_frame_size(&e, &size, buf, whole));
+    assert_int_equal(size, first);
+    for (size_t n = first; n <= whole; n++) {
+        const uint8_t *p = buf;
+        size_t left = n;
+        OK(wire_decode_next(&e, &f, a, &p, &left));
+        assert_int_equal(f.kind, WIRE_HELLO);
+        assert_ptr_equal(p, buf + first);
+        if (n < whole) {
+            assert_int_equal(wire_decode_next(&e, &f, a, &p, &left), ERR_PROTO);
+            continue;
+        }
+        OK(wire_decode_next(&e, &f, a, &p, &left));
+        assert_int_equal(f.kind, WIRE_TOK);
+        assert_int_equal(left, 0);
+    }
+    buf[0] = 0xcf;
+    assert_int_equal(wire_frame_size(&e, &size, buf, whole), ERR_PROTO);
+    wire_arena_free(a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -360,6 +390,7 @@ int main(void)
         cmocka_unit_test(big_payloads_go_through_scattered),
         cmocka_unit_test(a_gone_reader_and_a_full_disk_are_named),
         cmocka_unit_test(sums_are_xxh3),
+        cmocka_unit_test(takes_frames_one_after_another),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

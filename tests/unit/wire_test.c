@@ -30,8 +30,8 @@ static void assert_in(const char *text, const char *part)
 
 /* SHA-256 of wire_schema(). When this test fails the table has changed: raise WIRE_VERSION, then put the new hash here.
  */
-#define SCHEMA_VERSION 5
-#define SCHEMA_SHA256 "83c2cdf25410eab88b6559abb620076404a3b442bbfebafa58969997f94e7acc"
+#define SCHEMA_VERSION 6
+#define SCHEMA_SHA256 "d01593cde185e92874a6777ad585071fb5d96a9ebf348f2d4b292151e76dd2e9"
 
 static void schema_is_of_its_version(void **state)
 {
@@ -208,7 +208,7 @@ static void refuses(void **state)
         {"84a16b09a466726f6d05a46e5f6f6b01a76e5f6572726f7200", "an unsigned integer where a str should be"},
         {"84a16b09a466726f6da10aa46e5f6f6b01a76e5f6572726f7200", "printable ASCII"},
         {"84a16b09a466726f6da161a46e5f6f6bffa76e5f6572726f7200", "a negative integer where"},
-        {"83a16b01a776657273696f6e01a466726f6da161", "wire version 1, this program of 5"},
+        {"83a16b01a776657273696f6e01a466726f6da161", "wire version 1, this program of 6"},
         {"85a16b02a373657100a5696e64657800a26964a0a3696473dd10000000", "more elements than bytes are left"},
         {"85a16b02a373657100a5696e64657800a26964a0a369647391cf0000000100000000", "4294967296 is outside"},
         {"86a16b02a373657100a5696e64657800a26964a0a36964739001c0", "where a str should be"},
@@ -239,6 +239,10 @@ static void refuses(void **state)
         {"89a16b04a373657103a5696e64657800a5626c6f636b09a56c6179657204a76e5f6c6179657202a76e5f746f6b656e21",
          "33 is outside 1 to 32"},
         {"83a16b04a464617461c400a373657103", "field data: it must come last"},
+        {"86a16b46a373657103a5696e64657802a16e02a86e5f70726f6d707400a4626f6479c400",
+         "prompt frame: field index: 2, must be below n, 2"},
+        {"85a16b41a776657273696f6e09a4726f6c65a0a46e616d65a0a3696e6300", "field role: 0 bytes, must be 1"},
+        {"85a16b41a776657273696f6e09a4726f6c65a4746f6f6ca46e616d65a0a3696e6300", ""}, /* of any version */
         {"82a16b04a464617461c6ffffffff", "4294967295 bytes, the limit is 268435456"},
     };
     struct err e = {0};

@@ -1,6 +1,6 @@
 /*
- * A worker's side of the scheduler against a scheduler and gateways that are played here, over real sockets. What is
- * expected is what lib/sched/{join,worker,report}.c do with it, and what lib/link/worker.h says.
+ * The worker's client against a scheduler and gateways that are played here, over real sockets. What is expected is
+ * what lib/sched/{join,worker,report}.c do with it, and what lib/link/worker.h states.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "link/session.h"
 #include "link/worker.h"
 
 #define OK(call)                                                                                                       \
@@ -23,7 +24,7 @@
             fail_msg("%s: %s", #call, e.text);                                                                         \
     } while (0)
 #define WAIT_MS 5000
-#define MESSAGES 256
+#define FRAMES_MAX 4096
 
 static struct err e;
 
@@ -41,42 +42,49 @@ static bool is(struct wire_str s, const char *what)
 
 /* ---- the other side: a scheduler or a gateway ---- */
 
-enum kind { JOIN = 1, CTL, WORK, TOKENS };
-
-struct message { /* that came and is not answered */
-    struct link_question *q;
-    enum kind kind;
-    uint32_t peer;
+struct got { /* a frame that was received */
     uint8_t *bytes;
     struct wire_arena *mem;
-    struct wire_frame f[MESSAGES];
-    uint32_t n;
+    struct wire_frame f;
 };
 
 struct side {
     char url[64];
-    struct link_box *box;
-    struct link_listener *l;
-    struct message *m[MESSAGES];
-    uint32_t n, n_came;
+    const char *role;
+    struct session_hub *hub;
+    struct session_listener *l;
+    struct session *s; /* the worker's; NULL: down */
+    struct got *got[FRAMES_MAX];
+    uint32_t n, n_up;
+    struct wire_frame *last; /* the report that next_report returned */
+    struct err down;
 };
 
-static void message_free(struct message *m)
+static void got_free(struct got *g)
 {
-    free(m->bytes);
-    wire_arena_free(m->mem);
-    free(m);
+    free(g->bytes);
+    wire_arena_free(g->mem);
+    free(g);
+}
+
+static void forget(struct side *s)
+{
+    while (s->n)
+        got_free(s->got[--s->n]);
+    s->last = NULL;
 }
 
 static void side_open(struct side *s)
 {
-    OK(link_box_new(&e, &s->box));
-    OK(link_listen(&e, &s->l, s->box, s->url, NULL));
+    struct session_hub_opts o = {.self = {s->role, "side", 7}};
+    OK(session_hub_new(&e, &s->hub, &o));
+    OK(session_listen(&e, &s->l, s->hub, s->url, "worker", NULL));
 }
 
-static void side_new(struct side *s, const char *name)
+static void side_new(struct side *s, const char *role, const char *name)
 {
-    *s = (struct side){.n = 0};
+    forget(s);
+    *s = (struct side){.role = role};
     snprintf(s->url, sizeof s->url, "ipc:///tmp/wl-%d-%s", (int)getpid(), name);
     side_open(s);
 }
@@ -84,163 +92,151 @@ static void side_new(struct side *s, const char *name)
 /* Its process dies: all its connections break. */
 static void side_kill(struct side *s)
 {
-    if (!s->box)
+    if (!s->hub)
         return;
-    link_listener_free(s->l);
-    link_box_free(s->box);
-    while (s->n)
-        message_free(s->m[--s->n]);
-    s->box = NULL;
+    session_listener_free(s->l);
+    session_hub_free(s->hub);
+    forget(s);
+    s->hub = NULL;
+    s->s = NULL;
 }
 
-static enum kind kind_of(const struct message *m)
+static void side_restart(struct side *s)
 {
-    const struct wire_frame *last = &m->f[m->n - 1];
-    if (last->kind == WIRE_JOIN)
-        return JOIN;
-    if (last->kind == WIRE_POLL)
-        return last->poll.ctl ? CTL : WORK;
-    return TOKENS;
+    side_kill(s);
+    side_open(s);
 }
 
-static void take_in(struct side *s, const struct link_event *ev)
+static void receive(struct side *s, const struct session_event *ev)
 {
-    struct message *m = calloc(1, sizeof *m);
-    m->q = ev->q;
-    m->peer = ev->peer;
-    m->bytes = malloc(ev->n + 1);
-    memcpy(m->bytes, ev->p, ev->n);
-    m->mem = wire_arena_new();
-    const uint8_t *p = m->bytes;
-    size_t n = ev->n;
-    while (link_msg_next(&e, &m->f[m->n], m->mem, &p, &n))
-        assert_true(++m->n < MESSAGES);
-    assert_int_equal(e.code, 0);
-    assert_true(m->n > 0);
-    m->kind = kind_of(m);
-    assert_true(s->n < MESSAGES);
-    s->m[s->n++] = m;
-    s->n_came++;
+    struct got *g = calloc(1, sizeof *g);
+    g->bytes = malloc(ev->n);
+    memcpy(g->bytes, ev->p, ev->n);
+    g->mem = wire_arena_new();
+    struct session_event own = {.type = SESSION_FRAME, .p = g->bytes, .n = ev->n};
+    OK(session_frame(&e, &g->f, g->mem, &own));
+    assert_true(s->n < FRAMES_MAX);
+    s->got[s->n++] = g;
 }
 
-static void pump(struct side *s, int wait_ms)
+/* Takes one event, which is acknowledged when the next one is taken. */
+static bool pump_one(struct side *s)
 {
-    struct link_event ev;
-    link_box_wait(s->box, wait_ms);
-    while (link_box_take(s->box, &ev)) {
-        if (ev.what == LINK_QUESTION)
-            take_in(s, &ev);
-        if (ev.what != LINK_DOWN)
+    struct session_event ev;
+    if (!session_hub_next(s->hub, &ev))
+        return false;
+    if (ev.type == SESSION_UP) {
+        s->s = ev.s;
+        s->n_up++;
+    } else if (ev.type == SESSION_DOWN) {
+        s->s = NULL;
+        s->down = ev.err;
+    } else if (ev.type == SESSION_FRAME) {
+        receive(s, &ev);
+    }
+    return true;
+}
+
+static void pump(struct side *s, uint64_t ms)
+{
+    uint64_t end = now_ms() + ms, now;
+    while (pump_one(s))
+        continue;
+    while ((now = now_ms()) < end) {
+        session_hub_wait(s->hub, (int)(end - now));
+        while (pump_one(s))
             continue;
-        for (uint32_t i = 0; i < s->n;)
-            if (s->m[i]->peer == ev.peer) {
-                message_free(s->m[i]);
-                memmove(&s->m[i], &s->m[i + 1], (--s->n - i) * sizeof *s->m);
-            } else {
-                i++;
-            }
     }
 }
 
-static struct message *find(struct side *s, enum kind k)
+static struct wire_frame *find(struct side *s, enum wire_kind k)
 {
     for (uint32_t i = 0; i < s->n; i++)
-        if (s->m[i]->kind == k)
-            return s->m[i];
+        if (s->got[i]->f.kind == k)
+            return &s->got[i]->f;
     return NULL;
 }
 
-/* The oldest of a kind that is not answered; NULL: none in ms. */
-static struct message *get(struct side *s, enum kind k, uint64_t ms)
+static uint32_t count(const struct side *s, enum wire_kind k)
 {
-    uint64_t end = now_ms() + ms;
-    struct message *m;
-    while (!(m = find(s, k)) && now_ms() < end)
-        pump(s, 10);
-    return m;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n; i++)
+        n += s->got[i]->f.kind == k;
+    return n;
 }
 
-static struct message *need(struct side *s, enum kind k)
+/* The oldest of a kind; it is not acknowledged yet when it was the last thing to come. */
+static struct wire_frame *need(struct side *s, enum wire_kind k)
 {
-    struct message *m = get(s, k, WAIT_MS);
-    if (!m)
-        fail_msg("no message of kind %d came", k);
-    return m;
+    struct wire_frame *f;
+    for (uint64_t end = now_ms() + WAIT_MS; !(f = find(s, k)) && now_ms() < end;)
+        if (!pump_one(s))
+            session_hub_wait(s->hub, 10);
+    if (!f)
+        fail_msg("no %s came", wire_kind_name(k));
+    return f;
 }
 
-static void answer(struct side *s, struct message *m, const struct wire_frame *f, uint32_t n)
+static void drop(struct side *s, const struct wire_frame *f)
 {
-    struct link_msg out = {0};
-    for (uint32_t i = 0; i < n; i++)
-        OK(link_msg_add(&e, &out, &f[i]));
     uint32_t i = 0;
-    while (s->m[i] != m)
+    while (&s->got[i]->f != f)
         i++;
-    memmove(&s->m[i], &s->m[i + 1], (--s->n - i) * sizeof *s->m);
-    link_answer(m->q, &out);
-    link_msg_free(&out);
-    message_free(m);
+    got_free(s->got[i]);
+    memmove(&s->got[i], &s->got[i + 1], (--s->n - i) * sizeof *s->got);
 }
 
-static void refuse(struct side *s, struct message *m, const char *text)
+static void send_frames(struct side *s, const struct wire_frame *f, uint32_t n)
+{
+    assert_non_null(s->s);
+    for (uint32_t i = 0; i < n; i++)
+        OK(session_send(&e, s->s, &f[i]));
+    pump(s, 0);
+}
+
+/* The scheduler's end of the connection is closed; what came over it is forgotten. */
+static void break_session(struct side *s)
+{
+    session_close(s->s, NULL);
+    for (uint64_t end = now_ms() + WAIT_MS; s->s && now_ms() < end;)
+        if (!pump_one(s))
+            session_hub_wait(s->hub, 10);
+    assert_null(s->s);
+    forget(s);
+}
+
+static void refuse(struct side *s, const char *text)
 {
     struct wire_frame f = {.kind = WIRE_REFUSE, .refuse = {.to = wire_str_of("w"), .text = wire_str_of(text)}};
-    answer(s, m, &f, 1);
+    send_frames(s, &f, 1);
 }
 
 static void take_join(struct side *s)
 {
-    answer(s, need(s, JOIN), NULL, 0);
+    drop(s, need(s, WIRE_JOIN));
+    pump(s, 0);
 }
 
-/* The newest work poll, older ones being answered empty as a scheduler does. */
-static struct message *newest_work(struct side *s)
-{
-    struct message *m = need(s, WORK), *later = NULL;
-    pump(s, 30);
-    for (uint32_t i = 0; i < s->n; i++)
-        if (s->m[i]->kind == WORK)
-            later = s->m[i];
-    if (later == m)
-        return m;
-    answer(s, m, NULL, 0);
-    return newest_work(s);
-}
-
-static const struct wire_poll *poll_of(const struct message *m)
-{
-    return &m->f[m->n - 1].poll;
-}
-
-/* Waits until a work poll says this of seqs. */
-static struct message *work_with(struct side *s, uint32_t seqs)
+/* Waits until a capacity has these seqs and orders. Older ones are dropped. */
+static const struct wire_capacity *capacity_with(struct side *s, uint32_t seqs, uint64_t orders)
 {
     for (uint64_t end = now_ms() + WAIT_MS; now_ms() < end;) {
-        struct message *m = newest_work(s);
-        if (poll_of(m)->seqs == seqs)
-            return m;
-        answer(s, m, NULL, 0);
+        struct wire_frame *f = need(s, WIRE_CAPACITY);
+        if (f->capacity.seqs == seqs && f->capacity.orders == orders)
+            return &f->capacity;
+        drop(s, f);
     }
-    fail_msg("no poll with room for %u came", seqs);
+    fail_msg("no capacity of %u sequences after %u orders came", seqs, (unsigned)orders);
     return NULL;
 }
 
-/* The next report, whatever polls come first; its message stays open. */
+/* The next report; valid until the one after it. */
 static const struct wire_report *next_report(struct side *s)
 {
-    for (uint64_t end = now_ms() + WAIT_MS; now_ms() < end;) {
-        struct message *m = need(s, WORK);
-        if (m->n > 1)
-            return &m->f[0].report;
-        pump(s, 20);
-        if (s->m[s->n - 1] == m) { /* newest: idle after a while */
-            usleep(1000);
-            pump(s, 20);
-        }
-        answer(s, m, NULL, 0);
-    }
-    fail_msg("no report came");
-    return NULL;
+    if (s->last)
+        drop(s, s->last);
+    s->last = need(s, WIRE_REPORT);
+    return &s->last->report;
 }
 
 /* ---- the worker ---- */
@@ -268,8 +264,8 @@ static void worker_open(uint32_t seqs)
 static int setup(void **state)
 {
     (void)state;
-    side_new(&sched, "s");
-    side_new(&gw, "g");
+    side_new(&sched, "sched", "s");
+    side_new(&gw, "gateway", "g");
     return 0;
 }
 
@@ -283,11 +279,10 @@ static int teardown(void **state)
     return 0;
 }
 
-static struct wire_frame order(uint64_t n, uint64_t id, const char *phase)
+static struct wire_frame order(uint64_t id, const char *phase)
 {
     struct wire_frame f = {.kind = WIRE_ORDER};
     f.order = (struct wire_order){.to = wire_str_of("w"),
-                                  .n = n,
                                   .order = id,
                                   .gw = wire_str_of("g"),
                                   .job = 1000 + id,
@@ -301,11 +296,10 @@ static struct wire_frame order(uint64_t n, uint64_t id, const char *phase)
     return f;
 }
 
-static struct wire_frame control(uint64_t n, uint64_t id, const char *what)
+static struct wire_frame control(uint64_t id, const char *what)
 {
     struct wire_frame f = {.kind = WIRE_CONTROL};
     f.control = (struct wire_control){.to = wire_str_of("w"),
-                                      .n = n,
                                       .what = wire_str_of(what),
                                       .gw = wire_str_of("g"),
                                       .job = 1000 + id,
@@ -314,12 +308,15 @@ static struct wire_frame control(uint64_t n, uint64_t id, const char *what)
     return f;
 }
 
+/* The next event; the scheduler runs meanwhile, the gateway does not. */
 static struct worker_told *take(uint64_t ms)
 {
     struct worker_told *t;
     for (uint64_t end = now_ms() + ms; !(t = worker_link_take(w)) && now_ms() < end;) {
-        struct pollfd p = {worker_link_fd(w), POLLIN, 0};
-        poll(&p, 1, 10);
+        struct pollfd p[] = {{worker_link_fd(w), POLLIN, 0}, {sched.hub ? session_hub_fd(sched.hub) : -1, POLLIN, 0}};
+        poll(p, 2, 10);
+        if (sched.hub)
+            pump(&sched, 0);
     }
     return t;
 }
@@ -341,21 +338,33 @@ static void nothing_told(void)
         fail_msg("%d of order %d was told", (int)t->what, (int)t->order);
 }
 
-/* Joined, and with one order that was told. */
+/* Joined, and with one order that was taken. */
 static void begin(uint64_t id, const char *phase)
 {
     worker_open(4);
     take_join(&sched);
-    struct wire_frame f = order(1, id, phase);
-    answer(&sched, work_with(&sched, 4), &f, 1);
+    capacity_with(&sched, 4, 0);
+    struct wire_frame f = order(id, phase);
+    send_frames(&sched, &f, 1);
     told(TOLD_ORDER, id);
 }
 
 static void send(uint64_t id, uint32_t at)
 {
     struct wire_frame f = {.kind = WIRE_OUT};
-    f.out = (struct wire_out){.seq = 1000 + id, .ids = &at, .n_id = 1, .at = at};
+    f.out = (struct wire_out){.seq = 3, .ids = &at, .n_id = 1, .at = at};
     OK(worker_link_send(&e, w, id, &f, at + 1));
+}
+
+/* One of many bytes. */
+static void send_long(uint64_t id, uint32_t at, uint32_t n_text)
+{
+    char *text = malloc(n_text);
+    memset(text, 'x', n_text);
+    struct wire_frame f = {.kind = WIRE_OUT};
+    f.out = (struct wire_out){.ids = &at, .n_id = 1, .at = at, .text = {text, n_text}};
+    OK(worker_link_send(&e, w, id, &f, at + 1));
+    free(text);
 }
 
 static void report(uint64_t id, const char *what, uint32_t n_out)
@@ -370,14 +379,33 @@ static void report(uint64_t id, const char *what, uint32_t n_out)
     OK(worker_link_report(&e, w, id, &r));
 }
 
+/* The gateway receives the next token, and acknowledges it. */
+static void receive_token(uint32_t at)
+{
+    struct wire_frame *f = need(&gw, WIRE_OUT);
+    assert_int_equal(f->out.at, at);
+    drop(&gw, f);
+    pump(&gw, 0);
+}
+
+static void until_idle(void)
+{
+    for (uint64_t end = now_ms() + WAIT_MS; !worker_link_idle(w) && now_ms() < end;) {
+        pump(&sched, 5);
+        if (gw.hub)
+            pump(&gw, 0);
+    }
+    assert_true(worker_link_idle(w));
+    assert_int_equal(worker_link_queued(w), 0);
+}
+
 /* ---- tests ---- */
 
-static void joins_and_polls(void **state)
+static void joins_and_sends_capacity(void **state)
 {
     (void)state;
     worker_open(3);
-    struct message *m = need(&sched, JOIN);
-    const struct wire_join *j = &m->f[0].join;
+    const struct wire_join *j = &need(&sched, WIRE_JOIN)->join;
     assert_true(is(j->worker, "w") && is(j->role, "decode") && is(j->store, "host") && is(j->compat, "model"));
     assert_true(j->inc != 0 && j->n_run == 0);
     assert_int_equal(j->seqs, 8);
@@ -386,22 +414,22 @@ static void joins_and_polls(void **state)
     assert_int_equal(j->chunk, 64);
     assert_true(j->pre_a == 1 && j->pre_c == 3 && j->dec_a == 4 && j->dec_c == 6);
     uint64_t inc = j->inc;
+    assert_string_equal(session_peer_name(sched.s), "w");
+    assert_string_equal(session_peer_role(sched.s), "worker");
+    assert_true(session_peer_inc(sched.s) == inc);
     assert_int_equal(worker_link_state(w, NULL), WORKER_JOINING);
-    assert_null(find(&sched, WORK));
-    answer(&sched, m, NULL, 0);
-    m = need(&sched, CTL);
-    assert_true(is(poll_of(m)->worker, "w") && poll_of(m)->inc == inc && poll_of(m)->got == 0);
-    m = newest_work(&sched);
+    const struct wire_capacity *c = capacity_with(&sched, 3, 0);
+    assert_true(is(c->worker, "w") && c->inc == inc && c->orders == 0 && !c->drain);
+    assert_int_equal(c->seqs, 3);
+    assert_int_equal(c->tokens, 512);
+    assert_int_equal(c->blocks, 90);
+    pump(&sched, 50);
     assert_int_equal(worker_link_state(w, NULL), WORKER_JOINED);
-    assert_true(poll_of(m)->inc == inc && poll_of(m)->got == 0 && !poll_of(m)->drain);
-    assert_int_equal(poll_of(m)->seqs, 3);
-    assert_int_equal(poll_of(m)->tokens, 512);
-    assert_int_equal(poll_of(m)->blocks, 90);
-    /* The same room again is no news, other room is, while the older poll is still parked. */
-    uint32_t came = sched.n_came;
+    /* The same room again is no news, other room is. */
+    forget(&sched);
     worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90, .step_ns = 7, .batch = 1});
     pump(&sched, 100);
-    assert_int_equal(sched.n_came, came);
+    assert_int_equal(sched.n, 0);
     worker_link_room(w, &(struct worker_room){.seqs = 2,
                                               .tokens = 512,
                                               .blocks = 90,
@@ -409,90 +437,109 @@ static void joins_and_polls(void **state)
                                               .batch = 2,
                                               .steps = {[1] = 4, [13] = 1},
                                               .step_tokens = 20000});
-    m = newest_work(&sched);
-    assert_int_equal(poll_of(m)->seqs, 2);
-    assert_int_equal(poll_of(m)->step_ns, 9);
-    assert_int_equal(poll_of(m)->batch, 2);
-    assert_int_equal(poll_of(m)->n_steps, WIRE_STEPS_MAX);
-    assert_true(poll_of(m)->steps[1] == 4 && poll_of(m)->steps[13] == 1 && poll_of(m)->steps[0] == 0);
-    assert_int_equal(poll_of(m)->step_tokens, 20000);
-    /* What the scheduler answers empty is asked again. */
-    struct wire_frame idle = {.kind = WIRE_IDLE, .idle = {.to = wire_str_of("w")}};
-    answer(&sched, m, &idle, 1);
-    m = newest_work(&sched);
-    assert_int_equal(poll_of(m)->step_ns, 0); /* a step is told once */
-    idle.idle.ctl = true;
-    answer(&sched, need(&sched, CTL), &idle, 1);
-    need(&sched, CTL);
+    c = capacity_with(&sched, 2, 0);
+    assert_int_equal(c->step_ns, 9);
+    assert_int_equal(c->batch, 2);
+    assert_int_equal(c->n_steps, WIRE_STEPS_MAX);
+    assert_true(c->steps[1] == 4 && c->steps[13] == 1 && c->steps[0] == 0);
+    assert_int_equal(c->step_tokens, 20000);
+    /* Each second one comes though nothing changed. */
+    forget(&sched);
+    uint64_t since = now_ms();
+    c = capacity_with(&sched, 2, 0);
+    assert_true(now_ms() - since >= 700 && now_ms() - since < 3000);
+    assert_int_equal(c->step_ns, 0); /* a step is reported once */
+    assert_int_equal(c->step_tokens, 20000);
+    assert_int_equal(sched.n_up, 1);
 }
 
-static void orders_are_told_once(void **state)
+static void orders_are_taken_once(void **state)
 {
     (void)state;
     worker_open(4);
     take_join(&sched);
-    struct wire_frame f[] = {order(1, 71, "whole"), order(2, 72, "prefill"), order(2, 72, "prefill")};
-    answer(&sched, work_with(&sched, 4), f, 3);
-    /* Not taken yet, so the poll has less room than was said: 60 and 41 tokens are 2 blocks each, 40 are new of each.
-     */
-    struct message *m = work_with(&sched, 2);
-    assert_int_equal(poll_of(m)->got, 2);
-    assert_int_equal(poll_of(m)->blocks, 86);
-    assert_int_equal(poll_of(m)->tokens, 432);
+    capacity_with(&sched, 4, 0);
+    struct wire_frame f[] = {order(71, "whole"), order(72, "prefill"), order(73, "decode")};
+    send_frames(&sched, f, 2);
     struct worker_told *t = take(WAIT_MS);
     assert_non_null(t);
     assert_int_equal(t->what, TOLD_ORDER);
     assert_int_equal(t->order, 71);
     assert_true(t->o->body.n == 4 && !memcmp(t->o->body.p, "body", 4) && is(t->o->phase, "whole"));
-    worker_told_free(t);
-    told(TOLD_ORDER, 72);
-    /* Room that is said now has them in. */
+    assert_int_equal(t->o->job, 1071);
+    /* The room that is set now counts the first; the second, which is not taken, the scheduler has to subtract. */
     worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90});
-    m = work_with(&sched, 3);
-    /* Sent again, with a new one behind; then an old id under a new number. */
-    struct wire_frame g[] = {order(1, 71, "whole"), order(2, 72, "prefill"), order(3, 73, "decode")};
-    answer(&sched, m, g, 3);
+    capacity_with(&sched, 3, 1);
+    forget(&sched);
+    told(TOLD_ORDER, 72);
+    pump(&sched, 50);
+    assert_null(find(&sched, WIRE_CAPACITY)); /* taken, and in no room yet */
+    worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90});
+    capacity_with(&sched, 3, 2); /* is news, though the room is the same */
+    send_frames(&sched, &f[2], 1);
     told(TOLD_ORDER, 73);
-    g[0] = order(4, 71, "whole");
-    answer(&sched, newest_work(&sched), g, 1);
+    worker_link_room(w, &(struct worker_room){.seqs = 1, .tokens = 512, .blocks = 90});
+    capacity_with(&sched, 1, 3);
+    /* One that runs already is no order of this scheduler's: both begin again. */
+    forget(&sched);
+    send_frames(&sched, f, 1);
+    assert_int_equal(need(&sched, WIRE_JOIN)->join.n_run, 3);
+    assert_int_equal(sched.n_up, 2);
+    capacity_with(&sched, 1, 0);
     nothing_told();
-    assert_int_equal(poll_of(newest_work(&sched))->got, 4);
+    /* What the caller took lives until it is freed, whatever became of the link. */
+    worker_link_close(w);
+    w = NULL;
+    assert_true(t->o->body.n == 4 && !memcmp(t->o->body.p, "body", 4) && is(t->o->phase, "whole"));
+    worker_told_free(t);
+}
+
+/* Orders of an earlier connection are in the join: the next capacity counts those of its own connection. */
+static void orders_are_counted_by_connection(void **state)
+{
+    (void)state;
+    worker_open(4);
+    take_join(&sched);
+    struct wire_frame f[] = {order(71, "whole"), order(72, "whole")};
+    send_frames(&sched, f, 1);
+    for (uint64_t end = now_ms() + WAIT_MS; now_ms() < end;) { /* received, not taken */
+        struct pollfd p = {worker_link_fd(w), POLLIN, 0};
+        if (poll(&p, 1, 10) > 0)
+            break;
+        pump(&sched, 0);
+    }
+    break_session(&sched);
+    assert_int_equal(need(&sched, WIRE_JOIN)->join.n_run, 1);
+    told(TOLD_ORDER, 71);
+    worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90});
+    capacity_with(&sched, 3, 0);
+    send_frames(&sched, &f[1], 1);
+    told(TOLD_ORDER, 72);
+    worker_link_room(w, &(struct worker_room){.seqs = 2, .tokens = 512, .blocks = 90});
+    capacity_with(&sched, 2, 1);
 }
 
 static void controls_are_told_once(void **state)
 {
     (void)state;
     begin(71, "whole");
-    struct wire_frame f[] = {control(1, 71, "preempt"), control(2, 71, "cancel"), control(3, 71, "cancel")};
-    answer(&sched, need(&sched, CTL), f, 3);
+    struct wire_frame f[] = {control(71, "preempt"), control(71, "preempt"), control(71, "cancel"),
+                             control(71, "cancel")};
+    send_frames(&sched, f, 4);
     told(TOLD_PREEMPT, 71);
     told(TOLD_CANCEL, 71);
-    struct message *m = need(&sched, CTL);
-    assert_int_equal(poll_of(m)->got, 3);
-    answer(&sched, m, f, 3); /* again, as after a lost message */
     nothing_told();
     report(71, "cancelled", 0);
     const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "cancelled") && r->order == 71 && r->job == 1071 && r->attempt == 2 && is(r->gw, "g"));
     assert_true(is(r->worker, "w") && r->inc != 0);
-}
-
-static void cancel_comes_before_its_order(void **state)
-{
-    (void)state;
-    worker_open(4);
-    take_join(&sched);
-    struct wire_frame c[] = {control(1, 71, "cancel"), control(2, 72, "preempt")};
-    answer(&sched, need(&sched, CTL), c, 2);
-    const struct wire_report *r = next_report(&sched);
-    assert_true(is(r->what, "cancelled") && r->order == 71 && r->job == 1071 && r->attempt == 2 && is(r->gw, "g"));
-    answer(&sched, find(&sched, WORK), NULL, 0);
-    struct wire_frame f[] = {order(1, 71, "whole"), order(2, 72, "whole")};
-    answer(&sched, newest_work(&sched), f, 2);
-    told(TOLD_ORDER, 72);
-    told(TOLD_PREEMPT, 72);
+    until_idle();
+    /* Those of an order that is closed are late, and have no effect. */
+    send_frames(&sched, f, 4);
     nothing_told();
-    assert_int_equal(poll_of(newest_work(&sched))->got, 2);
+    until_idle();
+    assert_int_equal(count(&sched, WIRE_REPORT), 1);
+    assert_int_equal(sched.n_up, 1);
 }
 
 static void tokens_go_before_reports(void **state)
@@ -500,9 +547,9 @@ static void tokens_go_before_reports(void **state)
     (void)state;
     begin(71, "prefill");
     send(71, 0);
-    struct message *t = need(&gw, TOKENS);
-    assert_int_equal(t->n, 1);
-    assert_true(t->f[0].kind == WIRE_OUT && t->f[0].out.seq == 1071 && t->f[0].out.n_id == 1);
+    struct wire_frame *t = need(&gw, WIRE_OUT);
+    assert_true(t->out.seq == 1071 && t->out.n_id == 1); /* the job of the order, whatever the worker wrote */
+    assert_string_equal(session_peer_name(gw.s), "w");
     uint32_t id = 7;
     struct wire_report p = {.what = wire_str_of("prefilled"),
                             .n_out = 1,
@@ -514,244 +561,284 @@ static void tokens_go_before_reports(void **state)
                             .handle = {(const uint8_t *)"0123456789abcdef", 16}};
     OK(worker_link_report(&e, w, 71, &p));
     assert_false(worker_link_idle(w));
-    for (int i = 0; i < 5; i++) { /* not before the gateway has it */
-        struct message *m = newest_work(&sched);
-        assert_int_equal(m->n, 1);
-        answer(&sched, m, NULL, 0);
-    }
-    answer(&gw, t, NULL, 0);
+    pump(&sched, 200); /* not before the gateway has it */
+    assert_int_equal(count(&sched, WIRE_REPORT), 0);
+    pump(&gw, 0);
     const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "prefilled") && r->n_done == 40 && r->cached == 32 && r->busy_ns == 5 && r->n_out == 1);
     assert_true(r->n_out_id == 1 && r->out[0] == 7 && r->handle.n == 16 &&
                 !memcmp(r->handle.p, "0123456789abcdef", 16));
     assert_true(is(r->store, "host"));
-    answer(&sched, find(&sched, WORK), NULL, 0);
-    newest_work(&sched);
-    assert_true(worker_link_idle(w));
+    until_idle();
     /* It is closed. */
     struct wire_frame f = {.kind = WIRE_OUT, .out = {.seq = 1071, .ids = &id, .n_id = 1}};
     assert_int_equal(worker_link_send(&e, w, 71, &f, 2), ERR_NO);
     assert_int_equal(worker_link_report(&e, w, 71, &p), ERR_NO);
+    struct wire_frame g = order(72, "whole");
+    send_frames(&sched, &g, 1);
+    told(TOLD_ORDER, 72);
     p.what = wire_str_of("no such report");
-    assert_int_equal(worker_link_report(&e, w, 71, &p), ERR_USAGE);
+    assert_int_equal(worker_link_report(&e, w, 72, &p), ERR_USAGE);
 }
 
-static void one_message_a_gateway(void **state)
+/* A report waits for the tokens of its own order only. */
+static void reports_of_others_do_not_wait(void **state)
 {
     (void)state;
     begin(71, "whole");
-    for (uint32_t i = 0; i < 10; i++) {
-        send(71, i);
-        if (!i)
-            need(&gw, TOKENS);
-    }
-    pump(&gw, 50);
-    assert_int_equal(gw.n_came, 1);
-    assert_true(worker_link_queued(w) > 0);
-    answer(&gw, find(&gw, TOKENS), NULL, 0);
-    struct message *m = need(&gw, TOKENS);
-    assert_int_equal(m->n, 9);
-    for (uint32_t i = 0; i < 9; i++)
-        assert_int_equal(m->f[i].out.at, i + 1);
-    answer(&gw, m, NULL, 0);
-    report(71, "ended", 10);
-    assert_true(is(next_report(&sched)->what, "ended"));
-    assert_int_equal(worker_link_queued(w), 0);
+    struct wire_frame f = order(72, "whole");
+    send_frames(&sched, &f, 1);
+    told(TOLD_ORDER, 72);
+    send(71, 0);
+    need(&gw, WIRE_OUT);
+    report(71, "ended", 1);
+    report(72, "failed", 0);
+    const struct wire_report *r = next_report(&sched);
+    assert_true(is(r->what, "failed") && r->order == 72);
+    pump(&sched, 100);
+    assert_int_equal(count(&sched, WIRE_REPORT), 1);
+    pump(&gw, 0);
+    r = next_report(&sched);
+    assert_true(is(r->what, "ended") && r->order == 71 && r->n_out == 1);
 }
 
-/* A slow gateway: what waits is seen, and goes in messages of a bounded size, all of it and in order. */
+/* What is held leaves together, in order. */
+static void tokens_are_held(void **state)
+{
+    (void)state;
+    begin(71, "whole");
+    worker_link_hold(w, true);
+    for (uint32_t i = 0; i < 10; i++)
+        send(71, i);
+    pump(&gw, 50);
+    assert_int_equal(gw.n, 0);
+    assert_true(worker_link_queued(w) > 0);
+    worker_link_hold(w, false);
+    for (uint32_t i = 0; i < 10; i++)
+        receive_token(i);
+    report(71, "ended", 10);
+    assert_true(is(next_report(&sched)->what, "ended"));
+    until_idle();
+}
+
+/* A gateway that reads slowly: what is over the window of its session waits, and all of it leaves in order. */
 static void slow_gateway(void **state)
 {
     (void)state;
-    static char text[100000];
-    memset(text, 'x', sizeof text);
     begin(71, "whole");
-    for (uint32_t i = 0; i < 30; i++) {
-        struct wire_frame f = {.kind = WIRE_OUT};
-        f.out = (struct wire_out){.seq = 1071, .ids = &i, .n_id = 1, .at = i, .text = {text, sizeof text}};
-        OK(worker_link_send(&e, w, 71, &f, i + 1));
-    }
-    assert_true(worker_link_queued(w) >= 30 * sizeof text);
-    uint32_t next = 0, messages = 0;
-    while (next < 30) {
-        struct message *m = need(&gw, TOKENS);
-        for (uint32_t i = 0; i < m->n; i++)
-            assert_int_equal(m->f[i].out.at, next++);
-        answer(&gw, m, NULL, 0);
-        messages++;
-    }
-    assert_true(messages >= 3); /* 3 MB in pieces of 1 MiB */
-    report(71, "ended", 30);
+    send(71, 0);
+    receive_token(0);
+    for (uint32_t i = 1; i <= 40; i++)
+        send_long(71, i, 1000000);
+    assert_true(worker_link_queued(w) >= 40 * 1000000);
+    usleep(100000);
+    assert_true(worker_link_queued(w) >= 40 * 1000000); /* nothing is acknowledged */
+    for (uint32_t i = 1; i <= 40; i++)
+        receive_token(i);
+    report(71, "ended", 41);
     assert_true(is(next_report(&sched)->what, "ended"));
-    assert_int_equal(worker_link_queued(w), 0);
+    until_idle();
+    assert_int_equal(gw.n_up, 1);
+}
+
+/* One that reads nothing: its orders fail when too much waits for it, and others go on. */
+static void gateway_reads_nothing(void **state)
+{
+    (void)state;
+    begin(71, "whole");
+    struct wire_frame f = order(72, "whole");
+    send_frames(&sched, &f, 1);
+    told(TOLD_ORDER, 72);
+    uint32_t n = 0;
+    struct worker_told *t = NULL;
+    while (n < 200 && !t) {
+        send_long(71, n++, 1000000);
+        assert_true(worker_link_queued(w) <= WORKER_GATEWAY_BYTES_MAX);
+        t = worker_link_take(w);
+    }
+    assert_true(t && t->what == TOLD_CANCEL && t->order == 71);
+    assert_true(n >= 60 && n <= 68);
+    worker_told_free(t);
+    for (uint64_t end = now_ms() + WAIT_MS; worker_link_queued(w) > (20u << 20) && now_ms() < end;)
+        usleep(1000);
+    assert_true(worker_link_queued(w) <= (20u << 20)); /* the rest of its answer is dropped */
+    report(71, "cancelled", 30);
+    const struct wire_report *r = next_report(&sched);
+    assert_true(is(r->what, "failed") && r->order == 71 && r->code == ERR_SYS && r->n_out == 0 && r->n_out_id == 0);
+    assert_true(memmem(r->text.p, r->text.n, "gateway", 7) != NULL);
+    send(72, 0);
+    report(72, "ended", 1);
+    while (count(&gw, WIRE_OUT) < 1 || gw.got[gw.n - 1]->f.out.seq != 1072)
+        pump(&gw, 10);
+    assert_true(is(next_report(&sched)->what, "ended"));
+    until_idle();
+}
+
+/* A frame that no session takes fails its order, as the fault of the request, and no more. */
+static void frame_is_too_long(void **state)
+{
+    (void)state;
+    static uint32_t ids[4000000]; /* 5 bytes each */
+    static char text[16000000];
+    begin(71, "whole");
+    memset(ids, 0x55, sizeof ids);
+    memset(text, 'x', sizeof text);
+    struct wire_frame f = {.kind = WIRE_OUT};
+    f.out = (struct wire_out){.prompt = true, .ids = ids, .n_id = 4000000, .text = {text, sizeof text}};
+    OK(worker_link_send(&e, w, 71, &f, 0));
+    told(TOLD_CANCEL, 71);
+    report(71, "cancelled", 0);
+    const struct wire_report *r = next_report(&sched);
+    if (!is(r->what, "failed") || r->order != 71 || r->code != ERR_NO)
+        fail_msg("order %d: %.*s, code %d", (int)r->order, (int)r->what.n, r->what.p, (int)r->code);
+    assert_true(memmem(r->text.p, r->text.n, "32 MiB", 6) != NULL);
+    until_idle();
+    assert_int_equal(gw.n, 0);
 }
 
 /* The scheduler dies with a report in its hands. The next one does not know the worker: it is told what runs, the order
- * whose end was not taken among it, and gets the report again. */
+ * whose end was not acknowledged among it, and gets the report again. */
 static void scheduler_is_restarted(void **state)
 {
     (void)state;
     begin(71, "whole");
-    struct wire_frame f = order(2, 72, "decode");
-    answer(&sched, newest_work(&sched), &f, 1);
+    struct wire_frame f = order(72, "decode");
+    send_frames(&sched, &f, 1);
     told(TOLD_ORDER, 72);
     send(71, 0);
-    answer(&gw, need(&gw, TOKENS), NULL, 0);
+    receive_token(0);
     report(71, "ended", 1);
     send(72, 0);
-    answer(&gw, need(&gw, TOKENS), NULL, 0);
+    receive_token(0);
     send(72, 1);
-    struct message *late = need(&gw, TOKENS);
+    need(&gw, WIRE_OUT); /* received, not acknowledged */
     next_report(&sched);
-    side_kill(&sched);
-    side_open(&sched);
-    refuse(&sched, need(&sched, WORK), "join first");
-    struct message *m = need(&sched, JOIN);
-    const struct wire_join *j = &m->f[0].join;
+    side_restart(&sched);
+    const struct wire_join *j = &need(&sched, WIRE_JOIN)->join;
     assert_int_equal(j->n_run, 2);
     for (uint32_t i = 0; i < 2; i++) {
         const struct wire_run *r = &j->run[i];
         assert_true(is(r->gw, "g") && r->job == 1000 + r->order && r->attempt == 2 && r->n_prompt == 40);
         assert_true(r->max_tokens == 20 && (r->order == 71 || r->order == 72));
         assert_true(is(r->phase, r->order == 71 ? "whole" : "decode"));
-        assert_int_equal(r->n_out, 1); /* of 72 two were sent, one is confirmed */
+        assert_int_equal(r->n_out, 1); /* of 72 two were sent, one is acknowledged */
     }
-    if (find(&sched, CTL))
-        refuse(&sched, find(&sched, CTL), "join first");
-    answer(&sched, m, NULL, 0);
     const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "ended") && r->order == 71 && r->reason == WIRE_STOP && r->n_out == 1);
-    m = find(&sched, WORK);
-    assert_int_equal(poll_of(m)->got, 0);
-    /* Orders count from 1 again; a join after this one has 71 no longer. */
-    struct wire_frame g = order(1, 90, "whole");
-    answer(&sched, m, &g, 1);
+    assert_int_equal(need(&sched, WIRE_CAPACITY)->capacity.orders, 0);
+    /* A join after its acknowledgement has 71 no longer. */
+    struct wire_frame g = order(90, "whole");
+    send_frames(&sched, &g, 1);
     told(TOLD_ORDER, 90);
-    answer(&gw, late, NULL, 0);
-    refuse(&sched, newest_work(&sched), "join first");
-    m = need(&sched, JOIN);
-    assert_int_equal(m->f[0].join.n_run, 2);
+    pump(&gw, 0);
+    pump(&sched, 50);
+    break_session(&sched);
+    assert_int_equal(need(&sched, WIRE_JOIN)->join.n_run, 2);
+    pump(&sched, 50);
+    assert_int_equal(count(&sched, WIRE_REPORT), 0);
     nothing_told();
 }
 
-/* A connection that breaks takes an answer with orders, and one with controls, along. The scheduler still knows the
- * worker, so it sends them again behind the numbers that the polls say. */
-static void lost_answers_come_again(void **state)
+/* A connection breaks with reports in flight: they are sent again after the join, in order, and before the capacity. */
+static void reports_are_sent_again(void **state)
 {
     (void)state;
     begin(71, "whole");
-    newest_work(&sched);
-    need(&sched, CTL);
-    side_kill(&sched); /* orders 2 and control 1 were on their way */
-    side_open(&sched);
-    struct message *m = newest_work(&sched);
-    assert_int_equal(poll_of(m)->got, 1);
-    struct wire_frame f[] = {order(2, 72, "whole"), order(3, 73, "whole")};
-    answer(&sched, m, f, 2);
-    m = need(&sched, CTL);
-    assert_int_equal(poll_of(m)->got, 0);
-    struct wire_frame c = control(1, 71, "preempt");
-    answer(&sched, m, &c, 1);
-    uint64_t seen = 0;
-    for (int i = 0; i < 3; i++) {
-        struct worker_told *t = take(WAIT_MS);
-        assert_non_null(t);
-        seen += t->order * 1000 + t->what;
-        worker_told_free(t);
-    }
-    assert_int_equal(seen, (72 + 73 + 71) * 1000 + 2 * TOLD_ORDER + TOLD_PREEMPT);
-    nothing_told();
-    side_kill(&sched);
-    side_open(&sched);
-    assert_int_equal(poll_of(newest_work(&sched))->got, 3);
-    assert_int_equal(poll_of(need(&sched, CTL))->got, 1);
-    nothing_told();
+    struct wire_frame f = order(72, "whole");
+    send_frames(&sched, &f, 1);
+    told(TOLD_ORDER, 72);
+    report(72, "preempted", 0);
+    need(&sched, WIRE_REPORT);
+    report(71, "failed", 0);
+    break_session(&sched);
+    need(&sched, WIRE_JOIN);
+    need(&sched, WIRE_CAPACITY);
+    assert_true(sched.n == 4 && sched.got[0]->f.kind == WIRE_JOIN && sched.got[3]->f.kind == WIRE_CAPACITY);
+    assert_int_equal(sched.got[0]->f.join.n_run, 2);
+    assert_true(is(sched.got[1]->f.report.what, "preempted") && sched.got[1]->f.report.order == 72);
+    assert_true(is(sched.got[2]->f.report.what, "failed") && sched.got[2]->f.report.order == 71);
+    until_idle();
 }
 
 static void refused_in_words(void **state)
 {
     (void)state;
     worker_open(4);
-    refuse(&sched, need(&sched, JOIN), "another model runs here");
+    take_join(&sched);
+    refuse(&sched, "another model runs here");
     uint64_t since = now_ms();
     struct err why;
     while (worker_link_state(w, &why) != WORKER_REFUSED && now_ms() < since + WAIT_MS)
-        usleep(1000);
+        pump(&sched, 5);
     assert_int_equal(worker_link_state(w, &why), WORKER_REFUSED);
     assert_string_equal(why.text, "another model runs here");
-    struct message *m = need(&sched, JOIN);
+    need(&sched, WIRE_JOIN);
     assert_true(now_ms() - since >= 900 && now_ms() - since < 3000);
-    answer(&sched, m, NULL, 0);
-    newest_work(&sched);
+    assert_int_equal(worker_link_state(w, &why), WORKER_REFUSED); /* until this join is processed */
+    pump(&sched, 50);
     assert_int_equal(worker_link_state(w, &why), WORKER_JOINED);
     assert_int_equal(why.code, 0);
 }
 
-/* One that takes this worker for silent waits for it as it waits for an answer: after three seconds both polls go once
- * more, and then no more, for it may be stopped. */
-static void silence_is_broken_once(void **state)
+/* What is no scheduler refuses too. */
+static void no_scheduler_is_there(void **state)
 {
     (void)state;
+    side_kill(&sched);
+    sched.role = "tokenize";
+    side_open(&sched);
     worker_open(4);
+    struct err why;
+    for (uint64_t end = now_ms() + WAIT_MS; worker_link_state(w, &why) != WORKER_REFUSED && now_ms() < end;)
+        pump(&sched, 5);
+    assert_int_equal(worker_link_state(w, &why), WORKER_REFUSED);
+    assert_true(why.code && strlen(why.text) > 0);
+    side_kill(&sched);
+    sched.role = "sched";
+    side_open(&sched);
     take_join(&sched);
-    struct message *work = work_with(&sched, 4);
-    need(&sched, CTL);
-    uint32_t came = sched.n_came;
-    uint64_t since = now_ms();
-    while (now_ms() < since + 2000)
-        pump(&sched, 50);
-    assert_int_equal(sched.n_came, came);
-    while (now_ms() < since + 5500)
-        pump(&sched, 50);
-    assert_int_equal(sched.n_came, came + 2);
-    struct wire_frame f = order(1, 71, "whole");
-    answer(&sched, work, NULL, 0);
-    answer(&sched, need(&sched, WORK), &f, 1);
-    told(TOLD_ORDER, 71);
+    pump(&sched, 50);
+    assert_int_equal(worker_link_state(w, &why), WORKER_JOINED);
 }
 
-/* A scheduler that takes every join and then knows nothing is not asked in a circle. */
+/* A scheduler that closes every session is not dialed without a pause. */
 static void forgetful_scheduler(void **state)
 {
     (void)state;
     worker_open(4);
-    uint64_t end = now_ms() + 500;
-    int joins = 0;
-    while (now_ms() < end) {
-        pump(&sched, 5);
-        struct message *m;
-        while ((m = find(&sched, JOIN))) {
-            answer(&sched, m, NULL, 0);
-            joins++;
+    for (uint64_t end = now_ms() + 500; now_ms() < end; pump(&sched, 5))
+        if (sched.s && find(&sched, WIRE_JOIN)) {
+            forget(&sched);
+            session_close(sched.s, "no");
         }
-        while ((m = find(&sched, WORK)))
-            refuse(&sched, m, "join first");
-        while ((m = find(&sched, CTL)))
-            refuse(&sched, m, "join first");
-    }
-    assert_true(joins >= 2 && joins <= 7);
+    assert_true(sched.n_up >= 2 && sched.n_up <= 100);
+    take_join(&sched);
+    pump(&sched, 50);
+    assert_int_equal(worker_link_state(w, NULL), WORKER_JOINED);
 }
 
-/* Nobody renews the order, so it is told as cancelled. What its worker does before it hears of it does not leave; and
- * it says at last no more than the gateway has. */
+/* Nobody renews the order, so it is told as cancelled. What its worker does before it knows does not leave; and it
+ * reports at last no more than the gateway has. */
 static void lease_runs_out(void **state)
 {
     (void)state;
     worker_open(4);
     take_join(&sched);
-    struct wire_frame f[] = {order(1, 71, "whole"), order(2, 72, "whole")};
+    capacity_with(&sched, 4, 0);
+    struct wire_frame f[] = {order(71, "whole"), order(72, "whole")};
     f[0].order.lease_ns = f[1].order.lease_ns = 400000000;
-    answer(&sched, work_with(&sched, 4), f, 2);
+    send_frames(&sched, f, 2);
     told(TOLD_ORDER, 71);
     told(TOLD_ORDER, 72);
     send(71, 0);
-    answer(&gw, need(&gw, TOKENS), NULL, 0);
+    receive_token(0);
+    pump(&gw, 20);
     uint64_t since = now_ms();
-    newest_work(&sched); /* the scheduler is stopped: it answers nothing */
+    side_kill(&sched);
     struct worker_told *t = take(WAIT_MS);
     assert_non_null(t);
     assert_int_equal(t->what, TOLD_CANCEL);
-    assert_true(now_ms() - since >= 200 && now_ms() - since < 2000);
+    assert_true(now_ms() - since >= 350 && now_ms() - since < 2000);
     uint64_t first = t->order;
     worker_told_free(t);
     send(71, 1);
@@ -759,62 +846,62 @@ static void lease_runs_out(void **state)
     nothing_told();
     report(71, "ended", 2);
     report(72, "cancelled", 0);
-    assert_int_equal(gw.n_came, 1);
+    pump(&gw, 50);
+    assert_int_equal(gw.n, 0);
     assert_int_equal(worker_link_queued(w), 0);
+    side_open(&sched);
+    assert_int_equal(need(&sched, WIRE_JOIN)->join.n_run, 2);
     for (int i = 0; i < 2; i++) {
         const struct wire_report *r = next_report(&sched);
         assert_true(is(r->what, "cancelled"));
         assert_int_equal(r->n_out, r->order == 71 ? 1 : 0);
         assert_int_equal(r->n_out_id, r->n_out);
         assert_int_equal(r->reason, 0);
-        struct message *m = find(&sched, WORK);
-        if (m->n == 3) { /* both in one */
-            assert_true(is(m->f[1].report.what, "cancelled"));
-            break;
-        }
-        answer(&sched, m, NULL, 0);
     }
+    until_idle();
 }
 
-/* Idle answers renew it. */
+/* A session that is up renews it, without any frame. */
 static void lease_is_renewed(void **state)
 {
     (void)state;
     worker_open(4);
     take_join(&sched);
-    struct wire_frame f = order(1, 71, "whole");
+    struct wire_frame f = order(71, "whole");
     f.order.lease_ns = 400000000;
-    answer(&sched, work_with(&sched, 4), &f, 1);
+    send_frames(&sched, &f, 1);
     told(TOLD_ORDER, 71);
-    for (uint64_t end = now_ms() + 1200; now_ms() < end; usleep(100000)) {
-        answer(&sched, need(&sched, CTL), NULL, 0);
-        struct worker_told *t = worker_link_take(w);
-        assert_null(t);
+    for (uint64_t end = now_ms() + 1200; now_ms() < end; pump(&sched, 100))
+        assert_null(worker_link_take(w));
+    /* So does one that is up again in time. */
+    for (int i = 0; i < 3; i++) {
+        side_kill(&sched);
+        usleep(200000);
+        side_open(&sched);
+        take_join(&sched);
+        pump(&sched, 50);
+        assert_null(worker_link_take(w));
     }
 }
 
-/* Killed with a message in its hands, another life of it gets the same message and what came meanwhile. */
+/* Killed with frames in its hands, another life of it gets the same frames and what came meanwhile, in order. */
 static void gateway_is_restarted(void **state)
 {
     (void)state;
     begin(71, "whole");
     send(71, 0);
     send(71, 1);
-    need(&gw, TOKENS);
+    need(&gw, WIRE_OUT);
     side_kill(&gw);
     send(71, 2);
     report(71, "ended", 3);
-    usleep(50000);
-    assert_int_equal(newest_work(&sched)->n, 1);
+    pump(&sched, 50);
+    assert_int_equal(count(&sched, WIRE_REPORT), 0);
     side_open(&gw);
-    uint32_t next = 0;
-    while (next < 3) {
-        struct message *m = need(&gw, TOKENS);
-        for (uint32_t i = 0; i < m->n; i++)
-            assert_int_equal(m->f[i].out.at, next++);
-        answer(&gw, m, NULL, 0);
-    }
+    for (uint32_t i = 0; i < 3; i++)
+        receive_token(i);
     assert_true(is(next_report(&sched)->what, "ended"));
+    until_idle();
 }
 
 /* A gateway that does not come back: its frames are kept until its orders are cancelled, then nothing is. */
@@ -823,24 +910,21 @@ static void gateway_is_gone(void **state)
     (void)state;
     begin(71, "whole");
     send(71, 0);
-    need(&gw, TOKENS);
+    need(&gw, WIRE_OUT);
     side_kill(&gw);
     for (uint32_t i = 1; i < 20; i++)
         send(71, i);
     usleep(50000);
     assert_true(worker_link_queued(w) > 0);
-    report(71, "preempted", 20); /* waits for what will never be confirmed */
-    struct message *m = newest_work(&sched);
-    assert_int_equal(m->n, 1);
-    struct wire_frame c = control(1, 71, "cancel");
-    answer(&sched, need(&sched, CTL), &c, 1);
+    report(71, "preempted", 20); /* waits for what will never be acknowledged */
+    pump(&sched, 50);
+    assert_int_equal(count(&sched, WIRE_REPORT), 0);
+    struct wire_frame c = control(71, "cancel");
+    send_frames(&sched, &c, 1);
     const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "cancelled") && r->order == 71 && r->n_out == 0 && r->n_out_id == 0);
     nothing_told(); /* its worker is done with it */
-    assert_int_equal(worker_link_queued(w), 0);
-    answer(&sched, find(&sched, WORK), NULL, 0);
-    newest_work(&sched);
-    assert_true(worker_link_idle(w));
+    until_idle();
 }
 
 static void no_such_address(void **state)
@@ -848,52 +932,39 @@ static void no_such_address(void **state)
     (void)state;
     worker_open(4);
     take_join(&sched);
-    struct wire_frame f = order(1, 71, "whole");
-    f.order.reply = wire_str_of("pigeon://loft");
-    answer(&sched, work_with(&sched, 4), &f, 1);
+    struct wire_frame f = order(71, "whole");
+    f.order.reply = wire_str_of("pigeon-loft");
+    send_frames(&sched, &f, 1);
     const struct wire_report *r = next_report(&sched);
-    assert_true(is(r->what, "failed") && r->order == 71 && r->code == ERR_NO);
+    assert_true(is(r->what, "failed") && r->order == 71 && r->job == 1071 && r->attempt == 2 && r->code == ERR_NO);
     assert_true(memmem(r->text.p, r->text.n, "pigeon", 6) != NULL);
     nothing_told();
+    until_idle();
+    assert_int_equal(sched.n_up, 1);
 }
 
-/* Its own wish goes out at once, and comes back when the scheduler has heard it: no order can follow. */
+/* Its own wish goes out at once; the control that responds to it is told: no order can follow. */
 static void drains(void **state)
 {
     (void)state;
     begin(71, "whole");
-    struct message *m = newest_work(&sched);
+    struct wire_frame f = order(72, "whole"), c = control(0, "drain"); /* the order is on its way already */
     worker_link_drain(w, true);
-    struct wire_frame f = order(2, 72, "whole"); /* on its way already */
-    answer(&sched, m, &f, 1);
+    send_frames(&sched, &f, 1);
     told(TOLD_ORDER, 72);
-    struct worker_told *t = NULL;
-    bool heard = false;
-    for (uint64_t end = now_ms() + WAIT_MS; !t && now_ms() < end; t = worker_link_take(w)) {
-        m = newest_work(&sched);
-        heard = heard || poll_of(m)->drain;
-        assert_int_equal(poll_of(m)->got, 2);
-        answer(&sched, m, NULL, 0);
-        usleep(20000);
-    }
-    assert_true(heard);
-    assert_non_null(t);
-    assert_int_equal(t->what, TOLD_DRAIN);
-    worker_told_free(t);
-    /* A report need not wait for the idle answer of the poll that it came with. */
+    while (!need(&sched, WIRE_CAPACITY)->capacity.drain)
+        drop(&sched, need(&sched, WIRE_CAPACITY));
+    nothing_told();
+    send_frames(&sched, &c, 1);
+    told(TOLD_DRAIN, 0);
+    /* It stays so over a reconnect. */
+    break_session(&sched);
+    take_join(&sched);
+    assert_true(need(&sched, WIRE_CAPACITY)->capacity.drain);
+    nothing_told();
     report(71, "ended", 0);
     report(72, "ended", 0);
-    m = need(&sched, WORK);
-    uint64_t end = now_ms() + WAIT_MS;
-    while (!worker_link_idle(w) && now_ms() < end) {
-        pump(&sched, 10);
-        for (uint32_t i = 0, n = 0; i < sched.n; i++)
-            if (sched.m[i]->kind == WORK && n++ == 1) { /* the second is there: the first comes back empty */
-                answer(&sched, find(&sched, WORK), NULL, 0);
-                break;
-            }
-    }
-    assert_true(worker_link_idle(w));
+    until_idle();
 }
 
 static void drain_and_role_by_the_scheduler(void **state)
@@ -901,55 +972,39 @@ static void drain_and_role_by_the_scheduler(void **state)
     (void)state;
     worker_open(4);
     take_join(&sched);
-    struct wire_frame c[] = {control(1, 0, "drain"), control(2, 0, "drain"), control(3, 0, "role")};
+    struct wire_frame c[] = {control(0, "drain"), control(0, "drain"), control(0, "role")};
     c[2].control.role = wire_str_of("prefill");
-    answer(&sched, need(&sched, CTL), c, 3);
+    send_frames(&sched, c, 3);
     told(TOLD_DRAIN, 0);
     struct worker_told *t = take(WAIT_MS);
     assert_true(t && t->what == TOLD_ROLE && !strcmp(t->role, "prefill"));
     worker_told_free(t);
-    c[0] = control(4, 0, "resume");
-    c[1] = control(5, 0, "drain");
-    answer(&sched, need(&sched, CTL), c, 2);
+    c[0] = control(0, "resume");
+    c[1] = control(0, "drain");
+    send_frames(&sched, c, 2);
     told(TOLD_RESUME, 0);
     told(TOLD_DRAIN, 0);
     /* The next scheduler gives no drain, and gets the role that the last one chose. */
-    refuse(&sched, need(&sched, CTL), "join first");
-    struct message *m = need(&sched, JOIN);
-    assert_true(is(m->f[0].join.role, "prefill"));
-    answer(&sched, m, NULL, 0);
-    for (struct message *old; (old = find(&sched, WORK));)
-        answer(&sched, old, NULL, 0);
-    answer(&sched, need(&sched, CTL), NULL, 0);
+    break_session(&sched);
+    struct wire_frame *m = need(&sched, WIRE_JOIN);
+    assert_true(is(m->join.role, "prefill"));
+    pump(&sched, 0);
     told(TOLD_RESUME, 0);
     nothing_told();
 }
 
-/* Bytes that are no frames: the poll comes again, without haste, and asks for the same. */
-static void garbage_is_asked_again(void **state)
+/* A frame that breaks its row in the schema ends the session, and nothing of it is taken. */
+static void wrong_frame_ends_the_session(void **state)
 {
     (void)state;
+    static const uint8_t no_order[] = {0xce, 0, 0, 0, 4, 0x81, 0xa1, 'k', WIRE_ORDER}; /* and no field */
     begin(71, "whole");
-    int polls = 0;
-    for (uint64_t end = now_ms() + 350; now_ms() < end; pump(&sched, 10)) {
-        struct message *m = find(&sched, WORK);
-        if (!m)
-            continue;
-        assert_int_equal(poll_of(m)->got, 1);
-        struct link_msg out = {0};
-        struct wire_frame f = order(2, 72, "whole");
-        OK(link_msg_add(&e, &out, &f));
-        out.n--;
-        uint32_t i = 0;
-        while (sched.m[i] != m)
-            i++;
-        memmove(&sched.m[i], &sched.m[i + 1], (--sched.n - i) * sizeof *sched.m);
-        link_answer(m->q, &out);
-        link_msg_free(&out);
-        message_free(m);
-        polls++;
-    }
-    assert_true(polls >= 2 && polls <= 8);
+    forget(&sched);
+    OK(session_send_bytes(&e, sched.s, no_order, sizeof no_order));
+    const struct wire_join *j = &need(&sched, WIRE_JOIN)->join;
+    assert_true(j->n_run == 1 && j->run[0].order == 71);
+    if (!strstr(sched.down.text, "order"))
+        fail_msg("the session ended by '%s'", sched.down.text);
     nothing_told();
 }
 
@@ -970,40 +1025,40 @@ static void newest_progress_counts(void **state)
 {
     (void)state;
     begin(71, "whole");
-    newest_work(&sched);
     side_kill(&sched);
-    usleep(50000);
+    for (uint64_t end = now_ms() + WAIT_MS; worker_link_state(w, NULL) == WORKER_JOINED && now_ms() < end;)
+        usleep(1000);
     for (uint32_t i = 1; i <= 5; i++) {
         struct wire_report r = {.what = wire_str_of("progress"), .n_done = 8 * i};
         OK(worker_link_report(&e, w, 71, &r));
     }
     report(71, "failed", 0);
     side_open(&sched);
-    struct message *m = need(&sched, WORK);
-    while (m->n == 1) {
-        answer(&sched, m, NULL, 0);
-        m = need(&sched, WORK);
-    }
-    assert_true(m->n <= 4); /* one may have been on its way when the connection broke */
-    const struct wire_report *r = &m->f[m->n - 3].report;
+    need(&sched, WIRE_CAPACITY);
+    assert_int_equal(count(&sched, WIRE_REPORT), 2);
+    const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "progress") && r->n_done == 40);
-    assert_true(is(m->f[m->n - 2].report.what, "failed"));
+    assert_true(is(next_report(&sched)->what, "failed"));
 }
 
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(joins_and_polls),
-        T(orders_are_told_once),
+        T(joins_and_sends_capacity),
+        T(orders_are_taken_once),
+        T(orders_are_counted_by_connection),
         T(controls_are_told_once),
-        T(cancel_comes_before_its_order),
         T(tokens_go_before_reports),
-        T(one_message_a_gateway),
+        T(reports_of_others_do_not_wait),
+        T(tokens_are_held),
         T(slow_gateway),
+        T(gateway_reads_nothing),
+        T(frame_is_too_long),
         T(scheduler_is_restarted),
-        T(lost_answers_come_again),
+        T(reports_are_sent_again),
         T(refused_in_words),
+        T(no_scheduler_is_there),
         T(forgetful_scheduler),
         T(lease_runs_out),
         T(lease_is_renewed),
@@ -1012,10 +1067,9 @@ int main(void)
         T(no_such_address),
         T(drains),
         T(drain_and_role_by_the_scheduler),
-        T(garbage_is_asked_again),
+        T(wrong_frame_ends_the_session),
         T(wrong_names),
         T(newest_progress_counts),
-        T(silence_is_broken_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

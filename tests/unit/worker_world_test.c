@@ -1,9 +1,9 @@
 /*
  * Workers' links, the real scheduling machine and gateways in one program, without sockets, with faults at random: a
- * scheduler that is killed, workers that are killed or cut off, gateways that do not answer or lose their connections,
- * cancels, preemptions, drains. What must hold: every answer is whole and has each token once, in order, with nothing
- * left out between; a cancelled one is a beginning of it; the accounts add up. Which token comes where is known from
- * outside: token_of.
+ * scheduler that is killed, workers that are killed or cut off, gateways that acknowledge late or lose their
+ * connections, cancels, preemptions, drains. What must hold: every answer is whole and has each token once, in order,
+ * with nothing left out between; a cancelled one is a beginning of it; the accounts add up. Which token comes where is
+ * known from outside: token_of.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,10 +17,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ask_fake.h"
 #include "link/worker.h"
 #include "sched/policy.h"
 #include "sched/sched.h"
+#include "unit/session_fake.h"
 
 #define OK(call)                                                                                                       \
     do {                                                                                                               \
@@ -45,6 +45,16 @@ static uint64_t draw(uint64_t below)
     random_state ^= random_state >> 7;
     random_state ^= random_state << 17;
     return random_state % below;
+}
+
+/* How much of what is in flight still arrives when a connection breaks. Called by any thread, under fake_lock. */
+static uint64_t draw_in_flight(uint64_t below)
+{
+    static uint64_t x = 88172645463325252;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    return x % below;
 }
 
 static uint64_t now_ns(void)
@@ -89,24 +99,22 @@ static uint32_t n_asked, n_ended;
 
 static struct gateway {
     char name[16], url[64];
-    struct link_box *box;
-    struct link_listener *l;
-    struct link_question *slow[64]; /* answered later */
-    uint32_t n_slow;
-    uint32_t slow_peer[64];
+    struct session_hub *hub;
+    struct session_listener *l;
+    bool asleep; /* takes nothing, so acknowledges nothing */
 } gw[GATEWAYS];
 
 static void gateway_open(struct gateway *g)
 {
-    OK(link_box_new(&e, &g->box));
-    OK(link_listen(&e, &g->l, g->box, g->url, NULL));
-    g->n_slow = 0;
+    struct session_hub_opts o = {.self = {"gateway", g->name, 1}};
+    OK(session_hub_new(&e, &g->hub, &o));
+    OK(session_listen(&e, &g->l, g->hub, g->url, "worker", NULL));
 }
 
 static void gateway_close(struct gateway *g)
 {
-    link_listener_free(g->l);
-    link_box_free(g->box);
+    session_listener_free(g->l);
+    session_hub_free(g->hub);
 }
 
 static struct job *job_of(uint64_t id)
@@ -145,64 +153,38 @@ static void got_end(const struct wire_end *f)
     job_over(j);
 }
 
-static void forget_peer(struct gateway *g, uint32_t peer)
-{
-    for (uint32_t i = 0; i < g->n_slow;)
-        if (g->slow_peer[i] == peer) {
-            g->slow_peer[i] = g->slow_peer[--g->n_slow];
-            g->slow[i] = g->slow[g->n_slow];
-        } else {
-            i++;
-        }
-}
-
 static void gateway_step(struct gateway *g)
 {
-    struct link_event ev;
-    while (link_box_take(g->box, &ev)) {
-        if (ev.what == LINK_DOWN)
-            forget_peer(g, ev.peer);
-        if (ev.what != LINK_QUESTION)
+    struct session_event ev;
+    struct wire_frame f;
+    if (draw(30) == 0)
+        g->asleep = !g->asleep;
+    while (!g->asleep && draw(8) && session_hub_next(g->hub, &ev)) {
+        if (ev.type != SESSION_FRAME)
             continue;
         struct wire_arena *mem = wire_arena_new();
-        struct wire_frame f;
-        const uint8_t *p = ev.p;
-        size_t n = ev.n;
-        while (link_msg_next(&e, &f, mem, &p, &n))
-            if (f.kind == WIRE_OUT)
-                got_out(&f.out);
-            else if (f.kind == WIRE_END)
-                got_end(&f.end);
-        assert_int_equal(e.code, 0);
+        OK(session_frame(&e, &f, mem, &ev));
+        if (f.kind == WIRE_OUT)
+            got_out(&f.out);
+        else if (f.kind == WIRE_END)
+            got_end(&f.end);
         wire_arena_free(mem);
-        if (draw(4) == 0 && g->n_slow < 64) {
-            g->slow_peer[g->n_slow] = ev.peer;
-            g->slow[g->n_slow++] = ev.q;
-        } else {
-            link_answer(ev.q, NULL);
-        }
     }
-    while (g->n_slow && draw(30) == 0)
-        link_answer(g->slow[--g->n_slow], NULL);
 }
 
-/* ---- the scheduler: the machine behind a socket ---- */
+/* ---- the scheduler: the machine with its sessions ---- */
 
 static struct seat {
     char name[16];
-    uint32_t peer;
+    struct session *s; /* NULL: not connected */
     uint64_t inc;
-    struct link_question *q[2]; /* work, control */
-    struct link_msg m[2];
-    bool due[2], refused;
 } seat[WORKERS];
 
 static struct {
     char url[64];
-    struct link_box *box;
-    struct link_listener *l;
+    struct session_hub *hub;
+    struct session_listener *l;
     struct sched *s;
-    uint64_t n_event;
 } sched;
 
 static struct seat *seat_of(struct wire_str name)
@@ -220,21 +202,13 @@ static void emit(void *arg, const struct wire_frame *f)
     struct seat *t;
     switch ((int)f->kind) {
     case WIRE_ORDER:
-        t = seat_of(f->order.to);
-        OK(link_msg_add(&e, &t->m[0], f));
-        t->due[0] = true;
-        break;
     case WIRE_CONTROL:
-        t = seat_of(f->control.to);
-        OK(link_msg_add(&e, &t->m[1], f));
-        t->due[1] = true;
-        break;
-    case WIRE_IDLE:
-        seat_of(f->idle.to)->due[f->idle.ctl] = true;
+        t = seat_of(f->kind == WIRE_ORDER ? f->order.to : f->control.to);
+        if (t->s)
+            OK(session_send(&e, t->s, f));
         break;
     case WIRE_REFUSE:
-        assert_int_equal(f->refuse.job, 0);
-        seat_of(f->refuse.to)->refused = true;
+        fail_msg("%.*s is refused: %.*s", (int)f->refuse.to.n, f->refuse.to.p, (int)f->refuse.text.n, f->refuse.text.p);
         break;
     case WIRE_DONE:
         if (!job_of(f->done.job)->ended) {
@@ -252,7 +226,6 @@ static void event(struct wire_frame *f)
 {
     f->tick.at_ns = now_ns();
     OK(sched_event(&e, sched.s, f));
-    sched.n_event++;
 }
 
 static void submit(struct job *j, bool again)
@@ -279,12 +252,13 @@ static void sched_begin(void)
     static const struct {
         const char *name;
         double value;
-    } knobs[] = {{"heartbeat_ms", 50}, {"lease_ms", 600}, {"grace_ms", 200}, {"retries", 1000}};
+    } knobs[] = {{"lease_ms", 600}, {"grace_ms", 200}, {"retries", 1000}};
     OK(sched_new(&e, &sched.s, draw(2) ? &sched_policy_kv : &sched_policy_fcfs, &(struct sched_sink){emit, NULL}));
     for (size_t i = 0; i < sizeof knobs / sizeof *knobs; i++)
         OK(sched_knob(&e, sched.s, knobs[i].name, knobs[i].value));
-    OK(link_box_new(&e, &sched.box));
-    OK(link_listen(&e, &sched.l, sched.box, sched.url, NULL));
+    struct session_hub_opts o = {.self = {"sched", "s", 1}};
+    OK(session_hub_new(&e, &sched.hub, &o));
+    OK(session_listen(&e, &sched.l, sched.hub, sched.url, "worker", NULL));
     for (uint32_t i = 0; i < n_asked; i++)
         if (!job[i].ended)
             submit(&job[i], true);
@@ -300,107 +274,50 @@ static void sched_end(void)
     struct sched_sink none = {0};
     sched_set_sink(sched.s, &none);
     sched_free(sched.s);
-    link_listener_free(sched.l);
-    link_box_free(sched.box);
-    for (int i = 0; i < WORKERS; i++) {
-        memset(seat[i].q, 0, sizeof seat[i].q);
-        for (int k = 0; k < 2; k++)
-            link_msg_clear(&seat[i].m[k]);
-        seat[i].due[0] = seat[i].due[1] = seat[i].refused = false;
-        seat[i].peer = 0;
-    }
+    session_listener_free(sched.l);
+    session_hub_free(sched.hub);
+    for (int i = 0; i < WORKERS; i++)
+        seat[i].s = NULL;
 }
 
-static void park(struct seat *t, bool ctl, struct link_question *q)
-{
-    if (t->q[ctl])
-        link_answer(t->q[ctl], NULL);
-    t->q[ctl] = q;
-}
-
-static struct seat *message(const struct link_event *ev, bool *parked)
+static void worker_frame(struct seat *t, const struct session_event *ev)
 {
     struct wire_arena *mem = wire_arena_new();
     struct wire_frame f;
-    struct seat *t = NULL;
-    const uint8_t *p = ev->p;
-    size_t n = ev->n;
-    while (link_msg_next(&e, &f, mem, &p, &n)) {
-        event(&f);
-        t = seat_of(f.kind == WIRE_JOIN ? f.join.worker : f.kind == WIRE_POLL ? f.poll.worker : f.report.worker);
-        t->peer = ev->peer;
-        if (f.kind == WIRE_JOIN)
-            t->inc = f.join.inc;
-        if (f.kind == WIRE_POLL) {
-            park(t, f.poll.ctl, ev->q);
-            *parked = true;
-        }
-    }
-    assert_int_equal(e.code, 0);
+    OK(session_frame(&e, &f, mem, ev));
+    assert_true(is(f.kind == WIRE_JOIN       ? f.join.worker
+                   : f.kind == WIRE_CAPACITY ? f.capacity.worker
+                                             : f.report.worker,
+                   t->name));
+    event(&f);
     wire_arena_free(mem);
-    return t;
 }
 
-static void refuse(struct link_question *q)
+static void sched_take(const struct session_event *ev)
 {
-    struct link_msg m = {0};
-    OK(link_msg_add(&e, &m, &(struct wire_frame){.kind = WIRE_REFUSE, .refuse = {.to = wire_str_of("w")}}));
-    link_answer(q, &m);
-    link_msg_free(&m);
-}
-
-/* Where a refusal goes is left open by the protocol: to what was asked, or to what is parked. */
-static void flush(struct seat *t)
-{
-    for (int k = 0; k < 2; k++) {
-        if (t->refused && t->q[k]) {
-            refuse(t->q[k]);
-            t->q[k] = NULL;
-            t->refused = false;
-        } else if (t->due[k] && t->q[k]) {
-            link_answer(t->q[k], &t->m[k]);
-            t->q[k] = NULL;
-        }
-        link_msg_clear(&t->m[k]);
-        t->due[k] = false;
+    struct seat *t = seat_of(wire_str_of(session_peer_name(ev->s)));
+    if (ev->type == SESSION_UP) {
+        t->s = ev->s;
+        t->inc = session_peer_inc(ev->s);
+    } else if (ev->type == SESSION_FRAME) {
+        worker_frame(t, ev);
+    } else if (ev->type == SESSION_DOWN) {
+        assert_true(t->s == ev->s);
+        t->s = NULL;
+        event(&(struct wire_frame){.kind = WIRE_GONE, .gone = {.worker = wire_str_of(t->name), .inc = t->inc}});
     }
-}
-
-static void peer_gone(uint32_t peer)
-{
-    for (int i = 0; i < WORKERS; i++)
-        if (seat[i].peer == peer) {
-            seat[i].peer = 0;
-            seat[i].q[0] = seat[i].q[1] = NULL;
-            event(&(struct wire_frame){.kind = WIRE_GONE,
-                                       .gone = {.worker = wire_str_of(seat[i].name), .inc = seat[i].inc}});
-        }
 }
 
 static void sched_step(void)
 {
-    struct link_event ev;
-    while (link_box_take(sched.box, &ev)) {
-        bool parked = false;
-        if (ev.what == LINK_DOWN)
-            peer_gone(ev.peer);
-        if (ev.what != LINK_QUESTION)
-            continue;
-        struct seat *t = message(&ev, &parked);
-        if (!parked && t->refused)
-            refuse(ev.q);
-        else if (!parked)
-            link_answer(ev.q, NULL);
-        if (!parked)
-            t->refused = false;
-        OK(sched_decide(&e, sched.s));
-        for (int i = 0; i < WORKERS; i++)
-            flush(&seat[i]);
+    struct session_event ev;
+    while (session_hub_next(sched.hub, &ev)) {
+        sched_take(&ev);
+        if (draw(3) == 0)
+            OK(sched_decide(&e, sched.s));
     }
     event(&(struct wire_frame){.kind = WIRE_TICK});
     OK(sched_decide(&e, sched.s));
-    for (int i = 0; i < WORKERS; i++)
-        flush(&seat[i]);
 }
 
 /* ---- workers ---- */
@@ -513,11 +430,11 @@ static void step_task(struct worker *w, uint32_t i)
     }
     if (k->n_out < o->max_tokens) {
         uint32_t tok = token_of(o->job, k->n_out);
-        struct wire_frame f = {.kind = WIRE_OUT, .out = {.seq = o->job, .ids = &tok, .n_id = 1, .at = k->n_out}};
+        struct wire_frame f = {.kind = WIRE_OUT, .out = {.ids = &tok, .n_id = 1, .at = k->n_out}};
         OK(worker_link_send(&e, w->link, id, &f, ++k->n_out));
     }
     if (k->n_out == o->max_tokens) {
-        struct wire_frame f = {.kind = WIRE_END, .end = {.seq = o->job, .reason = WIRE_LENGTH}};
+        struct wire_frame f = {.kind = WIRE_END, .end = {.reason = WIRE_LENGTH}};
         OK(worker_link_send(&e, w->link, id, &f, k->n_out));
         close_task(w, i, "ended");
     } else if (prefill) {
@@ -592,13 +509,14 @@ static void fault(void)
         gateway_open(g);
     } else if (what < 96) {
         fake_cut(draw(100));
-    } else if (what < 98) { /* the scheduler is stopped, past what it allows others; rarely past the leases */
+    } else if (what < 98) { /* the scheduler is stopped */
         usleep(draw(4) ? 200000 : 800000);
     }
 }
 
 static void world(uint64_t seed)
 {
+    fake_draw = draw_in_flight;
     random_state = seed * 0x9e3779b97f4a7c15u + 1;
     n_asked = n_ended = 0;
     for (int i = 0; i < GATEWAYS; i++) {
@@ -624,7 +542,7 @@ static void world(uint64_t seed)
             worker_step(&worker[i]);
         if (draw(25) == 0)
             fault();
-        link_box_wait(sched.box, 1);
+        session_hub_wait(sched.hub, 1);
         if (n_ended != was) {
             was = n_ended;
             last = ran_ns();
@@ -644,7 +562,7 @@ static void world(uint64_t seed)
         if (!s.tombs && !s.running && !s.waiting)
             break;
         assert_true(ran_ns() < end);
-        link_box_wait(sched.box, 1);
+        session_hub_wait(sched.hub, 1);
     }
     OK(sched_check(&e, sched.s));
     assert_int_equal(s.submitted, s.stop + s.length + s.cancelled + s.expired + s.error + s.refused);
@@ -655,7 +573,7 @@ static void world(uint64_t seed)
             sched_step();
             for (int k = 0; k < GATEWAYS; k++)
                 gateway_step(&gw[k]);
-            link_box_wait(sched.box, 1);
+            session_hub_wait(sched.hub, 1);
         }
         assert_true(worker_link_idle(worker[i].link));
         assert_int_equal(worker_link_queued(worker[i].link), 0);
@@ -664,9 +582,6 @@ static void world(uint64_t seed)
     for (int i = 0; i < WORKERS; i++)
         worker_end(i);
     sched_end();
-    for (int i = 0; i < WORKERS; i++)
-        for (int k = 0; k < 2; k++)
-            link_msg_free(&seat[i].m[k]);
     memset(seat, 0, sizeof seat);
     for (int i = 0; i < GATEWAYS; i++)
         gateway_close(&gw[i]);

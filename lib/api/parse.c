@@ -1,0 +1,93 @@
+/* Bodies as JSON; long ones in the background. */
+#include "api/parse.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api_impl.h"
+#include "request/ask.h"
+
+struct parse_job {
+    struct job job;
+    struct api *a;
+    struct http_request *r; /* of the loop's thread; NULL: its client has gone */
+    const struct api_route *route;
+    struct api_model model; /* as it was when it came: the loop may change its context length */
+    char *body;
+    size_t n;
+    struct api_parsed *p;
+};
+
+struct api_parsed *api_parse(const struct api_route *route, const struct api_model *m, const char *body, size_t n)
+{
+    struct api_parsed *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    p->n = n;
+    p->rc = ask_parse(&p->e, &p->o, body, n);
+    if (!p->rc && route && route->prepare)
+        route->prepare(p, m);
+    return p;
+}
+
+void api_parsed_free(struct api_parsed *p)
+{
+    if (!p)
+        return;
+    if (p->free_more)
+        p->free_more(p->more);
+    json_decref(p->o);
+    free(p);
+}
+
+static void run(void *arg)
+{
+    struct parse_job *j = arg;
+    j->p = api_parse(j->route, &j->model, j->body, j->n);
+}
+
+static void done(void *arg, bool ran)
+{
+    struct parse_job *j = arg;
+    (void)ran;
+    if (j->r)
+        api_on_parsed(j->a, j->r, j->route, j->p);
+    else
+        api_parsed_free(j->p);
+    free(j->body);
+    free(j);
+}
+
+int parse_add(struct err *e, struct parse_job **out, struct api *a, struct http_request *r,
+              const struct api_route *route, const char *body, size_t n)
+{
+    struct parse_job *j = calloc(1, sizeof *j);
+    *out = NULL;
+    if (j)
+        *j = (struct parse_job){.job = {.run = run, .done = done, .arg = j, .n_bytes = n},
+                                .a = a,
+                                .r = r,
+                                .route = route,
+                                .model = a->model,
+                                .body = malloc(n + 1),
+                                .n = n};
+    int rc = j && j->body ? 0 : err_nomem(e, "a body", n);
+    if (!rc) {
+        memcpy(j->body, body, n);
+        j->body[n] = 0;
+        rc = job_add(e, a->parse, &j->job);
+    }
+    if (rc && j)
+        free(j->body);
+    if (rc)
+        free(j);
+    else
+        *out = j;
+    return rc;
+}
+
+void parse_forget(struct parse_job *j)
+{
+    j->r = NULL;
+    job_cancel(j->a->parse, &j->job);
+}

@@ -1,0 +1,294 @@
+/*
+ * The scheduler's side: submits choices, reports their tokens and ends, cancels what nobody wants, and takes what the
+ * scheduler decides. A lost connection means that the scheduler has cancelled everything that was submitted over it (or
+ * that another scheduler knows nothing of it): after the next SESSION_UP all that runs is submitted again with its
+ * present state, and nothing is sent about what has ended meanwhile.
+ *
+ * A job that the scheduler reports as cancelled, although nobody here asked for that, is submitted again as another
+ * job.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gateway/gateway_impl.h"
+
+#define RETRY_MIN_NS (20 * NS_MS)
+#define RETRY_MAX_NS (60 * NS_S)
+#define EARLY_NS (50 * NS_MS) /* the scheduler's clock may be this much ahead of ours */
+
+/* ---- what has to be sent ---- */
+
+void gw_send_add(struct gateway *g, struct gw_choice *c)
+{
+    if (list_empty(&c->to_send))
+        list_push_back(&g->to_send, &c->to_send);
+}
+
+static int send_cancel(struct err *e, struct gateway *g, uint64_t job)
+{
+    struct wire_frame f = {.kind = WIRE_CANCEL, .cancel = {.gw = wire_str_of(g->name), .job = job}};
+    return session_send(e, g->sched, &f);
+}
+
+bool gw_send_cancel(struct gateway *g, uint64_t job)
+{
+    struct err e;
+    return !g->sched_down_ns && !g->sched_full && !send_cancel(&e, g, job);
+}
+
+static int send_submit(struct err *e, struct gateway *g, struct gw_choice *c, uint64_t now)
+{
+    struct wire_frame f = {.kind = WIRE_SUBMIT}, p;
+    if (gw_choice_prompt(e, g, &p, c))
+        return e->code;
+    uint64_t left = c->r->deadline_ns > now ? c->r->deadline_ns - now : 1;
+    f.submit = (struct wire_submit){
+        .gw = wire_str_of(g->name),
+        .job = c->job,
+        .n_prompt = p.prompt.n_prompt,
+        .max_tokens = p.prompt.max_tokens,
+        .digests = p.prompt.digests,
+        .priority = p.prompt.priority,
+        .deadline_ns = c->r->deadline_ns ? left : 0,
+        .slo_ttft_ns = g->o.slo_ttft_ns,
+        .slo_tpot_ns = g->o.slo_tpot_ns,
+        .reply = wire_str_of(session_listener_url(g->workers)),
+        .body = p.prompt.body,
+        .again = c->again,
+        .attempt = c->again ? c->attempt : 0,
+        .n_out = c->n_out,
+        .out = c->out,
+        .n_out_id = c->n_out,
+    };
+    int rc = session_send(e, g->sched, &f);
+    if (rc)
+        return rc;
+    c->submitted = true;
+    c->n_reported = c->n_out;
+    c->reported_ns = c->n_out ? now : 0;
+    if (!c->sent_ns)
+        c->sent_ns = now;
+    return 0;
+}
+
+static int send_tokens(struct err *e, struct gateway *g, struct gw_choice *c, uint64_t now)
+{
+    struct wire_frame f = {.kind = WIRE_REPORT};
+    f.report = (struct wire_report){
+        .gw = wire_str_of(g->name),
+        .job = c->job,
+        .attempt = c->attempt,
+        .what = wire_str_of("tokens"),
+        .n_out = c->n_out,
+        .out = c->out + c->n_reported,
+        .n_out_id = c->n_out - c->n_reported,
+    };
+    int rc = session_send(e, g->sched, &f);
+    if (rc)
+        return rc;
+    c->n_reported = c->n_out;
+    c->reported_ns = now;
+    return 0;
+}
+
+/* The end frame is here: the scheduler learns it, whatever becomes of the worker that sent it. */
+static int send_end(struct err *e, struct gateway *g, const struct gw_choice *c)
+{
+    struct wire_frame f = {.kind = WIRE_REPORT};
+    f.report = (struct wire_report){
+        .gw = wire_str_of(g->name), .job = c->job, .what = wire_str_of("ended"), .reason = c->ended};
+    return c->ended ? session_send(e, g->sched, &f) : send_cancel(e, g, c->job);
+}
+
+static int send_choice(struct err *e, struct gateway *g, struct gw_choice *c, uint64_t now)
+{
+    int rc = c->cancel_job ? send_cancel(e, g, c->cancel_job) : 0;
+    if (rc)
+        return rc;
+    c->cancel_job = 0;
+    if (!c->r)
+        return c->submitted ? send_end(e, g, c) : 0;
+    if (c->done_ns)
+        return 0;
+    if (!c->submitted && c->submit_ns <= now)
+        return send_submit(e, g, c, now);
+    if (!c->submitted)
+        gw_timer(g, c->submit_ns);
+    else if (c->n_out > c->n_reported)
+        return send_tokens(e, g, c, now);
+    return 0;
+}
+
+void gw_send_all(struct gateway *g, uint64_t now)
+{
+    struct err e;
+    while (!g->sched_down_ns && !g->sched_full && !g->broken.code && !list_empty(&g->to_send)) {
+        struct gw_choice *c = list_entry(g->to_send.next, struct gw_choice, to_send);
+        int rc = send_choice(&e, g, c, now);
+        g->sched_full = rc == ERR_NO;
+        if (rc == ERR_NO || rc == ERR_USAGE) /* later: SESSION_ACKED, or the connection has just ended */
+            return;
+        list_remove(&c->to_send);
+        if (rc == ERR_SYS)
+            gw_broken(g, &e);
+        else if (!c->r)
+            gw_choice_free(g, c);
+        else if (rc)
+            gw_choice_end(g, c, 0, &e); /* a frame that cannot be sent at all */
+    }
+}
+
+/* The first token at once, then after REPORT_TOKENS or REPORT_NS. */
+void gw_report(struct gateway *g, struct gw_choice *c, uint64_t now)
+{
+    uint64_t due = c->reported_ns ? c->reported_ns + REPORT_NS : 0;
+    if (!c->submitted || c->n_out == c->n_reported)
+        return;
+    if (c->n_out - c->n_reported >= REPORT_TOKENS || due <= now)
+        gw_send_add(g, c);
+    else
+        gw_timer(g, due);
+}
+
+void gw_renew(struct gateway *g, struct gw_choice *c, bool runs, const char *why, uint64_t now)
+{
+    struct err e;
+    if (c->max_tokens && c->n_out >= c->max_tokens) { /* only the report of its end is missing */
+        gw_choice_end(g, c, WIRE_LENGTH, NULL);
+        return;
+    }
+    if (++c->tries > TRIES_MAX) {
+        err_set(&e, ERR_SYS, "given up after %d times: %.300s", TRIES_MAX, why);
+        gw_choice_end(g, c, 0, &e);
+        return;
+    }
+    gw_log(g, "request %" PRIu64 " continues after %" PRIu32 " tokens: %.300s", c->r->seq, c->n_out, why);
+    if (runs && c->submitted)
+        c->cancel_job = c->job;
+    gw_choice_renumber(g, c);
+    c->submitted = c->again = false;
+    c->done_ns = 0;
+    c->submit_ns = now + (c->tries > 1 ? RETRY_MIN_NS << c->tries : 0);
+    gw_timer(g, c->submit_ns);
+    gw_send_add(g, c);
+}
+
+/* ---- what the scheduler decides ---- */
+
+static void on_ack(struct gateway *g, struct gw_choice *c, const struct wire_ack *f)
+{
+    c->attempt = f->attempt ? f->attempt : c->attempt;
+    c->refused_ns = 0;
+    if (g->o.taken)
+        g->o.taken(g->o.arg, c->r->seq, f->n_before, f->eta_ns);
+}
+
+static void on_refuse(struct gateway *g, struct gw_choice *c, const struct wire_refuse *f, uint64_t now)
+{
+    struct err e;
+    char when[40] = "";
+    uint64_t wait = f->retry_ns < RETRY_MIN_NS ? RETRY_MIN_NS : f->retry_ns > RETRY_MAX_NS ? RETRY_MAX_NS : f->retry_ns;
+    c->submitted = c->again = false; /* the scheduler no longer has it */
+    if (!c->refused_ns)
+        c->refused_ns = now;
+    uint64_t waits = now - c->refused_ns + wait;
+    bool patient = c->r->deadline_ns || waits < g->o.patience_ns;
+    if (!f->never && patient) {
+        c->submit_ns = now + wait;
+        gw_timer(g, c->submit_ns);
+        return;
+    }
+    if (!f->never)
+        snprintf(when, sizeof when, ": ask again in %.3g s", (double)f->retry_ns / 1e9);
+    err_set(&e, ERR_NO, "%.*s%s", (int)(f->text.n < 400 ? f->text.n : 400), f->text.n ? f->text.p : "", when);
+    if (!f->never && g->o.full)
+        g->o.full(g->o.arg, c->r->seq, f->retry_ns);
+    gw_choice_end(g, c, 0, &e);
+}
+
+static void on_done(struct gateway *g, struct gw_choice *c, const struct wire_done *f, uint64_t now)
+{
+    struct err e;
+    char text[401];
+    snprintf(text, sizeof text, "%.*s", (int)(f->text.n < 400 ? f->text.n : 400), f->text.n ? f->text.p : "");
+    c->submitted = false; /* it has ended there */
+    switch (f->reason) {
+    case WIRE_ERROR:
+        err_set(&e, f->code ? (int)f->code : ERR_SYS, "%s", *text ? text : "the scheduler says that it failed");
+        gw_choice_end(g, c, 0, &e);
+        return;
+    case WIRE_CANCELLED:
+        gw_deadline_passed(&e, g);
+        if (c->r->deadline_ns && now + EARLY_NS >= c->r->deadline_ns)
+            gw_choice_end(g, c, 0, &e);
+        else
+            gw_renew(g, c, false, *text ? text : "the scheduler has given it up", now);
+        return;
+    case WIRE_STOP:
+    case WIRE_LENGTH:
+        c->done = f->reason;
+        c->done_ns = now;
+        gw_timer(g, now + END_NS);
+        return;
+    }
+}
+
+static void on_frame(struct gateway *g, const struct session_event *ev, uint64_t now)
+{
+    struct wire_frame f;
+    struct gw_choice *c;
+    if (!gw_frame(g, &f, ev))
+        return;
+    switch (f.kind) {
+    case WIRE_ACK:
+        if ((c = gw_choice_find(g, f.ack.job)))
+            on_ack(g, c, &f.ack);
+        return;
+    case WIRE_REFUSE:
+        if ((c = gw_choice_find(g, f.refuse.job)))
+            on_refuse(g, c, &f.refuse, now);
+        else if (!f.refuse.job) /* a frame, not a request */
+            gw_log(g, "%s: %.*s", session_url(ev->s), (int)(f.refuse.text.n < 400 ? f.refuse.text.n : 400),
+                   f.refuse.text.n ? f.refuse.text.p : "");
+        return;
+    case WIRE_DONE:
+        if ((c = gw_choice_find(g, f.done.job)) && !c->done_ns)
+            on_done(g, c, &f.done, now);
+        return;
+    default:
+        gw_unexpected(g, &f, ev);
+    }
+}
+
+/* Everything is to be submitted again; nothing is sent of what has ended. */
+static void on_down(struct gateway *g)
+{
+    g->sched_full = false;
+    list_for_each_safe (n, &g->to_send) {
+        struct gw_choice *c = list_entry(n, struct gw_choice, to_send);
+        if (!c->r)
+            gw_choice_free(g, c);
+    }
+    list_for_each (n, &g->requests) {
+        struct gw_request *r = list_entry(n, struct gw_request, node);
+        for (struct list *m = r->choices.next; r->read && m != &r->choices; m = m->next) {
+            struct gw_choice *c = list_entry(m, struct gw_choice, node);
+            c->again = c->again || c->submitted;
+            c->submitted = false;
+            c->cancel_job = 0;
+            gw_send_add(g, c);
+        }
+    }
+}
+
+void gw_sched_event(struct gateway *g, const struct session_event *ev, uint64_t now)
+{
+    if (ev->type == SESSION_FRAME)
+        on_frame(g, ev, now);
+    else if (ev->type == SESSION_ACKED)
+        g->sched_full = false;
+    else if (ev->type == SESSION_DOWN)
+        on_down(g);
+}

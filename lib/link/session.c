@@ -1,0 +1,540 @@
+#include "link/session_impl.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SILENCE_ACCEPTED_MS 3000
+#define SILENCE_DIALED_MS 10000
+
+uint64_t session_now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+/* ---- the hub ---- */
+
+/* self.role and self.name become copies, in one piece of memory. */
+static int copy_self(struct err *e, struct session_self *to, const struct session_self *from)
+{
+    const char *name = from->name ? from->name : "";
+    size_t n_role = from->role ? strlen(from->role) : 0, n_name = strlen(name);
+    if (n_role < 1 || n_role > WIRE_ROLE_BYTES_MAX || n_name > WIRE_NAME_BYTES_MAX)
+        return err_set(e, ERR_USAGE, "a role has 1 to %d bytes, a name at most %d", WIRE_ROLE_BYTES_MAX,
+                       WIRE_NAME_BYTES_MAX);
+    char *p = malloc(n_role + n_name + 2);
+    if (!p)
+        return err_nomem(e, "a session hub", n_role + n_name + 2);
+    memcpy(p, from->role, n_role + 1);
+    memcpy(p + n_role + 1, name, n_name + 1);
+    *to = (struct session_self){.role = p, .name = p + n_role + 1, .inc = from->inc};
+    return 0;
+}
+
+int session_hub_new(struct err *e, struct session_hub **out, const struct session_hub_opts *o)
+{
+    struct session_hub *h = calloc(1, sizeof *h);
+    if (!h)
+        return err_nomem(e, "a session hub", sizeof *h);
+    h->o = *o;
+    h->o.window = o->window ? o->window : SESSION_WINDOW_BYTES;
+    h->o.silence_accepted_ms = o->silence_accepted_ms ? o->silence_accepted_ms : SILENCE_ACCEPTED_MS;
+    h->o.silence_dialed_ms = o->silence_dialed_ms ? o->silence_dialed_ms : SILENCE_DIALED_MS;
+    h->pending_end = &h->pending;
+    h->ready_end = &h->ready;
+    h->due_ms = UINT64_MAX;
+    h->ran_ms = session_now_ms();
+    pthread_mutex_init(&h->lock, NULL);
+    h->arena = wire_arena_new();
+    h->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = h->fd < 0 ? err_sys(e, "eventfd") : h->arena ? 0 : err_nomem(e, "a session hub", sizeof *h);
+    rc = rc ? rc : copy_self(e, &h->self, &o->self);
+    if (rc) {
+        session_hub_free(h);
+        return rc;
+    }
+    *out = h;
+    return 0;
+}
+
+void session_hub_wake(struct session_hub *h)
+{
+    int was = errno;
+    const uint64_t one = 1;
+    ssize_t n = write(h->fd, &one, sizeof one); /* a counter that is full is readable too */
+    (void)n;
+    errno = was;
+}
+
+void hub_mark(struct ready *r, unsigned what)
+{
+    struct session_hub *h = r->h;
+    pthread_mutex_lock(&h->lock);
+    if (!r->what) {
+        r->next = NULL;
+        *h->ready_end = r;
+        h->ready_end = &r->next;
+    }
+    r->what |= what;
+    bool wake = !h->raised;
+    h->raised = true;
+    pthread_mutex_unlock(&h->lock);
+    if (wake)
+        session_hub_wake(h);
+}
+
+static struct ready *next_ready(struct session_hub *h, unsigned *what)
+{
+    pthread_mutex_lock(&h->lock);
+    struct ready *r = h->ready;
+    if (r) {
+        h->ready = r->next;
+        h->ready_end = h->ready ? h->ready_end : &h->ready;
+        *what = r->what;
+        r->what = 0;
+    }
+    pthread_mutex_unlock(&h->lock);
+    return r;
+}
+
+void hub_unmark(struct ready *r)
+{
+    struct session_hub *h = r->h;
+    pthread_mutex_lock(&h->lock);
+    for (struct ready **at = &h->ready; *at; at = &(*at)->next)
+        if (*at == r) {
+            *at = r->next;
+            h->ready_end = h->ready_end == &r->next ? at : h->ready_end;
+            break;
+        }
+    r->what = 0;
+    pthread_mutex_unlock(&h->lock);
+}
+
+void hub_due(struct session_hub *h, uint64_t at_ms)
+{
+    h->due_ms = at_ms < h->due_ms ? at_ms : h->due_ms;
+}
+
+void hub_unpend(struct conn *c)
+{
+    struct session_hub *h = c->h;
+    if (!c->pending)
+        return;
+    struct conn **at = &h->pending;
+    while (*at != c)
+        at = &(*at)->next_pending;
+    *at = c->next_pending;
+    h->pending_end = h->pending_end == &c->next_pending ? at : h->pending_end;
+    c->pending = false;
+}
+
+void hub_pend(struct conn *c, bool first)
+{
+    struct session_hub *h = c->h;
+    if (c->pending && !first)
+        return;
+    hub_unpend(c);
+    c->pending = true;
+    c->next_pending = first ? h->pending : NULL;
+    if (first && h->pending) {
+        h->pending = c;
+    } else if (first) {
+        h->pending = c;
+        h->pending_end = &c->next_pending;
+    } else {
+        *h->pending_end = c;
+        h->pending_end = &c->next_pending;
+    }
+}
+
+/* ---- what is ready or due ---- */
+
+static void tick(struct session_hub *h, uint64_t now)
+{
+    if (now < h->due_ms)
+        return;
+    h->due_ms = UINT64_MAX;
+    struct conn *next;
+    for (struct conn *c = h->conns; c; c = next) {
+        next = c->next;
+        conn_tick(c, now);
+    }
+    for (struct session *s = h->sessions; s; s = s->next)
+        dial_tick(s, now);
+    for (struct session_listener *l = h->listeners; l; l = l->next)
+        listener_tick(l, now);
+}
+
+static void step(struct session_hub *h)
+{
+    struct ready *r;
+    unsigned what;
+    uint64_t now = session_now_ms();
+    if (now > h->ran_ms + HUB_LATE_MS && now - HUB_LATE_MS > h->due_ms)
+        for (struct conn *c = h->conns; c; c = c->next)
+            core_allow(&c->core, now - h->ran_ms);
+    while ((r = next_ready(h, &what))) {
+        if (what & READY_ACCEPT)
+            listener_ready(r->of);
+        else if (what & READY_DIAL)
+            dial_ready(r->of);
+        else
+            conn_ready(r->of, what);
+    }
+    tick(h, now);
+    h->ran_ms = now;
+    h->n_since_ready = 0;
+}
+
+static void push_dirty(struct session_hub *h)
+{
+    while (h->dirty) {
+        struct conn *c = h->dirty;
+        h->dirty = c->next_dirty;
+        c->dirty = false;
+        conn_push(c);
+    }
+}
+
+/* Nothing is ready: the descriptor becomes quiet. */
+static bool rest(struct session_hub *h)
+{
+    uint64_t n;
+    pthread_mutex_lock(&h->lock);
+    bool quiet = !h->ready;
+    if (quiet) {
+        ssize_t got = read(h->fd, &n, sizeof n);
+        (void)got;
+        h->raised = false;
+    }
+    pthread_mutex_unlock(&h->lock);
+    return quiet;
+}
+
+/* ---- events ---- */
+
+static void report(struct session_event *out, enum session_event_type type, struct session *s)
+{
+    out->type = type;
+    out->s = s;
+    out->p = NULL;
+    out->n = 0;
+    out->err.code = 0;
+    out->err.text[0] = '\0';
+}
+
+/* An accepted session that this one replaces; a peer without a name replaces nobody. */
+static struct session *older(const struct conn *c)
+{
+    for (struct session *s = c->h->sessions; s; s = s->next)
+        if (!s->dialed && s->up && *s->peer_name && !strcmp(s->peer_name, c->core.name) &&
+            !strcmp(s->peer_role, c->core.role))
+            return s;
+    return NULL;
+}
+
+static bool came_up(struct conn *c, struct session_event *out, uint64_t now)
+{
+    struct err e;
+    struct session *s = c->s, *old = s ? NULL : older(c);
+    if (old) {
+        c->up_due = true;
+        hub_pend(c, true);
+        session_close(old, "replaced by a newer connection of the same name");
+        hub_pend(old->conn, true);
+        return false;
+    }
+    if (!s && session_new(&e, &s, c->h, c->l ? c->l->url : "", c->l ? c->l->arg : NULL)) {
+        core_end(&c->core, e.code, e.text, now, "%s", e.text);
+        return false;
+    }
+    c->s = s;
+    s->conn = c;
+    s->up = true;
+    s->up_ms = now;
+    memcpy(s->peer_role, c->core.role, sizeof s->peer_role);
+    memcpy(s->peer_name, c->core.name, sizeof s->peer_name);
+    s->peer_inc = c->core.inc;
+    report(out, SESSION_UP, s);
+    return true;
+}
+
+/* False: nobody is to know. */
+static bool went_down(struct conn *c, struct session_event *out, uint64_t now)
+{
+    struct session *s = c->s;
+    if (!s)
+        return false;
+    bool up = s->up, refused = c->core.refused;
+    report(out, up ? SESSION_DOWN : SESSION_REFUSED, s);
+    out->err = c->core.err;
+    if (out->err.code && s->dialed)
+        err_prefix(&out->err, "%s", s->url);
+    else if (out->err.code)
+        err_prefix(&out->err, "%s %s", s->peer_role, s->peer_name);
+    s->up = false;
+    conn_detach(c);
+    if (s->dialed)
+        dial_again(s, refused && !up, now);
+    else
+        c->h->dead = s;
+    return up || refused;
+}
+
+/* The next event of a connection; false: there is none, and it is no longer pending. */
+static bool event_of(struct conn *c, struct session_event *out)
+{
+    uint64_t now = session_now_ms();
+    const uint8_t *p = NULL;
+    size_t n = 0;
+    enum core_event ev = CORE_EV_UP;
+    hub_unpend(c);
+    if (!c->up_due)
+        ev = core_next(&c->core, &p, &n, now);
+    c->up_due = false;
+    conn_dirty(c);
+    hub_due(c->h, core_due_ms(&c->core));
+    if (ev == CORE_EV_NONE)
+        return false;
+    if (ev == CORE_EV_DOWN)
+        return went_down(c, out, now);
+    hub_pend(c, false);
+    if (ev == CORE_EV_UP)
+        return came_up(c, out, now);
+    report(out, ev == CORE_EV_FRAME ? SESSION_FRAME : SESSION_ACKED, c->s);
+    out->p = p;
+    out->n = n;
+    return true;
+}
+
+bool session_hub_next(struct session_hub *h, struct session_event *out)
+{
+    if (h->dead)
+        session_delete(h->dead);
+    h->dead = NULL;
+    push_dirty(h);
+    do {
+        if (!h->pending || h->n_since_ready >= HUB_READY_EVERY)
+            step(h);
+        while (h->pending)
+            if (event_of(h->pending, out)) {
+                h->n_since_ready++;
+                return true;
+            }
+        push_dirty(h);
+    } while (!rest(h));
+    return false;
+}
+
+int session_hub_fd(const struct session_hub *h)
+{
+    return h->fd;
+}
+
+int session_hub_timeout_ms(const struct session_hub *h)
+{
+    uint64_t now = session_now_ms();
+    if (h->pending || h->dirty || h->due_ms <= now)
+        return 0;
+    if (h->due_ms == UINT64_MAX)
+        return -1;
+    return h->due_ms - now > INT32_MAX ? INT32_MAX : (int)(h->due_ms - now);
+}
+
+void session_hub_wait(struct session_hub *h, int timeout_ms)
+{
+    struct pollfd p = {.fd = h->fd, .events = POLLIN};
+    push_dirty(h);
+    int due = session_hub_timeout_ms(h);
+    (void)poll(&p, 1, timeout_ms < 0 || (due >= 0 && due < timeout_ms) ? due : timeout_ms);
+}
+
+/* Ended connections may still have a reason or the last acknowledgement to write. */
+static bool has_ended_conns(const struct session_hub *h)
+{
+    for (const struct conn *c = h->conns; c; c = c->next)
+        if (c->core.state == CORE_ENDED && !core_is_over(&c->core, session_now_ms()))
+            return true;
+    return false;
+}
+
+void session_hub_free(struct session_hub *h)
+{
+    if (!h)
+        return;
+    while (h->listeners)
+        session_listener_free(h->listeners);
+    while (h->sessions)
+        session_delete(h->sessions);
+    for (struct conn *c = h->conns, *next; c; c = next) {
+        next = c->next;
+        c->core.down_due = false;
+        if (c->core.state != CORE_ENDED)
+            conn_free(c);
+    }
+    uint64_t end = session_now_ms() + CORE_LINGER_MS;
+    while (has_ended_conns(h) && session_now_ms() < end) {
+        push_dirty(h);
+        struct pollfd p = {.fd = h->fd, .events = POLLIN};
+        (void)poll(&p, 1, 10);
+        step(h);
+        rest(h);
+    }
+    while (h->conns)
+        conn_free(h->conns);
+    if (h->fd >= 0)
+        close(h->fd);
+    wire_arena_free(h->arena);
+    pthread_mutex_destroy(&h->lock);
+    free((char *)(uintptr_t)h->self.role);
+    free(h);
+}
+
+/* ---- sessions ---- */
+
+int session_new(struct err *e, struct session **out, struct session_hub *h, const char *url, void *arg)
+{
+    struct session *s = calloc(1, sizeof *s);
+    char *copy = s ? strdup(url) : NULL;
+    if (!copy) {
+        free(s);
+        return err_nomem(e, "a session", sizeof *s);
+    }
+    *s = (struct session){.h = h, .url = copy, .arg = arg, .next = h->sessions};
+    if (h->sessions)
+        h->sessions->prev = s;
+    h->sessions = s;
+    *out = s;
+    return 0;
+}
+
+void session_delete(struct session *s)
+{
+    struct session_hub *h = s->h;
+    if (s->conn)
+        conn_detach(s->conn);
+    dial_stop(s);
+    *(s->prev ? &s->prev->next : &h->sessions) = s->next;
+    if (s->next)
+        s->next->prev = s->prev;
+    h->dead = h->dead == s ? NULL : h->dead;
+    free(s->url);
+    free(s->role);
+    free(s);
+}
+
+void session_close(struct session *s, const char *reason)
+{
+    struct conn *c = s->conn;
+    if (!c)
+        return;
+    core_end(&c->core, ERR_NO, reason, session_now_ms(), "closed by this side%s%s", reason && *reason ? ": " : "",
+             reason ? reason : "");
+    conn_dirty(c);
+    hub_pend(c, false);
+}
+
+void session_free(struct session *s)
+{
+    if (!s)
+        return;
+    session_close(s, "the peer ended the session");
+    session_delete(s);
+}
+
+void session_bye(struct session *s, uint32_t timeout_ms)
+{
+    struct conn *c = s->conn;
+    s->left = true;
+    if (!c)
+        return;
+    core_bye(&c->core, timeout_ms, session_now_ms());
+    conn_dirty(c);
+    hub_pend(c, false);
+    hub_due(s->h, core_due_ms(&c->core));
+}
+
+static int not_connected(struct err *e, const struct session *s)
+{
+    return err_set(e, ERR_USAGE, "%s: the session is not connected", s->url);
+}
+
+int session_send(struct err *e, struct session *s, const struct wire_frame *f)
+{
+    if (!s->up || !s->conn)
+        return not_connected(e, s);
+    int rc = core_send(e, &s->conn->core, f, session_now_ms());
+    conn_dirty(s->conn);
+    return rc;
+}
+
+int session_send_bytes(struct err *e, struct session *s, const uint8_t *p, size_t n)
+{
+    if (!s->up || !s->conn)
+        return not_connected(e, s);
+    int rc = core_send_bytes(e, &s->conn->core, p, n, session_now_ms());
+    conn_dirty(s->conn);
+    return rc;
+}
+
+bool session_has_room(const struct session *s, size_t n)
+{
+    return s->up && s->conn && core_has_room(&s->conn->core, n);
+}
+
+uint64_t session_sent(const struct session *s)
+{
+    return s->up && s->conn ? s->conn->core.sent : 0;
+}
+
+uint64_t session_acked(const struct session *s)
+{
+    return s->up && s->conn ? s->conn->core.acked : 0;
+}
+
+uint64_t session_unacked_bytes(const struct session *s)
+{
+    return s->up && s->conn ? s->conn->core.unacked_bytes : 0;
+}
+
+bool session_is_up(const struct session *s)
+{
+    return s->up;
+}
+
+const char *session_peer_name(const struct session *s)
+{
+    return s->peer_name;
+}
+
+const char *session_peer_role(const struct session *s)
+{
+    return s->peer_role;
+}
+
+uint64_t session_peer_inc(const struct session *s)
+{
+    return s->peer_inc;
+}
+
+const char *session_url(const struct session *s)
+{
+    return s->url;
+}
+
+void *session_arg(const struct session *s)
+{
+    return s->arg;
+}
+
+void session_set_arg(struct session *s, void *arg)
+{
+    s->arg = arg;
+}

@@ -1,0 +1,185 @@
+/* Connections: a core driven by a stream of nng. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "link/session_impl.h"
+
+static void on_rx(void *arg)
+{
+    hub_mark(&((struct conn *)arg)->ready, READY_RX);
+}
+
+static void on_tx(void *arg)
+{
+    hub_mark(&((struct conn *)arg)->ready, READY_TX);
+}
+
+static void post_receive(struct conn *c)
+{
+    nng_iov v = {c->in, CONN_READ_BYTES};
+    nng_aio_set_iov(c->rx, 1, &v);
+    nng_stream_recv(c->stream, c->rx);
+}
+
+static int start(struct err *e, struct conn *c)
+{
+    const struct session_hub_opts *o = &c->h->o;
+    const struct session *s = c->s;
+    struct core_opts core = {.self = &c->h->self,
+                             .roles = s ? s->role : c->l->roles,
+                             .dialed = s != NULL,
+                             .plain = s && s->plain,
+                             .silence_ms = s ? o->silence_dialed_ms : o->silence_accepted_ms,
+                             .window = o->window,
+                             .arena = c->h->arena};
+    int rc = nng_aio_alloc(&c->rx, on_rx, c);
+    rc = rc ? rc : nng_aio_alloc(&c->tx, on_tx, c);
+    c->in = malloc(CONN_READ_BYTES);
+    if (rc || !c->in)
+        return err_nomem(e, "a connection", CONN_READ_BYTES);
+    return core_init(e, &c->core, &core, session_now_ms());
+}
+
+int conn_new(struct err *e, struct conn **out, struct session_hub *h, nng_stream *stream, struct session *s,
+             struct session_listener *l)
+{
+    struct conn *c = calloc(1, sizeof *c);
+    if (!c) {
+        nng_stream_free(stream);
+        return err_nomem(e, "a connection", sizeof *c);
+    }
+    *c = (struct conn){.h = h, .s = s, .l = l, .stream = stream, .accepted = !s, .next = h->conns};
+    c->ready = (struct ready){.h = h, .of = c};
+    if (h->conns)
+        h->conns->prev = c;
+    h->conns = c;
+    h->n_accepted += !s;
+    int rc = start(e, c);
+    if (rc) {
+        conn_free(c);
+        return rc;
+    }
+    if (s)
+        s->conn = c;
+    post_receive(c);
+    conn_dirty(c);
+    hub_pend(c, false);
+    hub_due(h, core_due_ms(&c->core));
+    *out = c;
+    return 0;
+}
+
+void conn_detach(struct conn *c)
+{
+    if (c->s)
+        c->s->conn = NULL;
+    c->s = NULL;
+    c->core.down_due = false;
+    conn_dirty(c);
+    hub_due(c->h, core_is_over(&c->core, 0) ? 0 : c->core.end_ms);
+}
+
+void conn_free(struct conn *c)
+{
+    struct session_hub *h = c->h;
+    nng_stream_close(c->stream);
+    if (c->rx)
+        nng_aio_stop(c->rx);
+    if (c->tx)
+        nng_aio_stop(c->tx);
+    hub_unmark(&c->ready);
+    nng_stream_free(c->stream);
+    nng_aio_free(c->rx);
+    nng_aio_free(c->tx);
+    hub_unpend(c);
+    for (struct conn **at = &h->dirty; c->dirty && *at; at = &(*at)->next_dirty)
+        if (*at == c) {
+            *at = c->next_dirty;
+            break;
+        }
+    *(c->prev ? &c->prev->next : &h->conns) = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    h->n_accepted -= c->accepted;
+    if (c->s)
+        c->s->conn = NULL;
+    core_free(&c->core);
+    free(c->in);
+    free(c);
+}
+
+void conn_push(struct conn *c)
+{
+    size_t n;
+    if (c->tx_busy || c->tx_failed)
+        return;
+    const uint8_t *p = core_out(&c->core, &n);
+    if (!n)
+        return;
+    nng_iov v = {(void *)(uintptr_t)p, n};
+    nng_aio_set_iov(c->tx, 1, &v);
+    c->tx_busy = true;
+    nng_stream_send(c->stream, c->tx);
+}
+
+void conn_dirty(struct conn *c)
+{
+    if (c->dirty)
+        return;
+    c->dirty = true;
+    c->next_dirty = c->h->dirty;
+    c->h->dirty = c;
+}
+
+static void received(struct conn *c, uint64_t now)
+{
+    char text[128];
+    int rc = nng_aio_result(c->rx);
+    hub_pend(c, false);
+    if (rc) {
+        snprintf(text, sizeof text, "the connection broke: %s", nng_strerror(rc));
+        core_lost(&c->core, text);
+        return;
+    }
+    core_received(&c->core, c->in, nng_aio_count(c->rx), now);
+    post_receive(c);
+}
+
+/* A failed write is not the end: what the peer sent before it left is still to be read. */
+static void written(struct conn *c)
+{
+    c->tx_busy = false;
+    c->tx_failed = nng_aio_result(c->tx) != 0;
+    if (!c->tx_failed)
+        core_wrote(&c->core, nng_aio_count(c->tx));
+    if (c->core.state == CORE_LEAVING)
+        hub_pend(c, false);
+    conn_push(c);
+}
+
+void conn_ready(struct conn *c, unsigned what)
+{
+    uint64_t now = session_now_ms();
+    if (what & READY_TX)
+        written(c);
+    if (what & READY_RX)
+        received(c, now);
+    if (!c->s && core_is_over(&c->core, now))
+        conn_free(c);
+    else
+        hub_due(c->h, core_due_ms(&c->core));
+}
+
+void conn_tick(struct conn *c, uint64_t now)
+{
+    core_tick(&c->core, now);
+    if (!c->s && core_is_over(&c->core, now)) {
+        conn_free(c);
+        return;
+    }
+    if (c->core.down_due)
+        hub_pend(c, false);
+    conn_dirty(c);
+    hub_due(c->h, core_due_ms(&c->core));
+}

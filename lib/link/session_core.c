@@ -1,0 +1,542 @@
+#include "link/session_core.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "link/socket.h"
+
+/* ---- buffers ---- */
+
+static bool reserve(struct core_buf *b, size_t n)
+{
+    size_t cap = b->cap ? b->cap : 1024;
+    if (b->cap - b->n >= n)
+        return true;
+    while (cap - b->n < n)
+        cap *= 2;
+    uint8_t *p = realloc(b->p, cap);
+    if (!p)
+        return false;
+    b->p = p;
+    b->cap = cap;
+    return true;
+}
+
+static void empty(struct core_buf *b)
+{
+    b->n = 0;
+    if (b->cap <= CORE_KEEP_BYTES)
+        return;
+    free(b->p);
+    *b = (struct core_buf){0};
+}
+
+/* ---- the end ---- */
+
+static size_t unwritten(const struct core *c)
+{
+    return c->out.n + c->writing.n - c->writing_at;
+}
+
+static void set_down(struct core *c, int code, const char *text)
+{
+    c->state = CORE_ENDED;
+    c->down_due = true;
+    c->taken = 0; /* the bytes stay for whoever reads the last frame: core_next drops them */
+    err_set(&c->err, code, "%s", text);
+}
+
+/* A frame of the session itself: never counted, never refused for the window. */
+static void put(struct core *c, const struct wire_frame *f, uint64_t now)
+{
+    struct err e;
+    if (c->lost || c->o.plain)
+        return;
+    if (wire_encode_add(&e, &c->out.p, &c->out.n, &c->out.cap, f) && c->state != CORE_ENDED)
+        set_down(c, e.code, e.text); /* no memory: the peer learns it from the end of the connection */
+    c->wrote_ms = now;
+}
+
+static void put_bye(struct core *c, const char *reason, uint64_t now)
+{
+    struct wire_frame f = {.kind = WIRE_SESSION_BYE, .session_bye = {.reason = wire_str_of(reason)}};
+    if (c->bye_sent)
+        return;
+    c->bye_sent = true;
+    put(c, &f, now);
+}
+
+static void put_ack(struct core *c, uint64_t now)
+{
+    struct wire_frame f = {.kind = WIRE_SESSION_ACK, .session_ack = {.n = c->processed}};
+    if (c->processed == c->reported)
+        return;
+    c->reported = c->processed;
+    c->unreported_bytes = 0;
+    put(c, &f, now);
+}
+
+void core_end(struct core *c, int code, const char *reason, uint64_t now, const char *text, ...)
+{
+    char line[sizeof c->err.text];
+    va_list ap;
+    if (c->state == CORE_ENDED)
+        return;
+    va_start(ap, text);
+    vsnprintf(line, sizeof line, text, ap);
+    va_end(ap);
+    set_down(c, code, line);
+    c->end_ms = now + CORE_LINGER_MS;
+    c->await_close = reason && !c->o.plain;
+    if (reason)
+        put_bye(c, reason, now);
+}
+
+/* The peer broke the protocol; it gets the same text. */
+static void refuse(struct core *c, uint64_t now, const struct err *why)
+{
+    c->refused = true;
+    core_end(c, ERR_PROTO, why->text, now, "%s", why->text);
+}
+
+void core_lost(struct core *c, const char *text)
+{
+    if (!c->lost && c->state != CORE_ENDED)
+        err_set(&c->err, ERR_SYS, "%s", text);
+    c->lost = true;
+}
+
+/* ---- hello ---- */
+
+static bool is_one_of(const char *roles, struct wire_str role)
+{
+    for (const char *p = roles; *p;) {
+        size_t n = strcspn(p, " ");
+        if (n && n == role.n && !memcmp(p, role.p, n))
+            return true;
+        p += n + (p[n] == ' ');
+    }
+    return false;
+}
+
+static void put_hello(struct core *c, uint64_t now)
+{
+    const struct session_self *self = c->o.self;
+    struct wire_frame f = {.kind = WIRE_SESSION_HELLO,
+                           .session_hello = {.version = WIRE_VERSION,
+                                             .role = wire_str_of(self->role),
+                                             .name = wire_str_of(self->name),
+                                             .inc = self->inc,
+                                             .silence_ms = c->o.silence_ms}};
+    put(c, &f, now);
+}
+
+static void accept_hello(struct core *c, const struct wire_session_hello *h, uint64_t now)
+{
+    struct err e;
+    if (h->version != WIRE_VERSION) {
+        err_set(&e, ERR_PROTO, "wire version %u from %.*s, this side (%s) has %u", h->version, (int)h->role.n,
+                h->role.p, c->o.self->role, WIRE_VERSION);
+        refuse(c, now, &e);
+        return;
+    }
+    if (!is_one_of(c->o.roles, h->role)) {
+        err_set(&e, ERR_PROTO, "role %.*s is not accepted here, only: %s", (int)h->role.n, h->role.p, c->o.roles);
+        refuse(c, now, &e);
+        return;
+    }
+    memcpy(c->role, h->role.p, h->role.n);
+    if (h->name.n)
+        memcpy(c->name, h->name.p, h->name.n);
+    c->inc = h->inc;
+    if (h->silence_ms && h->silence_ms / 3 < c->ping_ms)
+        c->ping_ms = h->silence_ms / 3 ? h->silence_ms / 3 : 1;
+    c->state = CORE_UP;
+    if (!c->o.dialed)
+        put_hello(c, now);
+}
+
+/* ---- set up ---- */
+
+int core_init(struct err *e, struct core *c, const struct core_opts *o, uint64_t now)
+{
+    memset(c, 0, sizeof *c);
+    c->o = *o;
+    c->state = o->plain ? CORE_UP : CORE_HELLO;
+    c->up_due = o->plain;
+    c->ping_ms = SESSION_PING_MS;
+    c->born_ms = c->seen_ms = c->wrote_ms = now;
+    if (o->dialed)
+        put_hello(c, now);
+    if (c->state != CORE_ENDED)
+        return 0;
+    *e = c->err;
+    return e->code;
+}
+
+void core_free(struct core *c)
+{
+    free(c->in.p);
+    free(c->out.p);
+    free(c->writing.p);
+    free(c->sizes);
+    memset(c, 0, sizeof *c);
+}
+
+/* ---- in ---- */
+
+static uint64_t in_limit(const struct core *c)
+{
+    uint64_t w = c->o.window > SESSION_WINDOW_BYTES ? c->o.window : SESSION_WINDOW_BYTES;
+    return w + SESSION_FRAME_BYTES_MAX + CORE_KEEP_BYTES;
+}
+
+void core_received(struct core *c, const uint8_t *p, size_t n, uint64_t now)
+{
+    c->seen_ms = now;
+    if (c->state == CORE_ENDED || c->lost || !n)
+        return;
+    if (c->in.n - c->in_at + n > in_limit(c)) {
+        struct err e;
+        err_set(&e, ERR_PROTO, "more than %llu bytes were sent ahead", (unsigned long long)in_limit(c));
+        refuse(c, now, &e);
+        return;
+    }
+    if (c->in_at && (c->in_at == c->in.n || c->in_at >= c->in.cap / 2)) {
+        memmove(c->in.p, c->in.p + c->in_at, c->in.n - c->in_at);
+        c->in.n -= c->in_at;
+        c->in_at = 0;
+    }
+    if (!reserve(&c->in, n)) {
+        core_end(c, ERR_SYS, NULL, now, "out of memory for received bytes (%zu)", c->in.n + n);
+        return;
+    }
+    memcpy(c->in.p + c->in.n, p, n);
+    c->in.n += n;
+}
+
+/* The kind of an encoded map that begins as ours do, 0 of others. */
+static unsigned kind_of(const uint8_t *p, size_t n)
+{
+    size_t at = !n ? 0 : (p[0] & 0xf0) == 0x80 ? 1 : p[0] == 0xde ? 3 : p[0] == 0xdf ? 5 : 0;
+    if (!at || n < at + 3 || p[at] != 0xa1 || p[at + 1] != 'k')
+        return 0;
+    at += 2;
+    return p[at] < 0x80 ? p[at] : p[at] == 0xcc && n > at + 1 ? p[at + 1] : 0;
+}
+
+static bool is_session_kind(unsigned k)
+{
+    return k >= WIRE_SESSION_HELLO && k <= WIRE_SESSION_BYE;
+}
+
+static int on_ack(struct err *e, struct core *c, uint64_t n)
+{
+    if (n > c->sent || n < c->acked)
+        return err_set(e, ERR_PROTO, "%llu frames acknowledged, %llu were before and %llu were sent",
+                       (unsigned long long)n, (unsigned long long)c->acked, (unsigned long long)c->sent);
+    for (; c->acked < n; c->acked++)
+        c->unacked_bytes -= c->sizes[c->acked % c->sizes_cap];
+    return 0;
+}
+
+/* After core_bye: the peer has sent session_bye too and has acknowledged everything. */
+static bool left_in_order(const struct core *c)
+{
+    if (c->state != CORE_LEAVING)
+        return false;
+    return c->o.plain ? !unwritten(c) : c->bye_received && c->acked == c->sent;
+}
+
+static void on_bye(struct core *c, const struct wire_session_bye *b, uint64_t now)
+{
+    c->bye_received = true;
+    if (c->state == CORE_LEAVING)
+        return;
+    struct wire_str text = b->reason.n ? b->reason : wire_str_of("the peer ended the session");
+    c->refused = true;
+    put_ack(c, now);
+    core_end(c, ERR_NO, "", now, "%.*s", (int)text.n, text.p);
+    /* With a reason the peer has dropped the session and waits for this side to close. Without one it still takes and
+     * acknowledges what is on its way to it, and closes when it has this side's session_bye. */
+    c->await_close = !b->reason.n;
+}
+
+/* A frame of the session itself, or one before the hello. */
+static enum core_event on_own(struct core *c, const uint8_t *p, size_t n, uint64_t now)
+{
+    struct err e;
+    struct wire_frame f;
+    wire_arena_reset(c->o.arena);
+    int rc = wire_decode(&e, &f, c->o.arena, p, n);
+    if (!rc && c->state == CORE_HELLO && f.kind != WIRE_SESSION_HELLO && f.kind != WIRE_SESSION_BYE)
+        rc = err_set(&e, ERR_PROTO, "a %s frame before session_hello", wire_kind_name(f.kind));
+    if (!rc && c->state != CORE_HELLO && f.kind == WIRE_SESSION_HELLO)
+        rc = err_set(&e, ERR_PROTO, "a second session_hello");
+    if (!rc && c->bye_received && f.kind != WIRE_SESSION_ACK)
+        rc = err_set(&e, ERR_PROTO, "a %s frame after session_bye", wire_kind_name(f.kind));
+    if (!rc && f.kind == WIRE_SESSION_ACK && !(rc = on_ack(&e, c, f.session_ack.n)))
+        return CORE_EV_ACKED;
+    if (rc) {
+        refuse(c, now, &e);
+    } else if (f.kind == WIRE_SESSION_BYE) {
+        on_bye(c, &f.session_bye, now);
+    } else if (f.kind == WIRE_SESSION_HELLO) {
+        accept_hello(c, &f.session_hello, now);
+        return c->state == CORE_UP ? CORE_EV_UP : CORE_EV_NONE;
+    }
+    return CORE_EV_NONE;
+}
+
+/* True: there was a whole frame; *ev is what is to be reported, which may be nothing. */
+static bool take_frame(struct core *c, enum core_event *ev, const uint8_t **p, size_t *n, uint64_t now)
+{
+    struct err e;
+    uint64_t size;
+    size_t left = c->in.n - c->in_at;
+    *ev = CORE_EV_NONE;
+    if (!left)
+        return false;
+    const uint8_t *at = c->in.p + c->in_at;
+    if (frame_size(&e, &size, at, left, c->state == CORE_HELLO ? CORE_HELLO_BYTES_MAX : SESSION_FRAME_BYTES_MAX)) {
+        refuse(c, now, &e);
+        return false;
+    }
+    if (!size || size > left)
+        return false;
+    c->in_at += (size_t)size;
+    unsigned kind = kind_of(at + FRAME_PREFIX, (size_t)size - FRAME_PREFIX);
+    if (!c->o.plain && (c->state == CORE_HELLO || c->bye_received || is_session_kind(kind))) {
+        *ev = on_own(c, at + FRAME_PREFIX, (size_t)size - FRAME_PREFIX, now);
+        return c->state != CORE_ENDED;
+    }
+    c->taken = (uint32_t)size;
+    *p = at;
+    *n = (size_t)size;
+    *ev = CORE_EV_FRAME;
+    return true;
+}
+
+static void count_processed(struct core *c, uint64_t now)
+{
+    if (!c->taken)
+        return;
+    c->processed++;
+    c->unreported_bytes += c->taken;
+    c->taken = 0;
+    if (c->processed - c->reported >= CORE_ACK_FRAMES || c->unreported_bytes >= CORE_ACK_BYTES)
+        put_ack(c, now);
+}
+
+/* Nothing more is here: what was processed is acknowledged. */
+static void at_rest(struct core *c, uint64_t now)
+{
+    put_ack(c, now);
+    if (left_in_order(c)) {
+        core_end(c, 0, NULL, now, "%s", "");
+    } else if (c->lost && c->state != CORE_ENDED) {
+        c->state = CORE_ENDED;
+        c->down_due = true;
+    }
+}
+
+enum core_event core_next(struct core *c, const uint8_t **p, size_t *n, uint64_t now)
+{
+    enum core_event ev;
+    count_processed(c, now);
+    if (c->up_due) {
+        c->up_due = false;
+        return CORE_EV_UP;
+    }
+    while (c->state != CORE_ENDED && take_frame(c, &ev, p, n, now))
+        if (ev)
+            return ev;
+    if (c->state != CORE_ENDED)
+        at_rest(c, now);
+    if (c->state == CORE_ENDED || c->in_at == c->in.n) {
+        empty(&c->in);
+        c->in_at = 0;
+    }
+    if (!c->down_due)
+        return CORE_EV_NONE;
+    c->down_due = false;
+    return CORE_EV_DOWN;
+}
+
+int session_frame(struct err *e, struct wire_frame *f, struct wire_arena *a, const struct session_event *ev)
+{
+    int rc = wire_decode(e, f, a, ev->p + FRAME_PREFIX, ev->n - FRAME_PREFIX);
+    return rc || f->kind != WIRE_BLK ? rc : err_set(e, ERR_PROTO, "a blk frame over a session");
+}
+
+/* ---- out ---- */
+
+const uint8_t *core_out(struct core *c, size_t *n)
+{
+    if (c->lost) {
+        *n = 0;
+        return NULL;
+    }
+    if (c->writing_at == c->writing.n && c->out.n) {
+        struct core_buf b = c->writing;
+        c->writing = c->out;
+        c->writing_at = 0;
+        c->out = b;
+        empty(&c->out);
+    }
+    *n = c->writing.n - c->writing_at;
+    return *n ? c->writing.p + c->writing_at : NULL;
+}
+
+void core_wrote(struct core *c, size_t n)
+{
+    c->writing_at += n;
+    if (c->writing_at < c->writing.n)
+        return;
+    empty(&c->writing);
+    c->writing_at = 0;
+}
+
+bool core_has_room(const struct core *c, size_t n)
+{
+    uint64_t ahead = c->o.plain ? unwritten(c) : c->unacked_bytes;
+    return c->state == CORE_UP && !c->lost && (!ahead || ahead + n <= c->o.window);
+}
+
+/* Room in the ring for one more size. */
+static bool reserve_size(struct core *c)
+{
+    uint64_t n = c->sent - c->acked;
+    if (n < c->sizes_cap || c->o.plain)
+        return true;
+    size_t cap = c->sizes_cap ? 2 * c->sizes_cap : 64;
+    uint32_t *sizes = malloc(cap * sizeof *sizes);
+    if (!sizes)
+        return false;
+    for (uint64_t i = c->acked; i < c->sent; i++)
+        sizes[i % cap] = c->sizes[i % c->sizes_cap];
+    free(c->sizes);
+    c->sizes = sizes;
+    c->sizes_cap = cap;
+    return true;
+}
+
+static int can_send(struct err *e, struct core *c)
+{
+    if (c->state != CORE_UP || c->lost)
+        return err_set(e, ERR_USAGE, "the session is not connected");
+    return reserve_size(c) ? 0 : err_nomem(e, "a session", c->sizes_cap * 2 * sizeof *c->sizes);
+}
+
+/* The frame lies behind the first `before` bytes of out: it is counted, or taken away again. */
+static int queued(struct err *e, struct core *c, size_t before, uint64_t now)
+{
+    size_t n = c->out.n - before;
+    int rc = 0;
+    c->out.n = before; /* of a plain session the room is counted without it */
+    if (n > SESSION_FRAME_BYTES_MAX + FRAME_PREFIX)
+        rc = err_set(e, ERR_PROTO, "a frame of %zu bytes, the limit is %u", n, SESSION_FRAME_BYTES_MAX);
+    else if (!core_has_room(c, n))
+        rc = err_set(e, ERR_NO, "the window of the session is full: %llu bytes are not acknowledged",
+                     (unsigned long long)(c->o.plain ? unwritten(c) : c->unacked_bytes));
+    if (rc) {
+        if (!before)
+            empty(&c->out);
+        return rc;
+    }
+    c->out.n = before + n;
+    if (!c->o.plain) {
+        c->sizes[c->sent % c->sizes_cap] = (uint32_t)n;
+        c->unacked_bytes += n;
+    }
+    c->sent++;
+    c->wrote_ms = now;
+    return 0;
+}
+
+int core_send(struct err *e, struct core *c, const struct wire_frame *f, uint64_t now)
+{
+    size_t before = c->out.n;
+    if (f->kind == WIRE_BLK || is_session_kind(f->kind))
+        return err_set(e, ERR_PROTO, "a %s frame cannot be sent over a session", wire_kind_name(f->kind));
+    int rc = can_send(e, c);
+    rc = rc ? rc : wire_encode_add(e, &c->out.p, &c->out.n, &c->out.cap, f);
+    return rc ? rc : queued(e, c, before, now);
+}
+
+int core_send_bytes(struct err *e, struct core *c, const uint8_t *p, size_t n, uint64_t now)
+{
+    uint64_t size;
+    size_t before = c->out.n;
+    int rc = can_send(e, c);
+    rc = rc ? rc : frame_size(e, &size, p, n, SESSION_FRAME_BYTES_MAX);
+    if (!rc && (size != n || is_session_kind(kind_of(p + FRAME_PREFIX, n - FRAME_PREFIX))))
+        rc = err_set(e, ERR_PROTO, "%zu bytes that are not one frame", n);
+    if (!rc && !core_has_room(c, n))
+        rc = err_set(e, ERR_NO, "the window of the session is full");
+    if (!rc && !reserve(&c->out, n))
+        rc = err_nomem(e, "a frame", n);
+    if (rc)
+        return rc;
+    memcpy(c->out.p + c->out.n, p, n);
+    c->out.n += n;
+    return queued(e, c, before, now);
+}
+
+/* ---- time ---- */
+
+void core_bye(struct core *c, uint32_t timeout_ms, uint64_t now)
+{
+    if (c->state != CORE_UP)
+        return;
+    c->state = CORE_LEAVING;
+    c->end_ms = now + timeout_ms;
+    put_bye(c, NULL, now);
+}
+
+static bool ping_is_possible(const struct core *c)
+{
+    return c->state == CORE_UP && !c->o.plain && !unwritten(c) && !c->lost;
+}
+
+uint64_t core_due_ms(const struct core *c)
+{
+    if (c->state == CORE_HELLO)
+        return c->born_ms + SESSION_HELLO_MS;
+    if (c->state == CORE_ENDED)
+        return c->end_ms;
+    uint64_t due = c->o.plain ? UINT64_MAX : c->seen_ms + c->o.silence_ms;
+    if (ping_is_possible(c) && c->wrote_ms + c->ping_ms < due)
+        due = c->wrote_ms + c->ping_ms;
+    if (c->state == CORE_LEAVING && c->end_ms < due)
+        due = c->end_ms;
+    return due;
+}
+
+void core_tick(struct core *c, uint64_t now)
+{
+    if (c->state == CORE_HELLO && now >= c->born_ms + SESSION_HELLO_MS)
+        core_end(c, ERR_SYS, "no session_hello came", now, "no session_hello within %d ms", SESSION_HELLO_MS);
+    if ((c->state == CORE_UP || c->state == CORE_LEAVING) && !c->o.plain && now >= c->seen_ms + c->o.silence_ms)
+        core_end(c, ERR_SYS, "nothing was received from this side", now, "nothing was received for %u ms",
+                 c->o.silence_ms);
+    if (c->state == CORE_LEAVING && now >= c->end_ms)
+        core_end(c, ERR_SYS, NULL, now, "%llu of %llu frames were not acknowledged in time",
+                 (unsigned long long)(c->sent - c->acked), (unsigned long long)c->sent);
+    if (ping_is_possible(c) && now >= c->wrote_ms + c->ping_ms)
+        put(c, &(struct wire_frame){.kind = WIRE_SESSION_PING}, now);
+}
+
+void core_allow(struct core *c, uint64_t ms)
+{
+    c->born_ms += ms;
+    c->seen_ms += ms;
+}
+
+bool core_is_over(const struct core *c, uint64_t now)
+{
+    return c->state == CORE_ENDED && !c->down_due &&
+           (c->lost || now >= c->end_ms || (!unwritten(c) && !c->await_close));
+}

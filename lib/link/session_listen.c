@@ -1,0 +1,162 @@
+/* The side that accepts. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "link/session_impl.h"
+#include "link/socket.h"
+
+static void on_accept(void *arg)
+{
+    hub_mark(&((struct session_listener *)arg)->ready, READY_ACCEPT);
+}
+
+static void accept_stream(struct session_listener *l, nng_stream *stream)
+{
+    struct err e;
+    struct conn *c;
+    struct session_hub *h = l->h;
+    if (h->n_accepted >= SESSIONS_MAX + HUB_CONNS_SPARE) {
+        nng_stream_close(stream);
+        nng_stream_free(stream);
+        return;
+    }
+    if (conn_new(&e, &c, h, stream, NULL, l))
+        return;
+    if (h->n_accepted > SESSIONS_MAX)
+        core_end(&c->core, ERR_NO, "too many sessions, the limit is 4096", session_now_ms(), "too many sessions");
+}
+
+void listener_ready(struct session_listener *l)
+{
+    int rc = nng_aio_result(l->accept);
+    if (!rc)
+        accept_stream(l, nng_aio_get_output(l->accept, 0));
+    if (!rc || rc == NNG_ECONNABORTED) {
+        nng_stream_listener_accept(l->listener, l->accept);
+        return;
+    }
+    l->again_ms = session_now_ms() + ACCEPT_AGAIN_MS; /* no descriptors or memory are left */
+    hub_due(l->h, l->again_ms);
+}
+
+void listener_tick(struct session_listener *l, uint64_t now)
+{
+    if (!l->again_ms)
+        return;
+    if (now < l->again_ms) {
+        hub_due(l->h, l->again_ms);
+        return;
+    }
+    l->again_ms = 0;
+    nng_stream_listener_accept(l->listener, l->accept);
+}
+
+/* The port that tcp://HOST:0 got. */
+static int bound_url(struct err *e, struct session_listener *l)
+{
+    size_t n = strlen(l->url);
+    int port = 0;
+    if (strncmp(l->url, "tcp://", 6) || strcmp(l->url + n - 2, ":0") ||
+        nng_stream_listener_get_int(l->listener, NNG_OPT_TCP_BOUND_PORT, &port))
+        return 0;
+    char *url = malloc(n + 8);
+    if (!url)
+        return err_nomem(e, "an address", n);
+    snprintf(url, n + 8, "%.*s%d", (int)n - 1, l->url, port);
+    free(l->url);
+    l->url = url;
+    return 0;
+}
+
+static int listen_failed(struct err *e, const char *url, int rc)
+{
+    if (rc == NNG_EADDRINUSE)
+        return err_set(e, ERR_NO, "%s: somebody listens there", url);
+    if (rc == NNG_EADDRINVAL || rc == NNG_EINVAL || rc == NNG_ENOTSUP)
+        return err_set(e, ERR_USAGE, "%s: no such address", url);
+    return err_set(e, ERR_SYS, "%s: %s", url, nng_strerror(rc));
+}
+
+static int start(struct err *e, struct session_listener *l)
+{
+    bool ipc = !strncmp(l->url, "ipc://", 6), stale;
+    int rc = ipc ? socket_make_way(e, l->url + 6, &stale) : 0;
+    if (rc)
+        return rc == ERR_NO && stale ? listen_failed(e, l->url, NNG_EADDRINUSE) : rc;
+    rc = nng_stream_listener_alloc(&l->listener, l->url);
+    rc = rc ? rc : nng_aio_alloc(&l->accept, on_accept, l);
+    if (!rc && ipc)
+        rc = nng_stream_listener_set_int(l->listener, NNG_OPT_IPC_PERMISSIONS, 0600);
+    rc = rc ? rc : nng_stream_listener_listen(l->listener);
+    rc = rc ? listen_failed(e, l->url, rc) : bound_url(e, l);
+    if (!rc)
+        nng_stream_listener_accept(l->listener, l->accept);
+    return rc;
+}
+
+int session_listen(struct err *e, struct session_listener **out, struct session_hub *h, const char *url,
+                   const char *roles, void *arg)
+{
+    int rc = session_url_check(e, url);
+    if (rc)
+        return rc;
+    struct session_listener *l = calloc(1, sizeof *l);
+    if (!l)
+        return err_nomem(e, "a listener", sizeof *l);
+    *l =
+        (struct session_listener){.h = h, .url = strdup(url), .roles = strdup(roles), .arg = arg, .next = h->listeners};
+    l->ready = (struct ready){.h = h, .of = l};
+    h->listeners = l;
+    rc = l->url && l->roles ? start(e, l) : err_nomem(e, "a listener", sizeof *l);
+    if (rc) {
+        session_listener_free(l);
+        return rc;
+    }
+    *out = l;
+    return 0;
+}
+
+const char *session_listener_url(const struct session_listener *l)
+{
+    return l->url;
+}
+
+/* Connections that have no session yet end with it. */
+static void leave_conns(struct session_listener *l)
+{
+    struct conn *next;
+    for (struct conn *c = l->h->conns; c; c = next) {
+        next = c->next;
+        if (c->l != l)
+            continue;
+        c->l = NULL;
+        if (!c->s && c->core.state != CORE_ENDED)
+            conn_free(c);
+    }
+}
+
+void session_listener_free(struct session_listener *l)
+{
+    if (!l)
+        return;
+    if (l->listener)
+        nng_stream_listener_close(l->listener);
+    if (l->accept)
+        nng_aio_stop(l->accept);
+    nng_stream *late = l->accept && !nng_aio_result(l->accept) ? nng_aio_get_output(l->accept, 0) : NULL;
+    if (late)
+        nng_stream_free(late);
+    hub_unmark(&l->ready);
+    leave_conns(l);
+    struct session_listener **at = &l->h->listeners;
+    while (*at != l)
+        at = &(*at)->next;
+    *at = l->next;
+    if (l->listener)
+        nng_stream_listener_free(l->listener);
+    nng_aio_free(l->accept);
+    free(l->url);
+    free(l->roles);
+    free(l);
+}

@@ -1,0 +1,54 @@
+/*
+ * The frames of every session (lib/link/session.h), kinds 65 to 68, and the response of tokenize as a service, kind 70;
+ * part of wire/wire.h, which includes this.
+ */
+#ifndef WIRE_SESSION_H
+#define WIRE_SESSION_H
+
+#ifndef WIRE_H
+#error "include wire/wire.h"
+#endif
+
+#define WIRE_ROLE_BYTES_MAX 16
+#define WIRE_CHOICES_MAX 128
+#define WIRE_BYE_BYTES_MAX 1024
+
+struct wire_session_hello { /* the first frame of a connection, in each direction */
+    uint32_t version;       /* any: the receiver refuses another than its own with a session_bye */
+    struct wire_str role;   /* worker, gateway, sched, tokenize or tool */
+    struct wire_str name;
+    uint64_t inc;        /* incarnation of the process */
+    uint32_t silence_ms; /* after this long without a byte the sender closes; 0: not stated */
+    struct wire_extra extra;
+};
+
+struct wire_session_ack {
+    uint64_t n; /* frames of the receiver's that were processed on this connection; session_* frames do not count */
+    struct wire_extra extra;
+};
+
+struct wire_session_ping { /* nothing else was sent for a second */
+    struct wire_extra extra;
+};
+
+struct wire_session_bye { /* the sender sends no more frames */
+    struct wire_str reason;
+    struct wire_extra extra;
+};
+
+/* tokenize to a gateway: one choice of what an ask became. body goes to the worker as it is. */
+struct wire_prompt {
+    uint64_t seq;      /* of the ask */
+    uint32_t index, n; /* the choice, below n; choices of the ask */
+    struct wire_str id;
+    uint32_t n_prompt, max_tokens;
+    struct wire_bytes digests; /* 32 a full block of the prompt, or none */
+    int32_t priority;
+    uint64_t born_ns, load_ns; /* see wire_req */
+    const struct wire_span *span;
+    uint32_t n_span;
+    struct wire_bytes body;  /* two frames, each with its length before it: hello of tokenize, tok */
+    struct wire_extra extra; /* the unknown fields of the tok */
+};
+
+#endif

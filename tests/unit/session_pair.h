@@ -1,0 +1,258 @@
+/* Two ends of sessions in one program, raw peers, and peers in processes of their own, for the tests of link/session.h.
+ */
+#ifndef TEST_SESSION_PAIR_H
+#define TEST_SESSION_PAIR_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "link/session.h"
+
+#define OK(call)                                                                                                       \
+    do {                                                                                                               \
+        if (call)                                                                                                      \
+            fail_msg("%s: %s", #call, e.text);                                                                         \
+    } while (0)
+
+static char url[80];
+static struct err e;
+static struct session_hub *home, *abroad; /* of the listener, of the dialers */
+static struct session_listener *l;
+static struct session *d;       /* dialed */
+static struct session *at_home; /* d at its other end */
+static struct wire_arena *arena;
+
+static inline int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* Sanitizers and other load make everything slower. */
+static inline int64_t slow(int64_t ms)
+{
+    return getenv("ASAN_OPTIONS") ? 10 * ms : ms;
+}
+
+static inline struct session_hub *hub(const char *role, const char *name, uint64_t window, uint32_t silence_ms)
+{
+    struct session_hub *h;
+    OK(session_hub_new(&e, &h,
+                       &(struct session_hub_opts){.self = {role, name, 77},
+                                                  .silence_accepted_ms = silence_ms,
+                                                  .silence_dialed_ms = silence_ms,
+                                                  .window = window}));
+    return h;
+}
+
+/* The next event of h; the other hub sends what is queued, and takes nothing. */
+static inline bool next(struct session_event *v, struct session_hub *h, int ms)
+{
+    int64_t end = now_ms() + ms;
+    struct session_hub *other = h == home ? abroad : home;
+    for (;;) {
+        if (session_hub_next(h, v))
+            return true;
+        int left = (int)(end - now_ms());
+        if (left <= 0)
+            return false;
+        session_hub_wait(h, other ? (left < 5 ? left : 5) : left);
+        if (other)
+            session_hub_wait(other, 0);
+    }
+}
+
+/* The next event of this type; others before it are skipped. */
+static inline bool next_of(struct session_event *v, struct session_hub *h, enum session_event_type type, int ms)
+{
+    int64_t end = now_ms() + ms;
+    while (now_ms() < end)
+        if (next(v, h, (int)(end - now_ms())) && v->type == type)
+            return true;
+    return false;
+}
+
+/* Both hubs run; the events of both go to `on` until it returns true. */
+static inline bool run(bool (*on)(const struct session_event *v), int ms)
+{
+    int64_t end = now_ms() + ms;
+    while (now_ms() < end) {
+        struct session_event v;
+        bool did = false;
+        for (int i = 0; i < 64 && home && session_hub_next(home, &v); i++, did = true)
+            if (on(&v))
+                return true;
+        for (int i = 0; i < 64 && abroad && session_hub_next(abroad, &v); i++, did = true)
+            if (on(&v))
+                return true;
+        struct pollfd p[2] = {{.fd = home ? session_hub_fd(home) : -1, .events = POLLIN},
+                              {.fd = abroad ? session_hub_fd(abroad) : -1, .events = POLLIN}};
+        int a = home ? session_hub_timeout_ms(home) : -1, b = abroad ? session_hub_timeout_ms(abroad) : -1;
+        int wait = a < 0 ? b : b < 0 || a < b ? a : b;
+        if (!did)
+            poll(p, 2, wait < 0 || wait > 20 ? 20 : wait);
+    }
+    return false;
+}
+
+static int n_up;
+static inline bool both_up(const struct session_event *v)
+{
+    if (v->type == SESSION_UP) {
+        n_up++;
+        if (v->s != d)
+            at_home = v->s;
+    }
+    return n_up == 2;
+}
+
+static inline void connect_both(void)
+{
+    n_up = 0;
+    if (!l)
+        OK(session_listen(&e, &l, home, url, "worker tool", &l));
+    OK(session_dial(&e, &d, abroad, session_listener_url(l), "sched", &d));
+    assert_true(run(both_up, 5000));
+}
+
+static inline void send_tick(struct session *s, uint64_t n)
+{
+    OK(session_send(&e, s, &(struct wire_frame){.kind = WIRE_TICK, .tick = {.at_ns = n}}));
+}
+
+static inline uint64_t tick_of(const struct session_event *v)
+{
+    struct wire_frame f;
+    wire_arena_reset(arena);
+    assert_int_equal(v->type, SESSION_FRAME);
+    OK(session_frame(&e, &f, arena, v));
+    assert_int_equal(f.kind, WIRE_TICK);
+    return f.tick.at_ns;
+}
+
+/* For run: nothing ends it. */
+static inline bool never(const struct session_event *v)
+{
+    if (v->type == SESSION_UP && v->s != d)
+        at_home = v->s;
+    return false;
+}
+
+/* ---- a peer without this library ---- */
+
+static inline int connect_raw(void)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    memcpy(a.sun_path, url + 6, strlen(url + 6) + 1);
+    assert_int_equal(connect(s, (struct sockaddr *)&a, sizeof a), 0);
+    return s;
+}
+
+static inline void write_raw(int fd, const struct wire_frame *f)
+{
+    uint8_t *p = NULL;
+    size_t n = 0, cap = 0;
+    OK(wire_encode_add(&e, &p, &n, &cap, f));
+    assert_int_equal(send(fd, p, n, MSG_NOSIGNAL), n);
+    free(p);
+}
+
+static inline void hello_raw(int fd, uint32_t version, const char *role, const char *name)
+{
+    write_raw(
+        fd, &(struct wire_frame){
+                .kind = WIRE_SESSION_HELLO,
+                .session_hello = {.version = version, .role = wire_str_of(role), .name = wire_str_of(name), .inc = 5}});
+}
+
+/* The next frame that came to a raw peer while home runs; false: the connection ended. */
+static inline bool read_raw(int fd, struct wire_frame *f)
+{
+    uint8_t head[5], *body;
+    int64_t end = now_ms() + 5000;
+    ssize_t got = 0;
+    wire_arena_reset(arena);
+    while (got < 5) {
+        ssize_t n = recv(fd, head + got, 5 - (size_t)got, MSG_DONTWAIT);
+        if (!n || (n < 0 && errno != EAGAIN))
+            return false;
+        got += n > 0 ? n : 0;
+        if (n < 0)
+            run(never, 5);
+        assert_true(now_ms() < end);
+    }
+    size_t size = (size_t)head[3] << 8 | head[4];
+    body = test_malloc(size);
+    assert_int_equal(recv(fd, body, size, MSG_WAITALL), size);
+    OK(wire_decode(&e, f, arena, body, size));
+    static char kept[4096]; /* what the frame borrows */
+    if (f->kind == WIRE_SESSION_BYE) {
+        snprintf(kept, sizeof kept, "%.*s", (int)f->session_bye.reason.n, f->session_bye.reason.p);
+        f->session_bye.reason = wire_str_of(kept);
+    }
+    test_free(body);
+    return true;
+}
+
+/* The peer was ended with a reason that has this in it. */
+static inline void ended_raw(int fd, const char *reason)
+{
+    struct wire_frame f;
+    do
+        assert_true(read_raw(fd, &f));
+    while (f.kind != WIRE_SESSION_BYE);
+    const char *said = f.session_bye.reason.p ? f.session_bye.reason.p : "";
+    if (!strstr(said, reason))
+        fail_msg("\"%s\" has no \"%s\"", said, reason);
+    close(fd);
+}
+
+/* ---- set up ---- */
+
+static inline int setup(void **state)
+{
+    (void)state;
+    snprintf(url, sizeof url, "ipc:///tmp/session_test.%d", (int)getpid());
+    arena = wire_arena_new();
+    home = hub("sched", "s", 0, 0);
+    abroad = hub("worker", "w", 0, 0);
+    return 0;
+}
+
+static inline int setup_tcp(void **state)
+{
+    setup(state);
+    snprintf(url, sizeof url, "tcp://127.0.0.1:0");
+    return 0;
+}
+
+static inline int teardown(void **state)
+{
+    (void)state;
+    session_hub_free(abroad);
+    session_hub_free(home);
+    wire_arena_free(arena);
+    home = abroad = NULL;
+    l = NULL;
+    d = at_home = NULL;
+    return 0;
+}
+
+#endif
