@@ -116,7 +116,6 @@ enum kern_kv { KERN_KV_INT8, KERN_KV_BF16, KERN_KV_F16 };
 
 #define KERN_HEAD_MAX 512 /* the greatest head_dim; the caller refuses a model with more */
 
-#define KERN_KV_BLOCK KV_BLOCK
 #define KERN_KV_PARTITION 256 /* tokens of an attention partition: 8 blocks */
 
 /*

@@ -106,8 +106,8 @@ const char *kern_kv_name(enum kern_kv type)
 
 size_t kern_kv_tile_bytes(enum kern_kv type, int hd)
 {
-    size_t n = (size_t)KERN_KV_BLOCK * (size_t)hd;
-    return type == KERN_KV_INT8 ? 2 * (n + KERN_KV_BLOCK * sizeof(float)) : 2 * n * sizeof(uint16_t);
+    size_t n = (size_t)KV_BLOCK * (size_t)hd;
+    return type == KERN_KV_INT8 ? 2 * (n + KV_BLOCK * sizeof(float)) : 2 * n * sizeof(uint16_t);
 }
 
 size_t kern_q_bytes(enum kern_kv type, int hd)

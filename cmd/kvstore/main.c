@@ -81,7 +81,7 @@ void kvstore_say_arena(const struct kvstore *k, const char *what)
     char keep[64];
     if (k->verbose)
         cli_warn(PROG, "arena %s: %" PRIu64 " blocks of %d tokens, %.1f MiB, %.1f of them in huge pages%s%s", what,
-                 h->n_slot, KERN_KV_BLOCK, (double)h->bytes / 1048576.0, (double)k->huge_bytes / 1048576.0,
+                 h->n_slot, KV_BLOCK, (double)h->bytes / 1048576.0, (double)k->huge_bytes / 1048576.0,
                  *kv_arena_small_why(k->arena) ? "; " : "", kv_arena_small_why(k->arena));
     snprintf(keep, sizeof keep, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", FD_NAME);
     if (link_notify(&e, keep, kv_arena_fd(k->arena)))

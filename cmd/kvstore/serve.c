@@ -96,8 +96,8 @@ static int credit(struct err *e, struct kvstore *k, struct peer *p, const struct
 
 static int publish(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_publish *r)
 {
-    uint64_t n = r->n_block, n_tail = r->n_id - n * KERN_KV_BLOCK;
-    if (r->n_id < n * KERN_KV_BLOCK || n_tail >= KERN_KV_BLOCK || (r->digests.n && r->digests.n != n * KV_DIGEST))
+    uint64_t n = r->n_block, n_tail = r->n_id - n * KV_BLOCK;
+    if (r->n_id < n * KV_BLOCK || n_tail >= KV_BLOCK || (r->digests.n && r->digests.n != n * KV_DIGEST))
         return err_set(e, ERR_PROTO, "%u ids and %zu bytes of digests for %u blocks", r->n_id, r->digests.n,
                        r->n_block);
     uint32_t *slot = malloc((n + 1) * 2 * sizeof *slot);

@@ -17,8 +17,8 @@
 
 #include <jansson.h>
 
+#include "base/time.h"
 #include "cmd/phasepipe/service.h"
-#include "proc/proc.h"
 
 #define MESSAGE_BYTES_MAX 8192
 
@@ -154,11 +154,11 @@ void control_take(struct super *s, struct client *c)
 static int answer(struct err *e, int fd, int timeout_ms, const char *path)
 {
     char text[MESSAGE_BYTES_MAX];
-    uint64_t end = proc_now_ns() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms) * 1000000;
+    uint64_t end = time_now_ns() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms) * 1000000;
     struct pollfd p = {.fd = fd, .events = POLLIN};
     int r;
     do {
-        uint64_t now = proc_now_ns();
+        uint64_t now = time_now_ns();
         r = poll(&p, 1, timeout_ms < 0 ? -1 : now >= end ? 0 : (int)((end - now) / 1000000 + 1));
     } while (r < 0 && errno == EINTR);
     if (r <= 0)

@@ -8,8 +8,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "cmd/phasepipe/service.h"
-#include "proc/proc.h"
 
 #define FIRST_FD 3
 #define HIGH_FD 64 /* above what the service will have */
@@ -157,7 +157,7 @@ int service_spawn(struct err *e, struct service *v, const char *run)
     v->born = process_born(pid);
     v->ready_fd = ready[0];
     v->err_fd = err[0];
-    v->begun_ns = proc_now_ns();
+    v->begun_ns = time_now_ns();
     v->n_line = 0;
     v->last[0] = 0;
     return 0;

@@ -14,12 +14,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "cli/cli.h"
 #include "cmd/phasepipe/service.h"
 #include "link/notify.h"
-#include "proc/proc.h"
 
-#define MS 1000000ull
 #define WAIT_MS_MAX 1000
 #define POLLS_MAX (3 + CLIENTS_MAX + 2 * SERVICES_MAX)
 #define SWAP_FAILS_MAX 2
@@ -88,7 +87,7 @@ static void publish(struct super *s)
         return;
     }
     s->changed = true;
-    s->again_ns = proc_now_ns() + WAIT_MS_MAX * MS;
+    s->again_ns = time_now_ns() + WAIT_MS_MAX * NS_MS;
     if (!s->unwritten)
         super_say(s, "%s; the services go on, and it is tried again each second", e.text);
     s->unwritten = true;
@@ -110,7 +109,7 @@ static void start(struct super *s, struct service *v)
     edge_starts(s, v);
     if (service_spawn(&e, v, s->run)) {
         super_say(s, "%s", e.text);
-        v->due_ns = proc_now_ns() + BACKOFF_MS_MAX * MS;
+        v->due_ns = time_now_ns() + BACKOFF_MS_MAX * NS_MS;
         turn_to(s, v, SERVICE_BACKING_OFF);
         return;
     }
@@ -127,7 +126,7 @@ static void announce(struct super *s)
     s->all_ready = true;
     publish(s);
     edge_announce(s);
-    super_say(s, "ready in %.1f s: stream --run %s -p 'Hello'", (double)(proc_now_ns() - s->begun_ns) / 1e9, s->run);
+    super_say(s, "ready in %.1f s: stream --run %s -p 'Hello'", (double)(time_now_ns() - s->begun_ns) / 1e9, s->run);
     s->ready(s->ready_arg);
 }
 
@@ -166,7 +165,7 @@ static void is_ready(struct super *s, struct service *v, const char *message)
 {
     for (int i = 0; i < PIPE_READS && v->err_fd >= 0 && read_lines(v); i++) /* what it said before it was */
         ;
-    super_say(s, "%s is ready (%.2f s)", v->name, (double)(proc_now_ns() - v->begun_ns) / 1e9);
+    super_say(s, "%s is ready (%.2f s)", v->name, (double)(time_now_ns() - v->begun_ns) / 1e9);
     v->ever_ready = true;
     v->slow = false;
     v->fails = 0;
@@ -253,7 +252,7 @@ static void never_ready(struct super *s, struct service *v, int status, const ch
 static void fell(struct super *s, struct service *v, int status)
 {
     char why[80];
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     bool was_ready = v->state == SERVICE_READY;
     status_words(why, sizeof why, status);
     v->fails = was_ready ? 0 : v->fails + 1;
@@ -265,10 +264,10 @@ static void fell(struct super *s, struct service *v, int status)
         never_ready(s, v, status, why);
         return;
     }
-    if (now - v->begun_ns >= STEADY_MS * MS || !v->backoff_ms)
+    if (now - v->begun_ns >= STEADY_MS * NS_MS || !v->backoff_ms)
         v->backoff_ms = BACKOFF_MS_MIN;
     super_say(s, "%s ended with %s; it is started again in %u ms", v->name, why, v->backoff_ms);
-    v->due_ns = now + v->backoff_ms * MS;
+    v->due_ns = now + v->backoff_ms * NS_MS;
     v->backoff_ms = 2 * v->backoff_ms < BACKOFF_MS_MAX ? 2 * v->backoff_ms : BACKOFF_MS_MAX;
     v->restarts++;
     turn_to(s, v, SERVICE_BACKING_OFF);
@@ -317,7 +316,7 @@ void super_restart(struct super *s, struct service *v)
         v->due_ns = 0;
         return;
     }
-    v->due_ns = proc_now_ns() + (v->crash_only ? 0 : s->plan->drain_s * 1000 * MS);
+    v->due_ns = time_now_ns() + (v->crash_only ? 0 : s->plan->drain_s * 1000 * NS_MS);
     leave(s, v, v->crash_only ? SIGKILL : SIGTERM);
 }
 
@@ -326,7 +325,7 @@ void super_restart(struct super *s, struct service *v)
 void super_end(struct super *s, uint64_t timeout_ms)
 {
     struct err e = {0};
-    s->end_ns = proc_now_ns() + timeout_ms * MS;
+    s->end_ns = time_now_ns() + timeout_ms * NS_MS;
     if (s->ending)
         return;
     s->ending = true;
@@ -371,14 +370,14 @@ static bool leave_in_turn(struct super *s)
     }
     if (!any)
         return false;
-    if (s->terms > 1 || (proc_now_ns() >= s->end_ns && next == s->turn)) {
+    if (s->terms > 1 || (time_now_ns() >= s->end_ns && next == s->turn)) {
         kill_late(s, s->terms > 1);
         return true;
     }
     if (next == s->turn)
         return true;
-    if (s->turn >= 0 && s->end_ns < proc_now_ns() + LATE_MS * MS)
-        s->end_ns = proc_now_ns() + LATE_MS * MS;
+    if (s->turn >= 0 && s->end_ns < time_now_ns() + LATE_MS * NS_MS)
+        s->end_ns = time_now_ns() + LATE_MS * NS_MS;
     s->turn = next;
     for (size_t i = 0; i < s->n; i++)
         if (s->service[i].pid && has_turn(s, &s->service[i]))
@@ -390,13 +389,13 @@ static bool leave_in_turn(struct super *s)
 
 static void due(struct super *s)
 {
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     for (size_t i = 0; i < s->n && !s->ending; i++) {
         struct service *v = &s->service[i];
         bool wants = v->state == SERVICE_WAITING || v->state == SERVICE_BACKING_OFF;
         if (wants && now >= v->due_ns && (!v->needs_store || store_is_ready(s)))
             start(s, v);
-        if (v->state == SERVICE_STARTING && !v->slow && now >= v->begun_ns + SLOW_MS * MS) {
+        if (v->state == SERVICE_STARTING && !v->slow && now >= v->begun_ns + SLOW_MS * NS_MS) {
             v->slow = true;
             super_say(s, "%s is not ready yet after %d s%s%s", v->name, SLOW_MS / 1000, *v->last ? ": " : "", v->last);
         }
@@ -410,7 +409,7 @@ static void due(struct super *s)
 
 static int wait_ms(const struct super *s)
 {
-    uint64_t now = proc_now_ns(), first = now + WAIT_MS_MAX * MS;
+    uint64_t now = time_now_ns(), first = now + WAIT_MS_MAX * NS_MS;
     if (s->ending && s->end_ns < first)
         first = s->end_ns;
     for (size_t i = 0; i < s->n && !s->ending; i++) {
@@ -420,7 +419,7 @@ static int wait_ms(const struct super *s)
         if (timed && v->due_ns < first)
             first = v->due_ns;
     }
-    return first <= now ? 1 : (int)((first - now) / MS + 1);
+    return first <= now ? 1 : (int)((first - now) / NS_MS + 1);
 }
 
 static void signals(struct super *s)
@@ -482,7 +481,7 @@ static int loop(struct err *e, struct super *s)
         due(s);
         if (s->ending && !leave_in_turn(s))
             break;
-        if (s->changed && proc_now_ns() >= s->again_ns)
+        if (s->changed && time_now_ns() >= s->again_ns)
             publish(s);
         size_t n = watch(s, p, who);
         if (!rc && poll(p, (nfds_t)n, wait_ms(s)) < 0 && errno != EINTR)
@@ -513,7 +512,7 @@ static int take_signals(struct err *e, struct super *s)
 
 int super_run(struct err *e, struct super *s)
 {
-    s->begun_ns = proc_now_ns();
+    s->begun_ns = time_now_ns();
     s->signal_fd = s->notify_fd = s->control_fd = -1;
     s->changed = true;
     for (size_t i = 0; i < CLIENTS_MAX; i++)

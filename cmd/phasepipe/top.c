@@ -11,10 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "cli/cli.h"
 #include "cmd/phasepipe/phasepipe.h"
 #include "cmd/phasepipe/service.h"
-#include "proc/proc.h"
 #include "wire/wire.h"
 
 #define TOP "phasepipe top"
@@ -202,8 +202,8 @@ static void show(const struct top *t, const char *text)
 /* Waits for the next round, or for q. */
 static void pause_for(const struct top *t)
 {
-    uint64_t end = proc_now_ns() + (uint64_t)(t->seconds * 1e9);
-    for (uint64_t now; !over && (now = proc_now_ns()) < end;) {
+    uint64_t end = time_now_ns() + (uint64_t)(t->seconds * 1e9);
+    for (uint64_t now; !over && (now = time_now_ns()) < end;) {
         struct pollfd p = {.fd = t->raw ? STDIN_FILENO : -1, .events = POLLIN};
         char c;
         int r = poll(&p, 1, (int)((end - now) / 1000000 + 1));

@@ -177,7 +177,7 @@ static void keep(struct cluster *c, int store, const struct request *q)
 static uint32_t need(const struct task *k)
 {
     uint64_t n = (uint64_t)k->n_prompt + (k->prefill && !k->whole ? 1 : k->max_tokens);
-    return (uint32_t)((n + SCHED_BLOCK - 1) / SCHED_BLOCK);
+    return (uint32_t)((n + KV_BLOCK - 1) / KV_BLOCK);
 }
 
 /* What its own store has is not computed; what another has is fetched where that is quicker. */
@@ -185,11 +185,11 @@ static double begin_prompt(struct cluster *c, struct worker *w, struct task *k)
 {
     const struct request *q = &c->t->v[k->job - 1];
     const double *pre = c->o->c.pre;
-    uint32_t own = store_front(c->store[w->store], q->block, q->n_block) * SCHED_BLOCK, best = 0;
+    uint32_t own = store_front(c->store[w->store], q->block, q->n_block) * KV_BLOCK, best = 0;
     uint32_t most = k->n_prompt - 1;
     own = own < most ? own : most;
     for (uint32_t i = 0; i < c->n_store; i++) {
-        uint32_t n = store_front(c->store[i], q->block, q->n_block) * SCHED_BLOCK;
+        uint32_t n = store_front(c->store[i], q->block, q->n_block) * KV_BLOCK;
         best = n > best ? n : best;
     }
     best = best < most ? best : most;

@@ -11,7 +11,7 @@
 #include "cmd/simulate/simulate.h"
 
 #define MOONCAKE_BLOCK 512 /* tokens that one of its hash ids names */
-#define PER_ID (MOONCAKE_BLOCK / SCHED_BLOCK)
+#define PER_ID (MOONCAKE_BLOCK / KV_BLOCK)
 #define TOKENS_MAX (1u << 22)
 
 static uint64_t mix(uint64_t x)
@@ -35,7 +35,7 @@ static int add(struct err *e, struct request **out, struct trace *t, uint64_t at
         return rc;
     *out = &t->v[t->n++];
     **out = (struct request){.at_ns = at_ns, .n_prompt = n_prompt, .n_out = n_out};
-    (*out)->block = calloc(n_prompt / SCHED_BLOCK + 1, sizeof *(*out)->block);
+    (*out)->block = calloc(n_prompt / KV_BLOCK + 1, sizeof *(*out)->block);
     return (*out)->block ? 0 : err_nomem(e, "the trace", n_prompt);
 }
 
@@ -59,7 +59,7 @@ static int mooncake(struct err *e, struct trace *t, const char *line, size_t n, 
     if (!rc && !(ms >= 0 && ms < 1e12))
         rc = err_set(e, ERR_NO, "timestamp %g", ms);
     rc = rc ? rc : add(e, &r, t, from_ns + (uint64_t)(ms * 1e6), (uint32_t)prompt, out < 1 ? 1 : (uint32_t)out);
-    for (uint32_t b = 0; !rc && b < r->n_prompt / SCHED_BLOCK && b / PER_ID < json_array_size(ids); b++) {
+    for (uint32_t b = 0; !rc && b < r->n_prompt / KV_BLOCK && b / PER_ID < json_array_size(ids); b++) {
         uint64_t id = (uint64_t)json_integer_value(json_array_get(ids, b / PER_ID));
         r->block[r->n_block++] = mix(id * PER_ID + b % PER_ID + 1);
     }
@@ -82,7 +82,7 @@ static int azure(struct err *e, struct trace *t, const char *line, double *zero,
         rc = err_set(e, ERR_NO, "time goes back");
     rc = rc ? rc
             : add(e, &r, t, from_ns + (uint64_t)((at - *zero) * 1e9), (uint32_t)prompt, out < 1 ? 1 : (uint32_t)out);
-    for (uint32_t b = 0; !rc && b < r->n_prompt / SCHED_BLOCK; b++) /* nothing is known to be shared */
+    for (uint32_t b = 0; !rc && b < r->n_prompt / KV_BLOCK; b++) /* nothing is known to be shared */
         r->block[r->n_block++] = mix(((uint64_t)t->n << 24) + b + ((uint64_t)1 << 60));
     return rc;
 }
@@ -162,8 +162,8 @@ static int make(struct err *e, struct trace *t, const char *text, uint64_t limit
         at += -log(1 - u[0]) / g.rate * 1e9;
         rc = add(e, &r, t, (uint64_t)at, (uint32_t)(g.prompt * (0.5 + u[1])) + 1, (uint32_t)(g.out * (0.5 + u[2])) + 1);
         uint64_t group = (uint64_t)(u[3] * g.groups);
-        for (uint32_t b = 0; !rc && b < r->n_prompt / SCHED_BLOCK; b++) {
-            bool shared = b * SCHED_BLOCK < g.shared * g.prompt / 2 + g.shared * r->n_prompt / 2;
+        for (uint32_t b = 0; !rc && b < r->n_prompt / KV_BLOCK; b++) {
+            bool shared = b * KV_BLOCK < g.shared * g.prompt / 2 + g.shared * r->n_prompt / 2;
             r->block[r->n_block++] = mix(shared ? (group << 24) + b + ((uint64_t)2 << 60) + ((uint64_t)g.seed << 50)
                                                 : ((uint64_t)t->n << 24) + b + ((uint64_t)1 << 60));
         }

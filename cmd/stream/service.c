@@ -11,13 +11,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "cli/cli.h"
 #include "proc/proc.h"
 
-#define SAY_QUIET_NS ((uint64_t)10 * 1000 * 1000 * 1000)
-#define SAY_ABSENT_NS ((uint64_t)1000 * 1000 * 1000)   /* a service is missing: said after this long */
-#define GIVE_UP_NS ((uint64_t)10 * 1000 * 1000 * 1000) /* … and where it never was there, an error */
-#define ABSENT_MS 500                                  /* how often that is looked at */
+#define SAY_QUIET_NS (10 * NS_S)
+#define SAY_ABSENT_NS NS_S     /* a service is missing: said after this long */
+#define GIVE_UP_NS (10 * NS_S) /* … and where it never was there, an error */
+#define ABSENT_MS 500          /* how often that is looked at */
 
 void pieces_add(struct pieces *l, struct piece *x)
 {
@@ -109,7 +110,7 @@ static void push(struct service *s, const struct wire_frame *f)
         fail(s, &e);
         return;
     }
-    s->heard_ns = proc_now_ns();
+    s->heard_ns = time_now_ns();
     pthread_mutex_lock(&s->lock);
     pieces_add(&s->frames, x);
     pthread_cond_broadcast(&s->changed);
@@ -162,7 +163,7 @@ static void take_lines(struct service *s)
         if (gateway_ask(&e, s->g, x->seq, (struct wire_str){x->id, x->n_id}, (const char *)x->p, x->n))
             fail(s, &e);
     if (all)
-        s->heard_ns = proc_now_ns();
+        s->heard_ns = time_now_ns();
     pieces_free(all);
 }
 
@@ -180,7 +181,7 @@ static void end_input(struct service *s, bool cancel)
 /* Says what is missing, once; gives up where it never was there. */
 static void absent(struct service *s, bool *said, bool *was_there)
 {
-    uint64_t since = 0, now = proc_now_ns();
+    uint64_t since = 0, now = time_now_ns();
     const char *url = gateway_absent(s->g, &since);
     if (!url) {
         *said = false;
@@ -200,7 +201,7 @@ static void absent(struct service *s, bool *said, bool *was_there)
 /* All is there, and yet nothing comes: no worker takes orders, or all are busy. */
 static void quiet(struct service *s, bool *said)
 {
-    uint64_t since = 0, now = proc_now_ns(), running = gateway_running(s->g);
+    uint64_t since = 0, now = time_now_ns(), running = gateway_running(s->g);
     if (!running || gateway_absent(s->g, &since) || now - s->heard_ns < SAY_QUIET_NS) {
         *said = *said && running && now - s->heard_ns >= SAY_QUIET_NS;
         return;

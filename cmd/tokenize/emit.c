@@ -212,15 +212,14 @@ static int fit(struct err *e, struct ask *a, const struct tokenize *t, size_t n)
 /* Chain digests of the full blocks. *out: malloc'd. */
 static int digests(struct err *e, uint8_t **out, size_t *n_out, const struct ask *a, const struct text_ids *ids)
 {
-    size_t n_block = ids->n / TEXT_BLOCK;
-    uint8_t *d = malloc(n_block * TEXT_DIGEST + 1);
+    size_t n_block = ids->n / KV_BLOCK;
+    uint8_t *d = malloc(n_block * KV_DIGEST + 1);
     if (!d)
-        return err_nomem(e, "digests", n_block * TEXT_DIGEST);
+        return err_nomem(e, "digests", n_block * KV_DIGEST);
     for (size_t b = 0; b < n_block; b++)
-        text_digest(d + b * TEXT_DIGEST, b ? d + (b - 1) * TEXT_DIGEST : NULL, ids->ids + b * TEXT_BLOCK, a->salt,
-                    a->n_salt);
+        text_digest(d + b * KV_DIGEST, b ? d + (b - 1) * KV_DIGEST : NULL, ids->ids + b * KV_BLOCK, a->salt, a->n_salt);
     *out = d;
-    *n_out = n_block * TEXT_DIGEST;
+    *n_out = n_block * KV_DIGEST;
     return 0;
 }
 

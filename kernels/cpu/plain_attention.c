@@ -14,7 +14,7 @@ struct row {
 
 static const uint8_t *tile_at(const struct kern_attn *a, int t)
 {
-    return a->tile[t / KERN_KV_BLOCK];
+    return a->tile[t / KV_BLOCK];
 }
 
 static float f32_at(const uint8_t *p, int i)

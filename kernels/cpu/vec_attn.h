@@ -13,7 +13,7 @@
 #include "kernels/cpu/vec_ops.h"
 
 #define ATTN_ROWS 4
-#define BLOCK_REGS (KERN_KV_BLOCK / LANES)
+#define BLOCK_REGS (KV_BLOCK / LANES)
 
 /* The blocks that the caller reads next, fetched line by line. */
 struct attn_ahead {
@@ -227,7 +227,7 @@ INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int
         const float *vs = int8 ? (const float *)(a->tile[b] + scales) : NULL;
 
         foreach (j, BLOCK_REGS) {
-            const int t = b * KERN_KV_BLOCK + j * LANES;
+            const int t = b * KV_BLOCK + j * LANES;
 
             foreach (r, rows) {
                 vf e = vf_exp2(vf_sub(vf_load(&w->e[r][t]), max[r]));
@@ -251,7 +251,7 @@ INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int
 /* Weights of LANES tokens from token t as 14 bits; 0 out of a row's range, and where no row reads. */
 INLINE vi weights_at(const struct attn_tile *w, int r, int t, vf inv)
 {
-    if (t < w->first * KERN_KV_BLOCK || t >= w->end * KERN_KV_BLOCK)
+    if (t < w->first * KV_BLOCK || t >= w->end * KV_BLOCK)
         return vi_zero();
     vi p = vi_from_f(vf_min(vf_mul(vf_load(&w->e[r][t]), inv), vf_set(16383.0f)));
 
@@ -263,14 +263,14 @@ INLINE vi weights_at(const struct attn_tile *w, int r, int t, vf inv)
 /* Weights as 14 bits in two planes of 7, packed; `back` becomes the scale of their sums. */
 INLINE void weights_int8(struct attn_tile *w, int rows)
 {
-    const int begin = w->first * KERN_KV_BLOCK / (4 * LANES) * (4 * LANES);
+    const int begin = w->first * KV_BLOCK / (4 * LANES) * (4 * LANES);
 
     foreach (r, rows) {
         const float c = w->back[r];
         const vf inv = vf_set(c < SCALE_MIN ? 0.0f : 16383.0f / c);
         const vi low = vi_set(127);
 
-        for (int t = begin; t < w->end * KERN_KV_BLOCK; t += 4 * LANES) {
+        for (int t = begin; t < w->end * KV_BLOCK; t += 4 * LANES) {
             vi p[4];
 
             foreach (i, 4)
@@ -298,9 +298,9 @@ INLINE void values_int8(float *o, struct attn_tile *w, const struct kern_attn *a
         hi[j] = lo[j] = dot_begin(vi_zero());
     for (int b = w->first; b < w->end; b++) {
         const uint8_t *v = a->tile[b] + 32 * hd + 128 + 4 * i;
-        const int at = packed_at(b * KERN_KV_BLOCK);
+        const int at = packed_at(b * KV_BLOCK);
 
-        for (int t = 0; t < KERN_KV_BLOCK; t += 4, v += 4 * hd) {
+        for (int t = 0; t < KV_BLOCK; t += 4, v += 4 * hd) {
             vi x[VALUE_REGS];
 
             if (w->fetch)
@@ -332,7 +332,7 @@ INLINE void value_step(vf acc[], const struct attn_tile *w, const struct kern_at
                        int row, int n_row, int t, int i, int n)
 {
     const int hd = a->hd;
-    const uint8_t *v = a->tile[t / KERN_KV_BLOCK] + (size_t)64 * hd + (size_t)(t % KERN_KV_BLOCK) * hd * 2;
+    const uint8_t *v = a->tile[t / KV_BLOCK] + (size_t)64 * hd + (size_t)(t % KV_BLOCK) * hd * 2;
     const vi high = vi_set((int32_t)0xffff0000u);
 
     if (type == KERN_KV_F16) {
@@ -373,7 +373,7 @@ INLINE void value_edge(vf acc[], const struct attn_tile *w, const struct kern_at
             value_step(acc, w, a, type, dot, row, 1, t, i, n);
             continue;
         }
-        const uint8_t *v = a->tile[t / KERN_KV_BLOCK] + (size_t)64 * a->hd + (size_t)(t % KERN_KV_BLOCK) * a->hd * 2;
+        const uint8_t *v = a->tile[t / KV_BLOCK] + (size_t)64 * a->hd + (size_t)(t % KV_BLOCK) * a->hd * 2;
         const bool first = t >= w->from[row];
 
         foreach (j, n) {
@@ -456,8 +456,8 @@ INLINE bool tile_begin(struct attn_tile *w, const struct kern_attn *a, int row, 
             memcpy(w->q[r], w->row[r], (size_t)a->hd * 4);
         }
     }
-    w->first = first / KERN_KV_BLOCK;
-    w->end = (end + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK;
+    w->first = first / KV_BLOCK;
+    w->end = (end + KV_BLOCK - 1) / KV_BLOCK;
     return end > 0;
 }
 
@@ -465,7 +465,7 @@ INLINE bool tile_begin(struct attn_tile *w, const struct kern_attn *a, int row, 
 INLINE void weights_bf16(struct attn_tile *w, bool dot, int rows)
 {
     for (int r = 0; r < rows; r++)
-        for (int t = w->first * KERN_KV_BLOCK; t < w->end * KERN_KV_BLOCK; t += LANES) {
+        for (int t = w->first * KV_BLOCK; t < w->end * KV_BLOCK; t += LANES) {
             vi p = bf16_bits(vf_load(&w->e[r][t]));
 
             vf_store(&w->e[r][t], vf_bits(vi_shl(p, 16)));
@@ -488,9 +488,9 @@ INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const s
         max[r] = vf_set(-INFINITY);
     for (int b = w->first; b < w->end; b++) {
         if (type == KERN_KV_INT8)
-            scores_int8(w, max, rows, hd, a->tile[b], b * KERN_KV_BLOCK);
+            scores_int8(w, max, rows, hd, a->tile[b], b * KV_BLOCK);
         else
-            scores_float(w, max, type, dot, rows, hd, a->tile[b], b * KERN_KV_BLOCK);
+            scores_float(w, max, type, dot, rows, hd, a->tile[b], b * KV_BLOCK);
     }
     foreach (r, rows)
         w->max[r] = vf_max_lane(max[r]);

@@ -104,9 +104,9 @@ static int tiles_of(const struct cpu *g, int64_t layer, const struct unit *u, in
 {
     const struct engine_chunk *c = &g->s.chunk[u->c];
     int64_t base = p * KERN_KV_PARTITION, seen = min64(c->pos + u->first + u->n - base, KERN_KV_PARTITION);
-    int n = seen <= 0 ? 0 : (int)((seen + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK);
+    int n = seen <= 0 ? 0 : (int)((seen + KV_BLOCK - 1) / KV_BLOCK);
     for (int b = 0; b < n; b++)
-        tile[b] = kv_tile(g->e.pool, c->kv->slot[base / KERN_KV_BLOCK + b], layer, u->head);
+        tile[b] = kv_tile(g->e.pool, c->kv->slot[base / KV_BLOCK + b], layer, u->head);
     return n;
 }
 

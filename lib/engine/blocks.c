@@ -135,7 +135,7 @@ static int64_t last_read(const struct step *s, int64_t b)
 {
     int64_t r1 = end_row(s, b), c = chunk_of(s, r1 - 1), pos = s->chunk[c].pos + r1 - s->row0[c];
     bool ends = r1 == s->row0[c] + s->chunk[c].n;
-    return !ends && pos % KERN_KV_BLOCK ? b + 1 : b;
+    return !ends && pos % KV_BLOCK ? b + 1 : b;
 }
 
 /* Waits until the keys that block b reads are there: those of its chunks before it, and its own. */

@@ -133,19 +133,19 @@ static void store(struct pass *p, int64_t layer)
     int n_head = g->e.m->c.n_kv_head;
     int64_t n_unit = 0, ci = 0, base = 0;
     for (int64_t c = 0; c < s->n_chunk; c++)
-        n_unit += (s->chunk[c].pos + s->chunk[c].n - 1) / KERN_KV_BLOCK - s->chunk[c].pos / KERN_KV_BLOCK + 1;
+        n_unit += (s->chunk[c].pos + s->chunk[c].n - 1) / KV_BLOCK - s->chunk[c].pos / KV_BLOCK + 1;
     n_unit *= n_head;
     for (int64_t u; (u = team_take(g->team, p->tid, p->phase, n_unit, 1)) >= 0;) {
         int64_t b = u / n_head;
         for (;; ci++) { /* units come in rising order, so the search goes on from the last */
-            int64_t pos = s->chunk[ci].pos, n = (pos + s->chunk[ci].n - 1) / KERN_KV_BLOCK - pos / KERN_KV_BLOCK + 1;
+            int64_t pos = s->chunk[ci].pos, n = (pos + s->chunk[ci].n - 1) / KV_BLOCK - pos / KV_BLOCK + 1;
             if (b < base + n)
                 break;
             base += n;
         }
         const struct engine_chunk *ch = &s->chunk[ci];
-        int64_t block = ch->pos / KERN_KV_BLOCK + b - base;
-        int64_t from = block * KERN_KV_BLOCK - ch->pos, to = min64(from + KERN_KV_BLOCK, ch->n);
+        int64_t block = ch->pos / KV_BLOCK + b - base;
+        int64_t from = block * KV_BLOCK - ch->pos, to = min64(from + KV_BLOCK, ch->n);
         from = from < 0 ? 0 : from;
         rotate_store(g, layer, ci, from, to - from, (int)(u % n_head), g->qkv + (s->row0[ci] + from) * g->ldq);
         team_done(g->team, p->phase, n_unit, 1);

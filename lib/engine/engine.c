@@ -100,15 +100,15 @@ int host_kv_read(struct err *e, struct engine *g, const uint8_t **out, const str
 {
     (void)e;
     const uint8_t *at = kv_layer(g->pool, p->slot, p->layer);
-    if (p->n_token < KERN_KV_BLOCK)
+    if (p->n_token < KV_BLOCK)
         kv_pack(room, kv_pool_layout(g->pool), at, p->n_layer, p->n_token);
-    *out = p->n_token < KERN_KV_BLOCK ? room : at;
+    *out = p->n_token < KV_BLOCK ? room : at;
     return 0;
 }
 
 uint8_t *host_kv_place(struct engine *g, const struct kv_part *p, uint8_t *room)
 {
-    return p->n_token < KERN_KV_BLOCK ? room : kv_layer(g->pool, p->slot, p->layer);
+    return p->n_token < KV_BLOCK ? room : kv_layer(g->pool, p->slot, p->layer);
 }
 
 int host_kv_write(struct err *e, struct engine *g, const struct kv_part *p, const uint8_t *packed)

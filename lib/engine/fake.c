@@ -9,9 +9,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/time.h"
 #include "engine/backend.h"
 #include "kv/bytes.h"
-#include "proc/proc.h"
 #include "text/text.h"
 
 /* Its KV: one layer, one head of 8, int8; the fingerprint is 32 times this byte. */
@@ -133,7 +133,7 @@ static uint64_t mix(uint64_t x)
 /* A token's eight bytes take the place of its K, so that a tail travels with them through a pipe too. */
 static uint8_t *place(const struct fake *f, const struct kv_table *kv, int64_t t, int half)
 {
-    return kv_tile(f->e.pool, kv->slot[t / KERN_KV_BLOCK], 0, 0) + half * 4 * KERN_KV_BLOCK + t % KERN_KV_BLOCK * 4;
+    return kv_tile(f->e.pool, kv->slot[t / KV_BLOCK], 0, 0) + half * 4 * KV_BLOCK + t % KV_BLOCK * 4;
 }
 
 static uint64_t read_kv(const struct fake *f, const struct kv_table *kv, int64_t t)
@@ -184,7 +184,7 @@ static int fake_step(struct err *e, struct engine *g, const struct engine_chunk 
                      engine_layer_fn *layer_done, void *arg)
 {
     struct fake *f = fake_of(g);
-    uint64_t begin = proc_now_ns();
+    uint64_t begin = time_now_ns();
     (void)e;
     f->chunk = chunk;
     f->n_chunk = n_chunk;
@@ -196,7 +196,7 @@ static int fake_step(struct err *e, struct engine *g, const struct engine_chunk 
         }
     }
     sleep_until(begin + (uint64_t)step_ns(f, chunk, n_chunk));
-    f->e.time_ns[PART_WAIT] += proc_now_ns() - begin;
+    f->e.time_ns[PART_WAIT] += time_now_ns() - begin;
     if (layer_done)
         layer_done(arg, 0);
     return 0;
@@ -232,8 +232,8 @@ static void check(const struct fake *f, const struct kv_table *kv, struct engine
     uint64_t h = 0;
     for (int64_t t = 0; t < r->position; t++) {
         h = mix(h ^ (t < r->n_prompt ? r->prompt[t] : r->answer[t - r->n_prompt]));
-        if ((t % KERN_KV_BLOCK == KERN_KV_BLOCK - 1 || t == r->position - 1) && read_kv(f, kv, t) != h) {
-            err_set(&r->err, ERR_NO, "KV block %lld was changed", (long long)(t / KERN_KV_BLOCK));
+        if ((t % KV_BLOCK == KV_BLOCK - 1 || t == r->position - 1) && read_kv(f, kv, t) != h) {
+            err_set(&r->err, ERR_NO, "KV block %lld was changed", (long long)(t / KV_BLOCK));
             return;
         }
     }

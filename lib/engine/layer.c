@@ -103,8 +103,8 @@ void rotate_store(struct cpu *g, int64_t layer, int64_t ci, int64_t first, int64
         float *k = row + g->off_k + head * c->head_dim;
         const float *cs = g->cs + r * c->n_rot;
         g->k->rope(k, cs, c->n_rot, neox);
-        uint8_t *tile = kv_tile(g->e.pool, ch->kv->slot[pos / KERN_KV_BLOCK], layer, head);
-        g->k->kv_write(tile, g->e.kv, c->head_dim, (int)(pos % KERN_KV_BLOCK), k, row + g->off_v + head * c->head_dim);
+        uint8_t *tile = kv_tile(g->e.pool, ch->kv->slot[pos / KV_BLOCK], layer, head);
+        g->k->kv_write(tile, g->e.kv, c->head_dim, (int)(pos % KV_BLOCK), k, row + g->off_v + head * c->head_dim);
         for (int j = head * g->group; j < (head + 1) * g->group; j++) {
             g->k->rope(row + j * c->head_dim, cs, c->n_rot, neox);
             g->k->q_prep(g->q + (size_t)(r * c->n_head + j) * g->q_bytes, g->e.kv, c->head_dim, row + j * c->head_dim,

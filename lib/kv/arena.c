@@ -132,7 +132,7 @@ static int fill_head(struct err *e, struct kv_arena_head *h, struct kv_layout *l
                                 .n_layer = k->n_layer,
                                 .n_kv_head = k->n_kv_head,
                                 .head_dim = k->head_dim,
-                                .block_tokens = KERN_KV_BLOCK,
+                                .block_tokens = KV_BLOCK,
                                 .slot_bytes = l->slot_bytes,
                                 .n_client = CLIENTS,
                                 .n_slot = n,
@@ -242,7 +242,7 @@ static int check_head(struct err *e, struct kv_layout *l, struct places *p, cons
     int rc = kv_kind_layout(e, l, &k);
     if (rc)
         return rc;
-    if (h->block_tokens != KERN_KV_BLOCK || h->slot_bytes != l->slot_bytes)
+    if (h->block_tokens != KV_BLOCK || h->slot_bytes != l->slot_bytes)
         return err_set(e, ERR_PROTO, "its slots of %" PRIu64 " bytes are not those of this program, of %zu",
                        h->slot_bytes, l->slot_bytes);
     if (h->n_slot < 1 || h->n_slot > INT32_MAX || h->n_seq < 1 || h->n_seq > INT32_MAX || h->n_page < 1 ||

@@ -40,7 +40,7 @@ struct kv_slot {
     uint32_t state;       /* enum kv_slot_state */
     uint32_t writer;      /* client that may write it, + 1; 0: none */
     uint8_t digest[KV_DIGEST], parent[KV_DIGEST];
-    uint32_t ids[KERN_KV_BLOCK];
+    uint32_t ids[KV_BLOCK];
     uint32_t n_id;  /* tokens it holds */
     uint32_t n_use; /* times it was leased */
     uint64_t sum;   /* XXH3-64 of its layers */

@@ -29,7 +29,7 @@ static size_t packed_tile(const struct form *f, size_t hd, size_t n)
 
 size_t kv_packed_bytes(const struct kv_layout *l, int64_t n_layer, int n_token)
 {
-    if (n_token == KERN_KV_BLOCK)
+    if (n_token == KV_BLOCK)
         return l->layer_bytes * (size_t)n_layer;
     struct form f = form_of(l->type);
     return packed_tile(&f, (size_t)l->head_dim, (size_t)n_token) * (size_t)l->n_kv_head * (size_t)n_layer;
@@ -49,13 +49,13 @@ static uint8_t *move(enum way way, uint8_t *tile, uint8_t *flat, size_t bytes)
 
 static uint8_t *walk_tile(enum way way, const struct form *f, size_t hd, uint8_t *tile, uint8_t *flat, size_t n)
 {
-    size_t run = n * f->ku * f->size, stride = KERN_KV_BLOCK * f->ku * f->size;
+    size_t run = n * f->ku * f->size, stride = KV_BLOCK * f->ku * f->size;
     for (size_t i = 0; i < hd / f->ku; i++)
         flat = move(way, tile + i * stride, flat, run);
-    tile += hd * KERN_KV_BLOCK * f->size;
+    tile += hd * KV_BLOCK * f->size;
     if (f->scaled) {
         flat = move(way, tile, flat, n * sizeof(float));
-        tile += KERN_KV_BLOCK * sizeof(float);
+        tile += KV_BLOCK * sizeof(float);
     }
     for (size_t t = 0; t < n; t += f->vw) {
         size_t row = hd * f->vw * f->size, live = n - t < f->vw ? n - t : f->vw;
@@ -70,7 +70,7 @@ static uint8_t *walk_tile(enum way way, const struct form *f, size_t hd, uint8_t
             move(way, v + j * f->vw * f->size, flat, live * f->size);
         }
     }
-    tile += hd * KERN_KV_BLOCK * f->size;
+    tile += hd * KV_BLOCK * f->size;
     return f->scaled ? move(way, tile, flat, n * sizeof(float)) : flat;
 }
 
@@ -83,7 +83,7 @@ static void walk(enum way way, const struct kv_layout *l, uint8_t *layers, uint8
 
 void kv_pack(uint8_t *dst, const struct kv_layout *l, const uint8_t *layers, int64_t n_layer, int n_token)
 {
-    if (n_token == KERN_KV_BLOCK)
+    if (n_token == KV_BLOCK)
         memcpy(dst, layers, l->layer_bytes * (size_t)n_layer);
     else
         walk(TO_FLAT, l, (uint8_t *)(uintptr_t)layers, dst, n_layer, n_token);
@@ -91,7 +91,7 @@ void kv_pack(uint8_t *dst, const struct kv_layout *l, const uint8_t *layers, int
 
 void kv_unpack(uint8_t *layers, const struct kv_layout *l, const uint8_t *src, int64_t n_layer, int n_token)
 {
-    if (n_token == KERN_KV_BLOCK)
+    if (n_token == KV_BLOCK)
         memcpy(layers, src, l->layer_bytes * (size_t)n_layer);
     else
         walk(TO_TILE, l, layers, (uint8_t *)(uintptr_t)src, n_layer, n_token);

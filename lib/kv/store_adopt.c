@@ -34,7 +34,7 @@ static void adopt_slot(struct kv_store *s, uint32_t i)
 {
     struct kv_slot *p = slot_of(s, i);
     bool named = p->state == KV_NAMED;
-    if (p->state > KV_QUARANTINE || (named && (p->n_id != KERN_KV_BLOCK || slot_find(s, p->digest) != KV_NONE)) ||
+    if (p->state > KV_QUARANTINE || (named && (p->n_id != KV_BLOCK || slot_find(s, p->digest) != KV_NONE)) ||
         ((p->state == KV_CREDIT || p->state == KV_QUARANTINE) && !is_client(s, p->writer)))
         p->state = KV_FREE;
     if (p->state == KV_FREE || p->state == KV_NAMED || !is_client(s, p->writer))
@@ -101,7 +101,7 @@ static bool table_holds(struct kv_store *s, const struct kv_seq *q, uint8_t *pag
             page_used[page] = 2; /* this walk */
         uint32_t slot = kv_arena_page(s->a, page)->slot[k % KV_PAGE_SLOTS];
         if (slot >= s->n_slot || (slot_of(s, slot)->state != KV_NAMED && slot_of(s, slot)->state != KV_PRIVATE) ||
-            slot_of(s, slot)->n_id != KERN_KV_BLOCK)
+            slot_of(s, slot)->n_id != KV_BLOCK)
             return false;
     }
     return !q->n_block || page == q->last_page;
@@ -119,7 +119,7 @@ static bool tail_holds(const struct kv_store *s, const struct kv_seq *q)
 {
     if (q->tail == KV_NONE)
         return !q->n_tail;
-    return q->tail < s->n_slot && slot_of(s, q->tail)->state == KV_PRIVATE && q->n_tail && q->n_tail < KERN_KV_BLOCK &&
+    return q->tail < s->n_slot && slot_of(s, q->tail)->state == KV_PRIVATE && q->n_tail && q->n_tail < KV_BLOCK &&
            slot_of(s, q->tail)->n_id == q->n_tail && !s->slot[q->tail].refs &&
            slot_of(s, q->tail)->writer == (q->state == KV_SEQ_OWNED ? q->owner : 0);
 }

@@ -142,7 +142,7 @@ void slot_name(struct kv_store *s, uint32_t i, const uint8_t *digest, const uint
     memcpy(p->digest, digest, KV_DIGEST);
     memcpy(p->parent, parent, KV_DIGEST);
     memcpy(p->ids, ids, sizeof p->ids);
-    p->n_id = KERN_KV_BLOCK;
+    p->n_id = KV_BLOCK;
     p->n_use = 0;
     p->sum = sum;
     slot_set(s, i, KV_NAMED, 0);

@@ -159,11 +159,11 @@ static int plan(struct err *e, struct kv_store *s, uint32_t i, const uint32_t *i
                 uint64_t n_block)
 {
     struct seq_side *q = &s->seq[i];
-    q->ids = malloc(n_block * KERN_KV_BLOCK * sizeof *q->ids);
+    q->ids = malloc(n_block * KV_BLOCK * sizeof *q->ids);
     q->digests = malloc(n_block * KV_DIGEST);
     if (!q->ids || !q->digests)
-        return err_nomem(e, "a lease", n_block * (KERN_KV_BLOCK * sizeof *q->ids + KV_DIGEST));
-    memcpy(q->ids, ids, n_block * KERN_KV_BLOCK * sizeof *q->ids);
+        return err_nomem(e, "a lease", n_block * (KV_BLOCK * sizeof *q->ids + KV_DIGEST));
+    memcpy(q->ids, ids, n_block * KV_BLOCK * sizeof *q->ids);
     memcpy(q->digests, digests, n_block * KV_DIGEST);
     q->n_want = n_block;
     return 0;
@@ -176,12 +176,12 @@ int kv_store_lease(struct err *e, struct kv_store *s, uint32_t client, struct kv
     int rc = store_client(e, s, client);
     if (rc)
         return rc;
-    if (n_block > n_id / KERN_KV_BLOCK)
+    if (n_block > n_id / KV_BLOCK)
         return store_no(e, s, KV_WHY_REFUSED, ERR_PROTO, "%" PRIu64 " digests for %" PRIu64 " ids", n_block, n_id);
-    if ((n_id + KERN_KV_BLOCK - 1) / KERN_KV_BLOCK > s->n_slot)
+    if ((n_id + KV_BLOCK - 1) / KV_BLOCK > s->n_slot)
         return store_no(e, s, KV_WHY_NEVER, ERR_NO,
                         "%" PRIu64 " tokens never fit: the store has %" PRIu64 " blocks of %d", n_id, s->n_slot,
-                        KERN_KV_BLOCK);
+                        KV_BLOCK);
     rc = seq_new(e, s, &i, client);
     if (rc)
         return rc;
@@ -219,7 +219,7 @@ static int check_publish(struct err *e, struct kv_store *s, uint32_t client, con
     if (p->at != q->n_block)
         return store_no(e, s, KV_WHY_REFUSED, ERR_NO, "block %" PRIu64 " where block %" PRIu64 " comes next", p->at,
                         (uint64_t)q->n_block);
-    if (p->n_tail >= KERN_KV_BLOCK || (p->n_tail != 0) != (p->tail != KV_NONE))
+    if (p->n_tail >= KV_BLOCK || (p->n_tail != 0) != (p->tail != KV_NONE))
         return store_no(e, s, KV_WHY_REFUSED, ERR_NO, "a tail of %u tokens", p->n_tail);
     if (pages_for(p->at + p->n_block) - pages_for(p->at) > s->n_free_page)
         return store_no(e, s, KV_WHY_NOT_NOW, ERR_NO, "the store has no room for longer tables now");
@@ -241,7 +241,7 @@ static uint32_t add_block(struct kv_store *s, uint32_t client, const struct kv_p
     static const uint8_t zero[KV_DIGEST];
     uint32_t i = p->slot[k], seq = (uint32_t)p->seq;
     const uint8_t *digest = p->digests ? p->digests + k * KV_DIGEST : NULL;
-    const uint32_t *ids = p->ids + k * KERN_KV_BLOCK;
+    const uint32_t *ids = p->ids + k * KV_BLOCK;
     uint32_t parent = p->at + k ? seq_block(s, seq, p->at + k - 1) : KV_NONE;
     if (parent != KV_NONE && slot_of(s, parent)->state != KV_NAMED)
         digest = NULL; /* behind a block without a name there is none that could be found */
@@ -253,7 +253,7 @@ static uint32_t add_block(struct kv_store *s, uint32_t client, const struct kv_p
     }
     if (!digest || found != KV_NONE) {
         memcpy(slot_of(s, i)->ids, ids, sizeof slot_of(s, i)->ids);
-        slot_of(s, i)->n_id = KERN_KV_BLOCK;
+        slot_of(s, i)->n_id = KV_BLOCK;
         slot_of(s, i)->sum = p->sum[k];
         slot_set(s, i, KV_PRIVATE, 0);
         return i;
@@ -278,7 +278,7 @@ static void set_tail(struct kv_store *s, uint32_t client, const struct kv_publis
     if (p->tail == KV_NONE)
         return;
     struct kv_slot *t = slot_of(s, p->tail);
-    memcpy(t->ids, p->ids + p->n_block * KERN_KV_BLOCK, p->n_tail * sizeof *t->ids);
+    memcpy(t->ids, p->ids + p->n_block * KV_BLOCK, p->n_tail * sizeof *t->ids);
     t->n_id = p->n_tail;
     slot_set(s, p->tail, KV_PRIVATE, client + 1);
 }

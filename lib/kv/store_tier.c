@@ -91,7 +91,7 @@ struct claim *tier_claim(struct kv_store *s, uint32_t i, uint64_t n)
     struct kv_tier_block b;
     struct err e = {0};
     if (!s->o.tier || s->tier_late || q->no_tier || !slots_available(s) || !kv_tier_find(s->o.tier, &b, digest) ||
-        memcmp(b.ids, q->ids + n * KERN_KV_BLOCK, sizeof b.ids) ||
+        memcmp(b.ids, q->ids + n * KV_BLOCK, sizeof b.ids) ||
         memcmp(b.parent, n ? slot_of(s, seq_block(s, i, n - 1))->digest : zero, KV_DIGEST))
         return NULL;
     struct claim *c = claim_read(s, digest, s->o.tier_ns ? s->now_ns + s->o.tier_ns : UINT64_MAX);

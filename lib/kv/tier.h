@@ -23,7 +23,7 @@ void kv_tier_free(struct kv_tier *t);
 
 struct kv_tier_block {
     uint8_t digest[KV_DIGEST], parent[KV_DIGEST];
-    uint32_t ids[KERN_KV_BLOCK];
+    uint32_t ids[KV_BLOCK];
     uint64_t sum;
 };
 

@@ -57,7 +57,7 @@ int store_client_publish(struct err *e, struct store_client *c, uint32_t *out, c
                                           .n_block = (uint32_t)p->n_block,
                                           .digests = {p->digests, p->digests ? p->n_block * KV_DIGEST : 0},
                                           .ids = p->ids,
-                                          .n_id = (uint32_t)(p->n_block * KERN_KV_BLOCK + p->n_tail),
+                                          .n_id = (uint32_t)(p->n_block * KV_BLOCK + p->n_tail),
                                           .has_tail = p->tail != KV_NONE,
                                           .tail = p->tail}};
     int rc = client_call(e, c, &f, WIRE_KV_SLOTS);

@@ -26,7 +26,7 @@ bool handle_waits_at(const struct job *j, int store)
 uint64_t handle_blocks(const struct job *j, int store)
 {
     uint64_t n = (uint64_t)j->pub.n_prompt + j->pub.n_out;
-    return handle_waits_at(j, store) && n ? (n - 1 + SCHED_BLOCK - 1) / SCHED_BLOCK : 0;
+    return handle_waits_at(j, store) && n ? (n - 1 + KV_BLOCK - 1) / KV_BLOCK : 0;
 }
 
 static void let_go(struct sched *s, int store, const uint8_t *p, size_t n)

@@ -272,7 +272,7 @@ uint64_t job_blocks(const struct sched *s, const struct job *j, uint32_t max_len
         want = want < max_len ? want : max_len;
         n = want > n ? want : n;
     }
-    return (n + SCHED_BLOCK - 1) / SCHED_BLOCK;
+    return (n + KV_BLOCK - 1) / KV_BLOCK;
 }
 
 uint64_t job_wants(const struct sched *s, const struct job *j, int store, uint32_t max_len, enum sched_phase phase)

@@ -2,11 +2,11 @@
 #ifndef SCHED_MACHINE_H
 #define SCHED_MACHINE_H
 
+#include "base/time.h"
 #include "sched/sched.h"
 
 #define SKIP_LEVELS 12
-#define DRAINED_MAX 256 /* workers that were drained when their sessions ended */
-#define NS_MS 1000000ull
+#define DRAINED_MAX 256       /* workers that were drained when their sessions ended */
 #define SCAN_NS (250 * NS_MS) /* policies look again though nothing has happened */
 
 struct job;

@@ -15,7 +15,6 @@
 #include "base/kv_block.h"
 #include "err/err.h"
 
-#define SCHED_BLOCK KV_BLOCK
 #define SCHED_STORES_MAX 128 /* stores (hosts) whose blocks are known; others are served without */
 
 enum sched_role { SCHED_PREFILL = 1, SCHED_DECODE = 2, SCHED_BOTH = 3 };

@@ -5,11 +5,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "link/notify.h"
 #include "proc/proc.h"
 #include "sched/serve_impl.h"
 
-#define NS_S 1000000000ull
 #define WAIT_NS_MAX (250 * NS_MS) /* looks at signals */
 #define STOPPED_NS (500 * NS_MS)  /* later than meant by this much: the process was stopped */
 #define ENDING_NS (60 * NS_S)     /* after SIGTERM requests may run this long */
@@ -21,7 +21,7 @@
 
 uint64_t serve_now(struct serve *v)
 {
-    uint64_t now = proc_now_ns(), took = now - v->last_ns;
+    uint64_t now = time_now_ns(), took = now - v->last_ns;
     if (v->last_ns && took > v->allowed_ns + STOPPED_NS)
         v->skew_ns += took - v->allowed_ns;
     v->last_ns = now;
@@ -45,7 +45,7 @@ void serve_say(struct serve *v, const char *text)
 void serve_say_some(struct serve *v, const char *text)
 {
     char line[700];
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     if (v->said_ns && now - v->said_ns < SAY_NS) {
         v->n_unsaid++;
         return;
@@ -210,12 +210,12 @@ static bool over(struct serve *v)
         return true;
     if (proc_term_count() && !v->ending) {
         v->ending = true;
-        v->end_ns = proc_now_ns() + ENDING_NS;
+        v->end_ns = time_now_ns() + ENDING_NS;
     }
     if (!v->ending)
         return false;
     end_waiting(v);
-    return proc_now_ns() > v->end_ns || (!v->s->n_running && !v->s->n_waiting && peers_quiet(v));
+    return time_now_ns() > v->end_ns || (!v->s->n_running && !v->s->n_waiting && peers_quiet(v));
 }
 
 static void wait(struct serve *v)
@@ -238,8 +238,8 @@ static int run(struct err *e, struct serve *v)
         if (over(v))
             return 0;
         decide(v);
-        if (proc_now_ns() > v->renew_ns) {
-            v->renew_ns = proc_now_ns() + RENEW_NS;
+        if (time_now_ns() > v->renew_ns) {
+            v->renew_ns = time_now_ns() + RENEW_NS;
             stores_renew(v);
         }
         if (v->broken) {
@@ -254,7 +254,7 @@ int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o
 {
     struct serve v = {.s = s, .o = o};
     struct sched_sink sink = {peers_emit, &v};
-    struct session_hub_opts opts = {.self = {.role = "sched", .name = o->prog, .inc = proc_now_ns()}};
+    struct session_hub_opts opts = {.self = {.role = "sched", .name = o->prog, .inc = time_now_ns()}};
     opts.silence_accepted_ms = (uint32_t)(3 * sched_view_knob(&s->view, "heartbeat_ms"));
     sched_set_sink(s, &sink);
     handle_tell(s, stores_let_go, &v);

@@ -144,7 +144,7 @@ static bool refuse_never(struct sched *s, struct job *j)
         return false;
     snprintf(text, sizeof text,
              "prompt and answer need %llu blocks of %d tokens, the largest pool has %llu (prompt: %u tokens)",
-             (unsigned long long)need, SCHED_BLOCK, (unsigned long long)s->blocks_max, j->pub.n_prompt);
+             (unsigned long long)need, KV_BLOCK, (unsigned long long)s->blocks_max, j->pub.n_prompt);
     refuse_job(s, j, true, 0, text);
     return true;
 }

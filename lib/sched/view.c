@@ -105,7 +105,7 @@ static uint32_t front(const struct sched *s, const struct job *j, uint32_t store
         else
             hi = mid;
     }
-    uint32_t n = lo * SCHED_BLOCK;
+    uint32_t n = lo * KV_BLOCK;
     return n < j->pub.n_prompt ? n : j->pub.n_prompt - 1;
 }
 
@@ -137,7 +137,7 @@ static void narrow(const struct sched *s, const struct job *j, uint32_t *out, ui
     if (!any)
         return;
     if (lo + 1 == hi) {
-        uint32_t tokens = lo * SCHED_BLOCK;
+        uint32_t tokens = lo * KV_BLOCK;
         set_all(out, n, set, tokens < j->pub.n_prompt ? tokens : j->pub.n_prompt - 1);
         return;
     }

@@ -46,16 +46,16 @@ void text_fingerprint_make(struct text *t, const struct gguf_str *merge, uint64_
     crypto_generichash_final(&h, t->fingerprint, sizeof t->fingerprint);
 }
 
-void text_digest(uint8_t out[TEXT_DIGEST], const uint8_t *parent, const uint32_t *ids, const void *salt, size_t n_salt)
+void text_digest(uint8_t out[KV_DIGEST], const uint8_t *parent, const uint32_t *ids, const void *salt, size_t n_salt)
 {
-    static const uint8_t zero[TEXT_DIGEST];
-    uint8_t le[4 * TEXT_BLOCK];
+    static const uint8_t zero[KV_DIGEST];
+    uint8_t le[4 * KV_BLOCK];
     crypto_generichash_state h;
-    for (int i = 0; i < TEXT_BLOCK; i++)
+    for (int i = 0; i < KV_BLOCK; i++)
         put_le(le + 4 * i, ids[i], 4);
-    crypto_generichash_init(&h, NULL, 0, TEXT_DIGEST);
-    crypto_generichash_update(&h, parent ? parent : zero, TEXT_DIGEST);
+    crypto_generichash_init(&h, NULL, 0, KV_DIGEST);
+    crypto_generichash_update(&h, parent ? parent : zero, KV_DIGEST);
     crypto_generichash_update(&h, le, sizeof le);
     add_bytes(&h, salt, n_salt);
-    crypto_generichash_final(&h, out, TEXT_DIGEST);
+    crypto_generichash_final(&h, out, KV_DIGEST);
 }

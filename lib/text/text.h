@@ -116,11 +116,8 @@ void text_out_end(struct text_out *o, const char **rest, size_t *n_rest);
 
 /* ---- names of KV blocks ---- */
 
-#define TEXT_BLOCK KV_BLOCK
-#define TEXT_DIGEST KV_DIGEST
-
 /* BLAKE2b-256 of (parent digest, 32 ids as little-endian u32, n_salt as u64, salt). parent NULL: 32 zero bytes. */
-void text_digest(uint8_t out[TEXT_DIGEST], const uint8_t *parent, const uint32_t *ids /* [32] */, const void *salt,
+void text_digest(uint8_t out[KV_DIGEST], const uint8_t *parent, const uint32_t *ids /* [32] */, const void *salt,
                  size_t n_salt);
 
 /* Invalid bytes replaced by U+FFFD as Python's errors="replace" does. *out: malloc'd. */

@@ -226,7 +226,7 @@ s.listen()
 print(s.getsockname()[1], flush=True)
 time.sleep(60)' > port 3>&- &
     echo $! > listener
-    until_true 10 test -s port
+    until_true 20 test -s port
     port=$(cat port)
     refused 1 "127.0.0.1:$port: somebody listens there already" --http "127.0.0.1:$port"
     refused 1 "127.0.0.1:$port: somebody listens there already" --http "127.0.0.1:$port" --detach
@@ -254,11 +254,11 @@ time.sleep(60)' > port 3>&- &
     touch stand/slow-stream
     kill -9 "$pid"
     connects # while there is no server
-    until_true 5 is_state stream starting
+    until_true 20 is_state stream starting
     connects
     rm stand/slow-stream
     kill -9 "$(pid_of stream)"
-    until_true 5 is_state stream ready
+    until_true 20 is_state stream ready
     [ "$(jq -r 'select(.name == "stream").listen' stand/starts | sort -u)" = http:ollama ]
     [ "$(grep -c 'the OpenAI API and metrics: http://example:1' up.err)" -eq 2 ]
     phasepipe down --run "$run"
@@ -275,7 +275,7 @@ exec sleep 100
 P
     phasepipe up --run "$run" 2> up.err 3>&- &
     echo $! > up.pid
-    until_true 10 grep -q "tokenize wrote 'READY.*' to --ready-fd, which is not a readiness message" up.err
+    until_true 20 grep -q "tokenize wrote 'READY.*' to --ready-fd, which is not a readiness message" up.err
     is_state tokenize starting
     kill -TERM "$(cat up.pid)"
     rc=0

@@ -12,10 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/time.h"
 #include "cli/cli.h"
 #include "engine/engine.h"
 #include "kv/bytes.h"
-#include "proc/proc.h"
 
 #define WARM_ROWS 64 /* of a prompt before the one that is timed: every weight is read once */
 #define WARM_STEPS 2
@@ -233,9 +233,9 @@ static int run_prefill(struct err *e, struct bench *b, const struct job *j, bool
     int rc = prefill(e, b, (int64_t)(j->pp < warm ? j->pp : warm));
     for (uint64_t i = 0; !rc && i < j->reps; i++) {
         engine_times(b->g, before);
-        uint64_t t = proc_now_ns();
+        uint64_t t = time_now_ns();
         rc = prefill(e, b, (int64_t)j->pp);
-        t = proc_now_ns() - t;
+        t = time_now_ns() - t;
         if (!rc)
             report(b, j, t, before);
     }
@@ -255,11 +255,11 @@ static int run_decode(struct err *e, struct bench *b, const struct job *j)
         for (int64_t k = 0; !rc && k < (int64_t)j->tg + WARM_STEPS; k++) {
             if (k == WARM_STEPS) {
                 engine_times(b->g, before);
-                t = proc_now_ns();
+                t = time_now_ns();
             }
             rc = decode(e, b, c, (int64_t)j->batch, depth + k);
         }
-        t = proc_now_ns() - t;
+        t = time_now_ns() - t;
         if (!rc)
             report(b, j, t, before);
     }

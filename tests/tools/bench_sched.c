@@ -15,13 +15,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "link/session.h"
 #include "proc/proc.h"
 
 #define WORKERS_MAX 256
 #define JOBS_MAX (1u << 22)
-#define NS_S 1000000000ull
-#define NS_MS 1000000ull
 #define PROMPT 64
 
 struct held {
@@ -166,7 +165,7 @@ static void take_all(struct fake *w)
 {
     struct session_event v;
     struct wire_frame f;
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     while (session_hub_next(w->hub, &v)) {
         if (v.type == SESSION_DOWN || v.type == SESSION_REFUSED)
             must(err_set(&e, ERR_SYS, "%s", v.err.text));
@@ -183,7 +182,7 @@ static void submit_some(uint64_t n)
     for (uint64_t i = 0; i < n && n_sent + 1 < JOBS_MAX; i++) {
         struct wire_frame f = submit_of(++n_sent);
         send_frame(&gateway, &f);
-        sent_ns[n_sent] = proc_now_ns();
+        sent_ns[n_sent] = time_now_ns();
     }
 }
 
@@ -203,7 +202,7 @@ static void turn(uint64_t begin, bool more)
     p[n_worker] = (struct pollfd){.fd = session_hub_fd(gateway.hub), .events = POLLIN};
     poll(p, n_worker + 1, 1);
     take_all(&gateway);
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     for (unsigned long i = 0; i < n_worker; i++) {
         take_all(&fakes[i]);
         report(&fakes[i], now);
@@ -271,20 +270,20 @@ static void close_one(struct fake *w)
 
 static void job(const char *url, double seconds)
 {
-    run = proc_now_ns();
+    run = time_now_ns();
     snprintf(name, sizeof name, "bench.%llu", (unsigned long long)run);
     n_sent = n_order = n_done = n_refused = 0;
     connect_all(url);
-    uint64_t begin = proc_now_ns();
-    while (proc_now_ns() < begin + NS_S / 2) /* all have joined */
+    uint64_t begin = time_now_ns();
+    while (time_now_ns() < begin + NS_S / 2) /* all have joined */
         turn(begin, false);
-    begin = proc_now_ns();
-    while (proc_now_ns() < begin + NS_S / 2)
+    begin = time_now_ns();
+    while (time_now_ns() < begin + NS_S / 2)
         turn(begin, true);
-    uint64_t from = n_order, start = proc_now_ns(), end = start + (uint64_t)(seconds * NS_S);
-    while (proc_now_ns() < end)
+    uint64_t from = n_order, start = time_now_ns(), end = start + (uint64_t)(seconds * NS_S);
+    while (time_now_ns() < end)
         turn(begin, true);
-    double took = (double)(proc_now_ns() - start) / NS_S;
+    double took = (double)(time_now_ns() - start) / NS_S;
     for (unsigned long i = 0; i < n_worker; i++)
         close_one(&fakes[i]);
     close_one(&gateway);

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/time.h"
 #include "cli/cli.h"
 #include "gateway/gateway.h"
 #include "proc/proc.h"
@@ -72,7 +73,7 @@ static void add(struct bench *b, struct gaps *g, double ms)
 
 static void tokens_came(struct bench *b, struct answer *a, uint32_t n)
 {
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     const struct answer *p = prompt_of(b);
     for (uint32_t i = 0; i < n; i++) {
         if (!a->n)
@@ -118,7 +119,7 @@ static int ask(struct err *e, struct bench *b, uint64_t i, uint64_t n_id, uint64
         n += (size_t)snprintf(line + n, cap - n, "%c%u", k ? ',' : '[', 100 + (b->random >> 8) % (uint32_t)b->j.vocab);
     }
     n += (size_t)snprintf(line + n, cap - n, "]}");
-    b->answer[i].asked = proc_now_ns();
+    b->answer[i].asked = time_now_ns();
     int rc = gateway_ask(e, b->g, b->seq + i, (struct wire_str){0}, line, n);
     free(line);
     return rc;
@@ -144,7 +145,7 @@ static int until(struct err *e, struct bench *b, uint64_t n_stream, bool prompt,
             *e = b->why;
             return e->code;
         }
-        if (proc_now_ns() - begin > LONG_NS)
+        if (time_now_ns() - begin > LONG_NS)
             return err_set(e, ERR_NO, "a job has not ended within %llu s", LONG_NS / 1000000000ull);
     }
     return 0;
@@ -174,7 +175,7 @@ static void report(struct bench *b)
 
 static int run(struct err *e, struct bench *b)
 {
-    uint64_t begin = proc_now_ns();
+    uint64_t begin = time_now_ns();
     int rc = 0;
     memset(b->answer, 0, sizeof b->answer);
     b->quiet.n = b->during.n = 0;
@@ -228,7 +229,7 @@ static int parse(struct err *e, struct job *j, char *line)
 int main(int argc, char **argv)
 {
     struct err e = {0};
-    struct bench b = {.seq = 1, .random = (uint32_t)proc_now_ns()};
+    struct bench b = {.seq = 1, .random = (uint32_t)time_now_ns()};
     struct gateway_opts o = {.frame = came, .arg = &b, .patience_ns = UINT64_MAX};
     const struct cli_opt opts[] = {
         {0, "sched", CLI_STR, &o.sched, "URL", "the scheduler", .lo = 0},

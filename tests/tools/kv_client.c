@@ -17,7 +17,7 @@
 #define BLOCKS_MAX 16384
 #define SHARED 2
 
-static uint32_t ids[BLOCKS_MAX * KERN_KV_BLOCK], slot[BLOCKS_MAX], out[BLOCKS_MAX];
+static uint32_t ids[BLOCKS_MAX * KV_BLOCK], slot[BLOCKS_MAX], out[BLOCKS_MAX];
 static uint8_t digests[BLOCKS_MAX * KV_DIGEST];
 static uint64_t sum[BLOCKS_MAX];
 static uint32_t credit[BLOCKS_MAX];
@@ -30,8 +30,8 @@ static void prompt(uint32_t seed, uint64_t n)
     n_prompt = n;
     for (uint64_t d = 0; d < n; d++) {
         uint32_t s = d < SHARED ? 0 : seed;
-        for (int i = 0; i < KERN_KV_BLOCK; i++)
-            ids[d * KERN_KV_BLOCK + (uint64_t)i] = s * 100000 + (uint32_t)d * 32 + (uint32_t)i;
+        for (int i = 0; i < KV_BLOCK; i++)
+            ids[d * KV_BLOCK + (uint64_t)i] = s * 100000 + (uint32_t)d * 32 + (uint32_t)i;
         memcpy(digests + d * KV_DIGEST, &s, 4);
         memcpy(digests + d * KV_DIGEST + 4, &d, 8);
     }
@@ -80,7 +80,7 @@ static int publish(struct err *e, struct store_client *c, uint64_t n, uint32_t n
                            .sum = sum,
                            .n_block = n,
                            .digests = digests + at * KV_DIGEST,
-                           .ids = ids + at * KERN_KV_BLOCK,
+                           .ids = ids + at * KV_BLOCK,
                            .n_tail = n_tail,
                            .tail = n_tail ? credit[--n_credit] : KV_NONE};
     int rc = store_client_publish(e, c, out, &u);
@@ -148,7 +148,7 @@ static int time_publish(struct err *e, struct store_client *c)
                                .sum = sum,
                                .n_block = n_block,
                                .digests = digests + q.n_block * KV_DIGEST,
-                               .ids = ids + q.n_block * KERN_KV_BLOCK,
+                               .ids = ids + q.n_block * KV_BLOCK,
                                .tail = KV_NONE};
         uint64_t begin = time_now_ns();
         rc = rc ? rc : store_client_publish(e, c, out, &u);
@@ -170,7 +170,7 @@ static int time_lease(struct err *e, struct store_client *c)
     for (int i = 0; i < 9; i++) {
         struct kv_seq_info l;
         uint64_t begin = time_now_ns();
-        int rc = store_client_lease(e, c, &l, ids, n_prompt * KERN_KV_BLOCK, digests, n_prompt, true);
+        int rc = store_client_lease(e, c, &l, ids, n_prompt * KV_BLOCK, digests, n_prompt, true);
         ns = time_now_ns() - begin;
         if (!rc && l.n_block != n_prompt)
             rc = err_set(e, ERR_NO, "%" PRIu64 " of %" PRIu64 " blocks are there", l.n_block, n_prompt);
@@ -192,7 +192,7 @@ static int one(struct err *e, struct store_client *c, const char *line)
     int rc;
     if (n >= 1 && (!strcmp(word, "lease") || !strcmp(word, "nowait"))) {
         prompt((uint32_t)x, y < BLOCKS_MAX ? y : BLOCKS_MAX);
-        rc = store_client_lease(e, c, &q, ids, n_prompt * KERN_KV_BLOCK, digests, n_prompt, *word == 'l');
+        rc = store_client_lease(e, c, &q, ids, n_prompt * KV_BLOCK, digests, n_prompt, *word == 'l');
         return rc ? rc : show(&q);
     }
     if (!strcmp(word, "credit")) {

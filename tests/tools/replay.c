@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/time.h"
 #include "cli/cli.h"
 #include "gateway/gateway.h"
 #include "proc/proc.h"
@@ -77,7 +78,7 @@ static void came(void *arg, const struct wire_frame *f)
     if (f->kind == WIRE_HELLO || seq >= r->n)
         return;
     struct played *p = &r->v[seq];
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     if (f->kind == WIRE_OUT && f->out.n_id) {
         p->first = p->first ? p->first : now;
         p->last = now;
@@ -102,11 +103,11 @@ static bool any_hope(const struct replay *r, uint64_t now)
 
 static int play(struct err *e, struct replay *r)
 {
-    uint64_t begin = proc_now_ns();
+    uint64_t begin = time_now_ns();
     size_t next = 0;
     int rc = 0;
-    while (!rc && any_hope(r, proc_now_ns())) {
-        double now_ms = (double)(proc_now_ns() - begin) / MS;
+    while (!rc && any_hope(r, time_now_ns())) {
+        double now_ms = (double)(time_now_ns() - begin) / MS;
         while (next < r->n && r->v[next].at_ms <= now_ms && !rc) {
             struct played *p = &r->v[next];
             p->asked = begin + (uint64_t)(p->at_ms * MS); /* what this program is late by counts */

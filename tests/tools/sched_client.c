@@ -22,11 +22,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "link/session.h"
 #include "link/worker.h"
 #include "proc/proc.h"
-
-#define NS_MS 1000000ull
 
 static struct err e;
 static struct session_hub *hub;
@@ -49,7 +48,7 @@ static unsigned long number(const char *s)
 
 static void dial(const char *url, const char *role, const char *name)
 {
-    inc = proc_now_ns();
+    inc = time_now_ns();
     const struct session_hub_opts o = {.self = {.role = role, .name = name, .inc = inc}};
     must(session_hub_new(&e, &hub, &o));
     must(session_dial(&e, &to, hub, url, "sched", NULL));
@@ -66,9 +65,9 @@ static void hang_up(void)
 /* False: not in time. */
 static bool next_event(struct session_event *v, int ms)
 {
-    uint64_t now, end = proc_now_ns() + (uint64_t)ms * NS_MS;
+    uint64_t now, end = time_now_ns() + (uint64_t)ms * NS_MS;
     while (!session_hub_next(hub, v)) {
-        now = proc_now_ns();
+        now = time_now_ns();
         if (now >= end)
             return false;
         session_hub_wait(hub, (int)((end - now) / NS_MS) + 1);
@@ -290,7 +289,7 @@ static void take_told(struct worker_told *t, uint64_t prefill_ns, uint64_t token
         uint64_t ns = decode ? 0 : prefill_ns;
         if (!prefill)
             ns += token_ns * (o->max_tokens - o->n_out);
-        task[n_task++] = (struct task){t, proc_now_ns() + ns};
+        task[n_task++] = (struct task){t, time_now_ns() + ns};
         return;
     }
     for (uint32_t i = 0; i < n_task && (t->what == TOLD_CANCEL || t->what == TOLD_PREEMPT); i++)
@@ -303,7 +302,7 @@ static void take_told(struct worker_told *t, uint64_t prefill_ns, uint64_t token
 
 static void finish_some(void)
 {
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     for (uint32_t i = n_task; i-- > 0;) {
         const struct wire_order *o = task[i].told->o;
         bool prefill = o->phase.n == 7 && !memcmp(o->phase.p, "prefill", 7);
@@ -368,12 +367,12 @@ static void raw(const char *url, const void *p, size_t n)
     if (s < 0 || connect(s, (struct sockaddr *)&a, sizeof a))
         must(err_sys(&e, "connect"));
     (void)!write(s, p, n);
-    uint64_t end = proc_now_ns() + 10000 * NS_MS;
+    uint64_t end = time_now_ns() + 10000 * NS_MS;
     for (;;) {
         struct pollfd f = {.fd = s, .events = POLLIN};
         if (poll(&f, 1, 100) > 0 && read(s, got, sizeof got) <= 0)
             break;
-        if (proc_now_ns() > end)
+        if (time_now_ns() > end)
             must(err_set(&e, ERR_PROTO, "a connection that sends no session_hello stays open"));
     }
     close(s);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/time.h"
 #include "link/session.h"
 #include "proc/proc.h"
 
@@ -64,7 +65,7 @@ static void submit(const struct wire_submit *f)
     check(wire_decode_next(&e, &hello, body_arena, &p, &n) || wire_decode_next(&e, &tok, body_arena, &p, &n));
     *j = (struct job){.used = true,
                       .job = f->job,
-                      .next_ns = proc_now_ns() + delay_ns,
+                      .next_ns = time_now_ns() + delay_ns,
                       .n_out = f->n_out,
                       .max_tokens = f->max_tokens,
                       .n_prompt = f->n_prompt,
@@ -131,7 +132,7 @@ int main(int argc, char **argv)
 {
     struct session_listener *l;
     struct session_event ev;
-    struct session_hub_opts o = {.self = {.role = "sched", .name = "sched_peer", .inc = proc_now_ns()}}, of_worker = o;
+    struct session_hub_opts o = {.self = {.role = "sched", .name = "sched_peer", .inc = time_now_ns()}}, of_worker = o;
     if (argc < 2)
         return 100;
     of_worker.self.role = "worker";
@@ -147,7 +148,7 @@ int main(int argc, char **argv)
         while (session_hub_next(sched, &ev))
             take(&ev);
         for (struct job *j = jobs; j < jobs + JOBS; j++)
-            if (j->used && j->next_ns <= proc_now_ns())
+            if (j->used && j->next_ns <= time_now_ns())
                 work(j);
         while (session_hub_next(worker, &ev))
             ;

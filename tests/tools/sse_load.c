@@ -23,10 +23,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "http/http.h"
 #include "proc/proc.h"
 
-#define MS ((uint64_t)1000000)
+#define MS NS_MS
 #define PATIENCE_NS ((uint64_t)20000 * MS)
 #define TAIL 64 /* of what a read cut off */
 #define MARK "\"ns\":"
@@ -86,7 +87,7 @@ static int dial(const char *address)
 /* Events of what has come; the end of it, where an event may be cut, is kept. */
 static void take(struct client *c, struct stream *s, const char *p, size_t n)
 {
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     const char *end = p + n, *at = p, *mark;
     while ((mark = memmem(at, (size_t)(end - at), MARK, sizeof MARK - 1)) != NULL &&
            mark + sizeof MARK - 1 + 20 <= end) {
@@ -215,7 +216,7 @@ static void write_event(struct served *v, uint64_t i)
     struct http_request *r = v->r[i];
     if (!r)
         return;
-    int n = snprintf(event, sizeof event, "data: {" MARK "%020" PRIu64 ",\"text\":\"%0*d\"}\n\n", proc_now_ns(),
+    int n = snprintf(event, sizeof event, "data: {" MARK "%020" PRIu64 ",\"text\":\"%0*d\"}\n\n", time_now_ns(),
                      (int)v->p.bytes, 0);
     http_write(r, event, (size_t)n);
     if (++v->n_event[i] < v->p.events)
@@ -231,7 +232,7 @@ static void step(struct served *v, uint64_t at_ns)
 {
     struct err e = {0};
     struct pollfd p = {.fd = http_fd(v->h), .events = POLLIN};
-    uint64_t now = proc_now_ns(), next = http_next_ms(v->h), ns = now < at_ns ? at_ns - now : 0;
+    uint64_t now = time_now_ns(), next = http_next_ms(v->h), ns = now < at_ns ? at_ns - now : 0;
     if (next < UINT64_MAX / MS && next * MS < ns)
         ns = next * MS;
     struct timespec t = {(time_t)(ns / (1000 * MS)), (long)(ns % (1000 * MS))};
@@ -252,22 +253,22 @@ static uint64_t due_ns(const struct served *v, uint64_t k, uint64_t start)
 
 static void serve(struct served *v)
 {
-    uint64_t patience = proc_now_ns() + PATIENCE_NS, all = v->p.streams * v->p.events, k = 0;
-    while (v->n < v->p.streams && proc_now_ns() < patience)
-        step(v, proc_now_ns() + 100 * MS);
+    uint64_t patience = time_now_ns() + PATIENCE_NS, all = v->p.streams * v->p.events, k = 0;
+    while (v->n < v->p.streams && time_now_ns() < patience)
+        step(v, time_now_ns() + 100 * MS);
     if (!v->n)
         return;
-    uint64_t start = proc_now_ns() + 100 * MS;
+    uint64_t start = time_now_ns() + 100 * MS;
     double before = cpu_us();
     while (k < all && v->n_over < v->n) {
-        for (uint64_t now = proc_now_ns(); k < all && due_ns(v, k, start) <= now; k++)
+        for (uint64_t now = time_now_ns(); k < all && due_ns(v, k, start) <= now; k++)
             write_event(v, k % v->n);
         step(v, k < all ? due_ns(v, k, start) : 0);
     }
     double spent = cpu_us() - before;
-    patience = proc_now_ns() + PATIENCE_NS;
-    while (http_connections(v->h) && proc_now_ns() < patience)
-        step(v, proc_now_ns() + 100 * MS);
+    patience = time_now_ns() + PATIENCE_NS;
+    while (http_connections(v->h) && time_now_ns() < patience)
+        step(v, time_now_ns() + 100 * MS);
     printf("server_us_per_event %.2f\ngone %" PRIu64 "\n", spent / (double)all, v->n_gone);
 }
 

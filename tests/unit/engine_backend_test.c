@@ -147,12 +147,12 @@ static void carry(struct rig *a, struct rig *b, int64_t n)
 {
     const struct kv_layout *l = kv_pool_layout(a->pool);
     struct err e = {0};
-    size_t most = kv_packed_bytes(l, l->n_layer, KERN_KV_BLOCK);
+    size_t most = kv_packed_bytes(l, l->n_layer, KV_BLOCK);
     uint8_t *out_room = malloc(most), *in_room = malloc(most);
     assert_true(out_room && in_room);
-    for (int64_t block = 0; block * KERN_KV_BLOCK < n; block++)
+    for (int64_t block = 0; block * KV_BLOCK < n; block++)
         for (int64_t layer = 0; layer < l->n_layer; layer++) {
-            int n_token = (int)(n - block * KERN_KV_BLOCK < KERN_KV_BLOCK ? n - block * KERN_KV_BLOCK : KERN_KV_BLOCK);
+            int n_token = (int)(n - block * KV_BLOCK < KV_BLOCK ? n - block * KV_BLOCK : KV_BLOCK);
             struct kv_part from = {a->kv.slot[block], layer, 1, n_token}, to = from;
             const uint8_t *bytes;
             to.slot = b->kv.slot[block];

@@ -15,8 +15,8 @@
 
 #include <jansson.h>
 
+#include "base/time.h"
 #include "gateway/gateway.h"
-#include "proc/proc.h"
 #include "unit/session_fake.h"
 
 #define OK(call)                                                                                                       \
@@ -213,17 +213,17 @@ static void step(struct world *w)
 /* Until `what` is true; a test that waits for ever fails. */
 #define UNTIL(what)                                                                                                    \
     do {                                                                                                               \
-        uint64_t end_ = proc_now_ns() + 10000000000u;                                                                  \
+        uint64_t end_ = time_now_ns() + 10000000000u;                                                                  \
         while (!(what)) {                                                                                              \
             step(w);                                                                                                   \
-            if (proc_now_ns() > end_)                                                                                  \
+            if (time_now_ns() > end_)                                                                                  \
                 fail_msg("never: %s", #what);                                                                          \
         }                                                                                                              \
     } while (0)
 
 static void pause_ms(struct world *w, uint64_t ms)
 {
-    for (uint64_t end = proc_now_ns() + ms * 1000000; proc_now_ns() < end;)
+    for (uint64_t end = time_now_ns() + ms * 1000000; time_now_ns() < end;)
         step(w);
 }
 
@@ -623,9 +623,9 @@ static void test_refused(void **state)
     assert_string_equal(text(nth(w->given, "err", 0), "text"), "the queue is full");
     job = ask(w, 2);
     refuse(w, job, false, 100000000);
-    uint64_t began = proc_now_ns();
+    uint64_t began = time_now_ns();
     UNTIL(count(w->told, "submit") == 3);
-    assert_true(proc_now_ns() - began >= 90000000);
+    assert_true(time_now_ns() - began >= 90000000);
     ack(w, job);
     refuse(w, job, false, 500000000); /* longer than it waits */
     UNTIL(gateway_running(w->g) == 0);

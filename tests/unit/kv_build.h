@@ -42,7 +42,7 @@ static inline struct kv_arena *small_arena(uint64_t n_slot)
 /* Block d of a prompt that takes branch path[d] at each block: ids, and a name of the path up to there. */
 #define DEPTH_MAX 64
 struct prompt {
-    uint32_t ids[DEPTH_MAX * KERN_KV_BLOCK];
+    uint32_t ids[DEPTH_MAX * KV_BLOCK];
     uint8_t digests[DEPTH_MAX * KV_DIGEST];
     uint64_t n;
 };
@@ -52,8 +52,8 @@ static inline void prompt_of(struct prompt *p, const uint8_t *path, uint64_t n)
     p->n = n;
     memset(p->digests, 0, sizeof p->digests);
     for (uint64_t d = 0; d < n; d++) {
-        for (int i = 0; i < KERN_KV_BLOCK; i++)
-            p->ids[d * KERN_KV_BLOCK + i] = path[d] * 1000u + (uint32_t)(d * 32 + i);
+        for (int i = 0; i < KV_BLOCK; i++)
+            p->ids[d * KV_BLOCK + i] = path[d] * 1000u + (uint32_t)(d * 32 + i);
         uint8_t *name = p->digests + d * KV_DIGEST;
         if (d)
             memcpy(name, name - KV_DIGEST, KV_DIGEST);

@@ -19,6 +19,7 @@
 
 #include "api/metrics.h"
 #include "api/watch.h"
+#include "base/time.h"
 #include "exposition.h"
 
 #define OK(call)                                                                                                       \
@@ -26,7 +27,7 @@
         if (call)                                                                                                      \
             fail_msg("%s: %s", #call, e.text);                                                                         \
     } while (0)
-#define MS ((uint64_t)1000000)
+#define MS NS_MS
 
 static struct err e;
 static struct expo page;

@@ -14,12 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/time.h"
 #include "sched/sched.h"
 
 #define N_WORKER 6
 #define N_JOB 6000
 #define N_RUN 64
-#define MS 1000000ull
+#define MS NS_MS
 
 static uint64_t seed;
 

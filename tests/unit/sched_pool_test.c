@@ -12,9 +12,10 @@
 
 #include <string.h>
 
+#include "base/time.h"
 #include "sched/sched.h"
 
-#define MS 1000000ull
+#define MS NS_MS
 #define POOL 75
 
 struct world {

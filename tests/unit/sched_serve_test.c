@@ -20,8 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "link/session.h"
-#include "proc/proc.h"
 
 #define OK(call)                                                                                                       \
     do {                                                                                                               \
@@ -73,9 +73,9 @@ static int stop(void **state)
 
 static bool next_event(struct peer *p, struct session_event *v, int ms)
 {
-    uint64_t end = proc_now_ns() + (uint64_t)ms * 1000000;
+    uint64_t end = time_now_ns() + (uint64_t)ms * 1000000;
     while (!session_hub_next(p->hub, v)) {
-        uint64_t now = proc_now_ns();
+        uint64_t now = time_now_ns();
         if (now >= end)
             return false;
         session_hub_wait(p->hub, (int)((end - now) / 1000000) + 1);
@@ -269,7 +269,7 @@ static void a_burst_of_large_orders_is_held_back(void **state)
         assert_true(next_event(g, &v, LATE_MS));
     join(w, NULL);
     capacity(w, 0, 16);
-    for (uint64_t end = proc_now_ns() + 1000000000; proc_now_ns() < end; usleep(100000)) {
+    for (uint64_t end = time_now_ns() + 1000000000; time_now_ns() < end; usleep(100000)) {
         struct wire_stat st = stat_of(t); /* it goes on serving others */
         assert_int_equal(st.running + st.waiting, N);
         assert_true(st.placed < N); /* back pressure: a full session gets no more orders */

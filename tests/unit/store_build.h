@@ -92,7 +92,7 @@ static inline int publish(struct err *e, struct box *b, uint32_t client, struct 
                            .sum = sum,
                            .n_block = n,
                            .digests = p->digests + q->n_block * KV_DIGEST,
-                           .ids = p->ids + q->n_block * KERN_KV_BLOCK,
+                           .ids = p->ids + q->n_block * KV_BLOCK,
                            .tail = KV_NONE};
     rc = kv_store_publish(e, b->s, client, out, &u);
     uint32_t back[DEPTH_MAX];
@@ -110,7 +110,7 @@ static inline int publish(struct err *e, struct box *b, uint32_t client, struct 
 static inline int lease(struct err *e, struct box *b, uint32_t client, struct kv_seq_info *q, const struct prompt *p,
                         bool wait)
 {
-    return kv_store_lease(e, b->s, client, q, p->ids, p->n * KERN_KV_BLOCK, p->digests, p->n, wait);
+    return kv_store_lease(e, b->s, client, q, p->ids, p->n * KV_BLOCK, p->digests, p->n, wait);
 }
 
 static inline void holds_prefix(const struct box *b, const struct kv_seq_info *q, const struct prompt *p)

@@ -145,7 +145,7 @@ static void do_publish(struct model *m, uint32_t c, struct held *h)
                            .sum = sum,
                            .n_block = n,
                            .digests = h->p.digests + h->q.n_block * KV_DIGEST,
-                           .ids = h->p.ids + h->q.n_block * KERN_KV_BLOCK,
+                           .ids = h->p.ids + h->q.n_block * KV_BLOCK,
                            .tail = KV_NONE};
     for (uint64_t k = 0; k < n; k++) {
         bool is_tail = !k && old_tail != KV_NONE && dice(2);

@@ -255,15 +255,15 @@ static void fingerprints_tell_vocabularies_apart(void **state)
 static void blocks_are_named_by_blake2b(void **state)
 {
     (void)state;
-    uint32_t ids[TEXT_BLOCK];
-    uint8_t a[TEXT_DIGEST], b[TEXT_DIGEST];
+    uint32_t ids[KV_BLOCK];
+    uint8_t a[KV_DIGEST], b[KV_DIGEST];
     char hex[65];
-    for (uint32_t i = 0; i < TEXT_BLOCK; i++)
+    for (uint32_t i = 0; i < KV_BLOCK; i++)
         ids[i] = 1000 + i;
     text_digest(a, NULL, ids, NULL, 0);
     sodium_bin2hex(hex, sizeof hex, a, sizeof a);
     assert_string_equal(hex, "a569f1f5d29c0a21960f6889028df5d493a8ae3a8085b390b15decefcafba15c");
-    for (uint32_t i = 0; i < TEXT_BLOCK; i++)
+    for (uint32_t i = 0; i < KV_BLOCK; i++)
         ids[i] = UINT32_MAX - i;
     text_digest(b, a, ids, "tenant", 7);
     sodium_bin2hex(hex, sizeof hex, b, sizeof b);

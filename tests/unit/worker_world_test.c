@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "link/worker.h"
 #include "sched/policy.h"
 #include "sched/sched.h"
@@ -34,7 +35,7 @@
 #define AT_ONCE 24
 #define TOKENS_MAX 64
 #define SEATS 6
-#define S_NS 1000000000ull
+#define S_NS NS_S
 
 static struct err e;
 static uint64_t random_state;
