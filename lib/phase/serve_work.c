@@ -52,9 +52,8 @@ static int read_body(struct err *e, struct serve *v, struct assignment *a)
 {
     struct err *why = &a->q.err;
     struct wire_frame f;
-    const struct wire_order *o = a->told->o;
-    const uint8_t *p = o->body.p;
-    size_t n = o->body.n;
+    const uint8_t *p = a->told->o->body.p;
+    size_t n = a->told->o->body.n;
     a->mem = wire_arena_new();
     if (!a->mem)
         return err_nomem(e, "a request", n);
@@ -66,7 +65,6 @@ static int read_body(struct err *e, struct serve *v, struct assignment *a)
         err_set(why, ERR_NO, "the request has no tok frame: %s", why->code ? why->text : "its body is something else");
     else {
         a->tok = f.req;
-        a->tok.seq = o->job;
         return request_init(e, &a->q, &v->r.s, &a->tok);
     }
     return 0;
