@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "cmd/phasepipe/service.h"
 #include "link/session.h"
 #include "link/stat.h"
@@ -79,12 +80,12 @@ static int on_event(struct err *e, struct asker *a, bool *done, const struct wir
 
 static int ask(struct err *e, struct asker *a, const struct wire_frame *f)
 {
-    uint64_t end = proc_now_ns() + ASK_MS * 1000000ull;
+    uint64_t end = time_now_ns() + ASK_MS * NS_MS;
     struct session_event v;
     bool done = false;
     int rc = session_is_up(a->sched) ? session_send(e, a->sched, f) : 0;
     while (!rc && !done) {
-        uint64_t now = proc_now_ns();
+        uint64_t now = time_now_ns();
         if (now >= end)
             return err_set(e, ERR_NO, "nobody answers at %s within %d s", a->url, ASK_MS / 1000);
         session_hub_wait(a->hub, (int)((end - now) / 1000000 + 1));

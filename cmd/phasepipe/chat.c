@@ -11,6 +11,7 @@
 
 #include <jansson.h>
 
+#include "base/vec.h"
 #include "cli/cli.h"
 #include "cmd/phasepipe/phasepipe.h"
 #include "text/text.h"
@@ -168,14 +169,9 @@ static int next_frame(struct err *e, struct chat *c, struct wire_frame **f)
 
 static int keep(struct err *e, struct chat *c, struct wire_str s)
 {
-    if (c->cap_answer - c->n_answer < s.n) {
-        size_t cap = 2 * c->cap_answer + s.n + 256;
-        char *grown = realloc(c->answer, cap);
-        if (!grown)
-            return err_nomem(e, "answer", cap);
-        c->answer = grown;
-        c->cap_answer = cap;
-    }
+    int rc = vec_reserve(e, &c->answer, &c->cap_answer, c->n_answer + s.n, 1, "answer");
+    if (rc)
+        return rc;
     if (s.n)
         memcpy(c->answer + c->n_answer, s.p, s.n);
     c->n_answer += s.n;

@@ -7,8 +7,10 @@
 
 #include "api/metrics_impl.h"
 #include "api/watch_impl.h"
+#include "base/loop.h"
+#include "base/time.h"
+#include "base/vec.h"
 #include "link/stat.h"
-#include "proc/proc.h"
 
 #define WORKERS_MAX 4096 /* whose steps are counted */
 
@@ -22,6 +24,8 @@ struct counted {
 };
 
 struct api_watch {
+    struct loop *loop; /* the hub, and the store's timer and thread */
+    struct loop_fd hub_fd;
     struct session_hub *hub;
     struct session *sched;
     struct wire_arena *arena; /* of a frame of tokenize */
@@ -41,23 +45,30 @@ struct api_watch {
     uint64_t look; /* answers so far */
 };
 
+static void on_hub(void *arg, uint32_t events) /* watch_step takes its events */
+{
+    (void)arg, (void)events;
+}
+
 int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *tokenize, const char *kv)
 {
     struct api_watch *w = calloc(1, sizeof *w);
     *out = NULL;
     if (!w)
         return err_nomem(e, "the watch", sizeof *w);
-    const struct session_hub_opts o = {.self = {.role = "tool", .inc = proc_now_ns()}};
+    const struct session_hub_opts o = {.self = {.role = "tool", .inc = time_now_ns()}};
     w->arena = wire_arena_new();
     int rc = w->arena ? histogram_new(e, &w->steps, bounds_step) : err_nomem(e, "the watch", 0);
     rc = rc ? rc : histogram_new(e, &w->lag, bounds_lag);
+    rc = rc ? rc : loop_new(e, &w->loop);
     rc = rc ? rc : session_hub_new(e, &w->hub, &o);
+    rc = rc ? rc : loop_fd_add(e, w->loop, &w->hub_fd, session_hub_fd(w->hub), EPOLLIN, on_hub, NULL);
     rc = rc ? rc : session_dial(e, &w->sched, w->hub, sched, "sched", NULL);
     if (!rc && tokenize)
         rc = session_dial(e, &w->tokenize, w->hub, tokenize, "tokenize", w);
     if (!rc && kv)
-        rc = store_watch_open(e, &w->store, kv, w->hub);
-    w->next_ns = proc_now_ns();
+        rc = store_watch_open(e, &w->store, kv, w->loop);
+    w->next_ns = time_now_ns();
     if (rc)
         watch_close(w);
     else
@@ -70,7 +81,9 @@ void watch_close(struct api_watch *w)
     if (!w)
         return;
     store_watch_close(w->store);
+    loop_fd_remove(&w->hub_fd);
     session_hub_free(w->hub);
+    loop_free(w->loop);
     wire_arena_free(w->arena);
     link_stat_free(&w->heard[0]);
     link_stat_free(&w->heard[1]);
@@ -82,14 +95,14 @@ void watch_close(struct api_watch *w)
 
 int watch_fd(const struct api_watch *w)
 {
-    return session_hub_fd(w->hub);
+    return loop_epoll_fd(w->loop);
 }
 
 /* Rounded up, so that whoever waits so long does not come too early. */
 uint64_t watch_next_ms(const struct api_watch *w)
 {
-    uint64_t now = proc_now_ns();
-    uint64_t ms = w->next_ns > now ? (w->next_ns - now + 999999) / 1000000 : 0;
+    uint64_t now = time_now_ns();
+    uint64_t ms = w->next_ns > now ? (w->next_ns - now + NS_MS - 1) / NS_MS : 0;
     int due = session_hub_timeout_ms(w->hub);
     return due >= 0 && (uint64_t)due < ms ? (uint64_t)due : ms;
 }
@@ -116,14 +129,8 @@ static struct counted *counted_of(struct api_watch *w, const struct wire_worker 
     }
     if (w->n_counted == w->size_counted && w->n_counted >= WORKERS_MAX)
         forget_counted(w);
-    if (w->n_counted == w->size_counted) {
-        size_t size = 2 * w->size_counted + 16;
-        struct counted *grown = realloc(w->counted, size * sizeof *grown);
-        if (!grown)
-            return NULL;
-        w->counted = grown;
-        w->size_counted = size;
-    }
+    if (!vec_grow(&w->counted, &w->size_counted, w->n_counted + 1, sizeof *w->counted))
+        return NULL;
     struct counted *c = &w->counted[w->n_counted++];
     *c = (struct counted){.n_name = x->name.n, .inc = x->inc, .before = w->look == 1};
     memcpy(c->name, x->name.p, x->name.n);
@@ -180,7 +187,7 @@ static void on_sched(struct api_watch *w, const struct session_event *v)
     stat_add(&w->sum, &w->last, &now->stat);
     w->asked = false;
     w->newest = !w->newest;
-    w->heard_ns = proc_now_ns();
+    w->heard_ns = time_now_ns();
 }
 
 /* ---- the requests ---- */
@@ -212,7 +219,7 @@ static void ask_tokenize(struct api_watch *w, uint64_t now)
 void watch_tokenize_lives(struct api_watch *w)
 {
     if (w->tokenize_asked)
-        w->tokenize_ns = proc_now_ns();
+        w->tokenize_ns = time_now_ns();
 }
 
 /* Any response, even an error, proves liveness; the first frame of a session, its hello, is not one. */
@@ -232,7 +239,9 @@ static void on_tokenize(struct api_watch *w, const struct session_event *v, uint
 void watch_step(struct api_watch *w)
 {
     struct session_event v;
-    uint64_t now = proc_now_ns();
+    struct err e;
+    uint64_t now = time_now_ns();
+    (void)loop_step(&e, w->loop, NULL, 0); /* cannot fail: the descriptor is ours */
     while (session_hub_next(w->hub, &v)) {
         if (v.s == w->tokenize)
             on_tokenize(w, &v, now);
@@ -262,7 +271,7 @@ void watch_step(struct api_watch *w)
 
 static bool fresh(uint64_t at_ns)
 {
-    return at_ns && proc_now_ns() - at_ns < WATCH_OLD_NS;
+    return at_ns && time_now_ns() - at_ns < WATCH_OLD_NS;
 }
 
 const struct wire_stat *watch_stat(const struct api_watch *w)
@@ -303,7 +312,7 @@ const struct histogram *watch_lag(const struct api_watch *w)
 
 uint64_t watch_silent_ns(const struct api_watch *w)
 {
-    uint64_t now = proc_now_ns();
+    uint64_t now = time_now_ns();
     bool silent = w->tokenize_asked && now >= w->tokenize_ns + WATCH_OLD_NS;
     return silent ? w->tokenize_ns : 0;
 }

@@ -1,21 +1,22 @@
-/* Private to lib/api: the watch of the store, which is asked by a thread of its own. */
+/* Private to lib/api: the watch of the store, which is asked in the background. */
 #ifndef API_WATCH_IMPL_H
 #define API_WATCH_IMPL_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/time.h"
 #include "err/err.h"
 #include "wire/wire.h"
 
-#define WATCH_PERIOD_NS ((uint64_t)1000 * 1000 * 1000)
+#define WATCH_PERIOD_NS NS_S
 #define WATCH_SOON_NS (WATCH_PERIOD_NS / 20)
 #define WATCH_OLD_NS (5 * WATCH_PERIOD_NS)
 
-/* A store's client waits for its answers; this does it for a loop that must not, and wakes it by its hub. */
-struct session_hub;
+/* A store's client waits for its answers: a background thread does it, once a second, by a timer of the loop. */
+struct loop;
 struct store_watch;
-int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct session_hub *hub);
+int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct loop *l);
 /* Waits for a question that is out, half a second at most. */
 void store_watch_close(struct store_watch *s);
 /* What came since; false: nothing did. */

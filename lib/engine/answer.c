@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
+
 struct answer {
     const struct text *t;
     struct answer_params p;
@@ -130,16 +132,10 @@ int answer_new(struct err *e, struct answer **out, const struct text *t, const s
 
 static int append(struct err *e, struct answer *a, uint32_t id)
 {
-    if (a->n == a->cap) {
-        size_t cap = a->cap ? 2 * a->cap : 64;
-        uint32_t *v = realloc(a->ids, cap * sizeof *v);
-        if (!v)
-            return err_nomem(e, "an answer", cap * sizeof *v);
-        a->ids = v;
-        a->cap = cap;
-    }
-    a->ids[a->n++] = id;
-    return 0;
+    int rc = vec_reserve(e, &a->ids, &a->cap, a->n + 1, sizeof *a->ids, "an answer");
+    if (!rc)
+        a->ids[a->n++] = id;
+    return rc;
 }
 
 /* The piece of the last id and what was held back, as one. */

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
+#include "base/time.h"
 #include "engine/cpu.h"
 #include "text/text.h"
 
@@ -302,9 +302,7 @@ void part_time(struct cpu *g, int tid, enum engine_part p)
 {
     if (tid)
         return;
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    uint64_t now = (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec, waited = team_waited(g->team);
+    uint64_t now = time_now_ns(), waited = team_waited(g->team);
     if (p < PART_N) {
         g->e.time_ns[p] += now - g->mark - (waited - g->waited);
         g->e.time_ns[PART_WAIT] += waited - g->waited;

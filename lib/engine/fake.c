@@ -175,7 +175,7 @@ static double step_ns(const struct fake *f, const struct engine_chunk *chunk, in
 
 static void sleep_until(uint64_t ns)
 {
-    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    struct timespec t = time_spec(ns);
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
         ;
 }

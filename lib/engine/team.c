@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "kernels/kernels.h"
 #include "proc/proc.h"
 
@@ -76,13 +77,6 @@ static void bump(struct team *t, _Atomic uint32_t *p)
     atomic_fetch_add(p, 1);
     if (atomic_load(&t->sleepers))
         futex_wake_all(p);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
 static void delay(struct team *t, int tid)
@@ -233,7 +227,7 @@ int team_size(const struct team *t)
 int team_look(struct team *t)
 {
     int n = t->n_own;
-    uint64_t now = t->n > t->n_own ? now_ns() : 0;
+    uint64_t now = t->n > t->n_own ? time_now_ns() : 0;
     for (int i = t->n_own; i < t->n; i++)
         n += t->member[i].asked = cores_free(t->cores, t->member[i].hold.cpu, now);
     return n;
@@ -241,7 +235,7 @@ int team_look(struct team *t)
 
 void team_invite(struct team *t)
 {
-    uint64_t now = t->n > t->n_own ? now_ns() : 0;
+    uint64_t now = t->n > t->n_own ? time_now_ns() : 0;
     for (int i = t->n_own; i < t->n; i++)
         if (!t->member[i].asked && cores_free(t->cores, t->member[i].hold.cpu, now))
             ask(&t->member[i]);
@@ -284,7 +278,7 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
             ask(&t->member[i]);
     fn(arg, 0);
     atomic_store(&t->open, 0); /* who has not come yet is not waited for */
-    uint64_t begin = now_ns();
+    uint64_t begin = time_now_ns();
     for (int i = 0; atomic_load(&t->inside); i++) {
         uint32_t v = atomic_load(&t->event);
         if (i < SPIN)
@@ -292,7 +286,7 @@ void team_run(struct team *t, void (*fn)(void *arg, int tid), void *arg)
         else if (atomic_load(&t->inside))
             sleep_on(t, &t->event, v);
     }
-    t->waited += now_ns() - begin;
+    t->waited += time_now_ns() - begin;
     if (t->cores)
         cores_rest(t->cores);
 }
@@ -355,7 +349,7 @@ void team_sync(struct team *t, int tid, int phase, int64_t n_unit)
     _Atomic int64_t *done = &t->phase[phase].done;
     if (atomic_load_explicit(done, memory_order_acquire) >= n_unit)
         return;
-    uint64_t begin = tid ? 0 : now_ns();
+    uint64_t begin = tid ? 0 : time_now_ns();
     for (int i = 0; atomic_load_explicit(done, memory_order_acquire) < n_unit && !gone(t, tid); i++) {
         uint32_t v = atomic_load(&t->event);
         if (i < SPIN)
@@ -364,7 +358,7 @@ void team_sync(struct team *t, int tid, int phase, int64_t n_unit)
             sleep_on(t, &t->event, v);
     }
     if (!tid)
-        t->waited += now_ns() - begin;
+        t->waited += time_now_ns() - begin;
 }
 
 uint64_t team_waited(const struct team *t)
@@ -386,7 +380,7 @@ void team_reach(struct team *t, int tid, const _Atomic int32_t *count, int32_t t
 {
     if (atomic_load_explicit(count, memory_order_acquire) >= to)
         return;
-    uint64_t begin = tid ? 0 : now_ns();
+    uint64_t begin = tid ? 0 : time_now_ns();
     for (int i = 0; atomic_load_explicit(count, memory_order_acquire) < to; i++) {
         uint32_t v = atomic_load(&t->event);
         if (i < SPIN)
@@ -395,5 +389,5 @@ void team_reach(struct team *t, int tid, const _Atomic int32_t *count, int32_t t
             sleep_on(t, &t->event, v);
     }
     if (!tid)
-        t->waited += now_ns() - begin;
+        t->waited += time_now_ns() - begin;
 }

@@ -5,17 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "base/time.h"
 
 #define SILENCE_ACCEPTED_MS 3000
 #define SILENCE_DIALED_MS 10000
 
 uint64_t session_now_ms(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+    return time_now_ns() / NS_MS;
 }
 
 /* ---- the hub ---- */

@@ -3,20 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "link/socket.h"
 
 static int reserve(struct err *e, struct link_stat *s, size_t n)
 {
     s->arena = s->arena ? s->arena : wire_arena_new();
-    if (s->cap_bytes - s->n_bytes < n) {
-        size_t cap = 2 * s->cap_bytes + n;
-        uint8_t *p = realloc(s->bytes, cap);
-        if (!p)
-            return err_nomem(e, "the state of the scheduler", cap);
-        s->bytes = p;
-        s->cap_bytes = cap;
-    }
-    return s->arena ? 0 : err_nomem(e, "the state of the scheduler", 0);
+    int rc = vec_reserve(e, &s->bytes, &s->cap_bytes, s->n_bytes + n, 1, "the state of the scheduler");
+    return rc ? rc : s->arena ? 0 : err_nomem(e, "the state of the scheduler", 0);
 }
 
 /* All frames are here: decoded again, since each borrows from its bytes. */
@@ -42,13 +36,9 @@ static int decode(struct err *e, struct link_stat *s)
 static int begin(struct err *e, struct link_stat *s, const struct wire_stat *stat)
 {
     s->n_bytes = 0;
-    if (stat->workers > s->cap) {
-        struct wire_worker *w = realloc(s->worker, stat->workers * sizeof *w);
-        if (!w)
-            return err_nomem(e, "workers", stat->workers * sizeof *w);
-        s->worker = w;
-        s->cap = stat->workers;
-    }
+    int rc = vec_reserve(e, &s->worker, &s->cap, stat->workers, sizeof *s->worker, "workers");
+    if (rc)
+        return rc;
     s->n_left = (uint64_t)stat->workers + 1;
     return 0;
 }

@@ -9,13 +9,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/time.h"
-
-uint64_t proc_now_ns(void)
-{
-    return time_now_ns();
-}
-
 /* As the kernel has it since its first version (sched_setattr(2)); the C library has no name for it. */
 struct slice_attr {
     uint32_t size, policy;

@@ -18,7 +18,6 @@ int proc_quota(const char *root);
 uint64_t proc_memory(const char *root);
 
 const char *proc_host(void); /* host name, cached */
-uint64_t proc_now_ns(void);  /* time_now_ns */
 
 /*
  * The calling thread and those that it makes do little at a time: they get a processor at once when they wake, also one

@@ -12,8 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "base/time.h"
 
 #define LINE_BYTES_MAX ((size_t)16 << 20)
 
@@ -123,9 +124,7 @@ static int more(struct err *e, struct child *c, int left_ms)
 
 static int64_t clock_ms(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (int64_t)(time_now_ns() / NS_MS);
 }
 
 /* Its next line, as JSON; what comes behind it stays. */

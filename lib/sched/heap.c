@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "base/vec.h"
+
 static void set(struct heap *h, size_t i, struct job *j)
 {
     h->v[i] = j;
@@ -20,16 +22,10 @@ static void up(struct heap *h, size_t i, struct job *j)
 
 int heap_add(struct err *e, struct heap *h, struct job *j)
 {
-    if (h->n == h->size) {
-        size_t size = h->size ? 2 * h->size : 256;
-        struct job **v = realloc(h->v, size * sizeof *v);
-        if (!v)
-            return err_nomem(e, "deadlines", size * sizeof *v);
-        h->v = v;
-        h->size = size;
-    }
-    up(h, h->n++, j);
-    return 0;
+    int rc = vec_reserve(e, &h->v, &h->size, h->n + 1, sizeof *h->v, "deadlines");
+    if (!rc)
+        up(h, h->n++, j);
+    return rc;
 }
 
 void heap_drop(struct heap *h, struct job *j)

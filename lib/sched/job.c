@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
+
 #define SPARES_MAX 4096
 
 static uint64_t job_hash(const struct gateway *gw, uint64_t id)
@@ -186,14 +188,9 @@ int job_take_out(struct err *e, struct job *j, uint32_t n_out, const uint32_t *i
     if (n_id > n_out || n_out - n_id > j->n_out_id || j->pub.n_out != j->n_out_id || n_out > OUT_MAX)
         return 0;
     uint32_t have = j->n_out_id, fresh = n_out - have;
-    if (n_out > j->size_out) {
-        uint32_t size = n_out < 32 ? 32 : n_out + n_out / 2;
-        uint32_t *p = realloc(j->out, size * sizeof *p);
-        if (!p)
-            return err_nomem(e, "tokens of an answer", size * sizeof *p);
-        j->out = p;
-        j->size_out = size;
-    }
+    int rc = vec_reserve(e, &j->out, &j->size_out, n_out, sizeof *j->out, "tokens of an answer");
+    if (rc)
+        return rc;
     memcpy(j->out + have, ids + (n_id - fresh), fresh * sizeof *ids);
     j->n_out_id = j->pub.n_out = n_out;
     return 0;

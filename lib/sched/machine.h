@@ -121,7 +121,8 @@ struct job {
     uint8_t *digests, *body;
     char *reply;
     size_t n_body, n_reply;
-    uint32_t *out, n_out_id, size_out;
+    uint32_t *out, n_out_id;
+    size_t size_out;
     uint8_t handle[WIRE_HANDLE_BYTES_MAX];
     size_t n_handle;
     uint32_t cached;
@@ -195,7 +196,8 @@ struct sched {
     double reserve;
 
     struct worker **worker;
-    uint32_t n_worker, size_worker;
+    uint32_t n_worker;
+    size_t size_worker;
     struct map workers, gateways, jobs; /* by name, by name, by (gateway, job) */
     struct store store[SCHED_STORES_MAX];
     uint32_t n_store;

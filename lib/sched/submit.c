@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
+
 struct gateway *gateway_find(const struct sched *s, struct wire_str name)
 {
     size_t at;
@@ -100,14 +102,9 @@ static int add_fresh(struct err *e, struct sched *s, struct job *j)
 {
     if (j->fresh_at)
         return 0;
-    if (s->n_fresh == s->size_fresh) {
-        size_t size = s->size_fresh ? 2 * s->size_fresh : 256;
-        struct job **p = realloc(s->fresh, size * sizeof(struct job *));
-        if (!p)
-            return err_nomem(e, "requests", size * sizeof(struct job *));
-        s->fresh = p;
-        s->size_fresh = size;
-    }
+    int rc = vec_reserve(e, &s->fresh, &s->size_fresh, (size_t)s->n_fresh + 1, sizeof(struct job *), "requests");
+    if (rc)
+        return rc;
     s->fresh[s->n_fresh++] = j;
     j->fresh_at = s->n_fresh;
     return 0;

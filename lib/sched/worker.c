@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
+
 struct worker *worker_find(const struct sched *s, struct wire_str name)
 {
     size_t at;
@@ -16,14 +18,9 @@ struct worker *worker_find(const struct sched *s, struct wire_str name)
 
 static int add_to_array(struct err *e, struct sched *s, struct worker *w)
 {
-    if (s->n_worker == s->size_worker) {
-        uint32_t size = s->size_worker ? 2 * s->size_worker : 16;
-        struct worker **p = realloc(s->worker, size * sizeof(struct worker *));
-        if (!p)
-            return err_nomem(e, "workers", size * sizeof(struct worker *));
-        s->worker = p;
-        s->size_worker = size;
-    }
+    int rc = vec_reserve(e, &s->worker, &s->size_worker, (size_t)s->n_worker + 1, sizeof(struct worker *), "workers");
+    if (rc)
+        return rc;
     w->at = s->n_worker;
     s->worker[s->n_worker++] = w;
     return 0;

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <sys/socket.h>
@@ -159,9 +160,15 @@ static inline bool never(const struct session_event *v)
 static inline int connect_raw(void)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int64_t end = now_ms() + 5000;
     memcpy(a.sun_path, url + 6, strlen(url + 6) + 1);
-    assert_int_equal(connect(s, (struct sockaddr *)&a, sizeof a), 0);
+    while (connect(s, (struct sockaddr *)&a, sizeof a)) { /* the queue of the listener is full */
+        assert_int_equal(errno, EAGAIN);
+        assert_true(now_ms() < end);
+        run(never, 5);
+    }
+    assert_int_equal(fcntl(s, F_SETFL, 0), 0);
     return s;
 }
 
