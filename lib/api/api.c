@@ -141,11 +141,6 @@ const char *const *api_names(const struct api *a, size_t *n)
     return (const char *const *)a->name;
 }
 
-struct metrics *api_metrics(struct api *a)
-{
-    return a->metrics;
-}
-
 struct api_watch *api_watch(struct api *a)
 {
     return a->watch;

@@ -83,7 +83,6 @@ const struct api_model *api_model(const struct api *a);
 bool api_serves(const struct api *a, const char *name, bool ollama);
 const char *const *api_names(const struct api *a, size_t *n);
 const struct api_opts *api_options(const struct api *a);
-struct metrics *api_metrics(struct api *a);
 struct api_watch *api_watch(struct api *a); /* watch.h */
 uint64_t api_running(const struct api *a);  /* calls that have not ended: of /load */
 bool api_ready(const struct api *a);        /* scheduler and tokenize are connected, a worker is there, not draining */

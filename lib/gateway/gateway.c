@@ -13,6 +13,7 @@
 #include "gateway/gateway_impl.h"
 #include "proc/proc.h"
 
+#define PEER_LINES 10
 #define CLOSE_NS (300 * NS_MS) /* for what is still to be sent and acknowledged */
 
 void gw_timer(struct gateway *g, uint64_t at_ns)
@@ -33,20 +34,38 @@ void gw_log(struct gateway *g, const char *fmt, ...)
     g->o.say(g->o.arg, text);
 }
 
+/* For what peers cause: at most PEER_LINES a second, so that a peer cannot fill a disk. */
+static void log_peer(struct gateway *g, const char *text)
+{
+    uint64_t now = time_now_ns();
+    if (now - g->logged_ns >= NS_S) {
+        if (g->n_logged > PEER_LINES)
+            gw_log(g, "%" PRIu64 " more lines of this kind were not logged", g->n_logged - PEER_LINES);
+        g->logged_ns = now;
+        g->n_logged = 0;
+    }
+    if (g->n_logged++ < PEER_LINES)
+        gw_log(g, "%s", text);
+}
+
 bool gw_frame(struct gateway *g, struct wire_frame *f, const struct session_event *ev)
 {
     struct err e;
+    char text[700];
     wire_arena_reset(g->arena);
     if (!session_frame(&e, f, g->arena, ev))
         return true;
-    gw_log(g, "%s: %s", session_url(ev->s), e.text);
+    snprintf(text, sizeof text, "%.100s: %.500s", session_url(ev->s), e.text);
+    log_peer(g, text);
     return false;
 }
 
 void gw_unexpected(struct gateway *g, const struct wire_frame *f, const struct session_event *ev)
 {
-    gw_log(g, "%s: a frame of kind %s, which a session to %s does not carry", session_url(ev->s),
-           wire_kind_name(f->kind), session_peer_role(ev->s));
+    char text[300];
+    snprintf(text, sizeof text, "%.100s: a frame of kind %s, which a session to %s does not carry", session_url(ev->s),
+             wire_kind_name(f->kind), session_peer_role(ev->s));
+    log_peer(g, text);
 }
 
 void gw_broken(struct gateway *g, const struct err *e)

@@ -33,11 +33,6 @@ enum kv_why kv_store_why(const struct kv_store *s)
     return s->why;
 }
 
-const struct kv_arena *kv_store_arena(const struct kv_store *s)
-{
-    return s->a;
-}
-
 /* ---- making it ---- */
 
 static void *none_filled(uint64_t n)

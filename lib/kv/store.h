@@ -75,7 +75,6 @@ struct kv_store_stat {
 int kv_store_new(struct err *e, struct kv_store **out, struct kv_arena *a, const struct kv_store_opts *o,
                  uint64_t now_ns);
 void kv_store_free(struct kv_store *s); /* leaves the arena as it is, for the next one */
-const struct kv_arena *kv_store_arena(const struct kv_store *s);
 
 /* Why the last failed call on this store failed. */
 enum kv_why kv_store_why(const struct kv_store *s);

@@ -478,8 +478,3 @@ int store_client_fd(const struct store_client *c)
 {
     return c->sock;
 }
-
-uint64_t store_client_lease_ms(const struct store_client *c)
-{
-    return c->lease_ms;
-}

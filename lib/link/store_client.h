@@ -28,7 +28,6 @@ int store_client_open(struct err *e, struct store_client **out, const struct sto
 void store_client_close(struct store_client *c);                   /* gives all back */
 struct kv_arena *store_client_arena(const struct store_client *c); /* NULL without a kind; changes in _renew_all */
 enum kv_why store_client_why(const struct store_client *c); /* of the last call that failed; 0: none of its reasons */
-uint64_t store_client_lease_ms(const struct store_client *c);
 /* Its connection is there; a call would not wait for one. True too where the lease has ended, which a call says. */
 bool store_client_up(const struct store_client *c);
 /* Of the present connection, to be polled for what comes unasked; another one after each time it broke. */

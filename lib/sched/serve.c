@@ -138,6 +138,8 @@ static void frame(struct serve *v, struct peer *p, const struct session_event *x
     wire_arena_reset(v->arena);
     int rc = session_frame(&e, &f, v->arena, x);
     rc = rc ? rc : peer_check(&e, p, &f);
+    if (!rc && f.kind == WIRE_KNOB && str_is(f.knob.name, "heartbeat_ms"))
+        rc = err_set(&e, ERR_NO, "heartbeat_ms is read when the service starts: give it with --knob");
     if (!rc && !refused_at_the_end(v, &f)) {
         f.tick.at_ns = serve_now(v); /* the first member of each event */
         rc = sched_event(&e, v->s, &f);
@@ -172,7 +174,7 @@ static void take(struct serve *v)
         else if (x.type == SESSION_ACKED)
             peer_acked(v, p);
         else if (x.type == SESSION_DOWN)
-            peer_down(v, p);
+            peer_down(v, p, &x.err);
     }
 }
 

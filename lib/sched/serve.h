@@ -1,7 +1,7 @@
 /*
- * The scheduler as a service: a loop around the machine that takes messages of gateways, workers and tools over nng and
- * answers parked polls with what the machine decides. One thread, and one more for the events of each store. Its clock
- * stands still while the process is stopped.
+ * The scheduler as a service: a loop around the machine that receives frames of gateways, workers and tools over
+ * sessions, watches the events of the stores, and sends what the machine decides. One thread. Its clock stands still
+ * while the process is stopped.
  */
 #ifndef SCHED_SERVE_H
 #define SCHED_SERVE_H

@@ -7,6 +7,8 @@
 #include "sched/machine.h"
 #include "sched/serve.h"
 
+#define SERVE_QUEUE_BYTES_MAX (64u << 20) /* that wait for a worker; more, and its session is closed */
+
 struct serve;
 
 struct peer { /* an accepted session */
@@ -54,13 +56,15 @@ void serve_event(struct serve *v, struct wire_frame *f); /* one that the service
 /* ---- serve_peers.c ---- */
 
 void peer_up(struct serve *v, struct session *s);
-void peer_down(struct serve *v, struct peer *p); /* tells the machine and frees it */
+/* Reports the peer to the machine as gone, logs why if it broke the protocol, and frees it. */
+void peer_down(struct serve *v, struct peer *p, const struct err *why);
 void peer_acked(struct serve *v, struct peer *p);
 void peers_free(struct serve *v);
 bool peers_quiet(const struct serve *v); /* gateways have processed all that was sent to them */
 /* ERR_PROTO: this peer may not send this frame. */
 int peer_check(struct err *e, const struct peer *p, const struct wire_frame *f);
-/* Does not wait. A worker's frame is queued while its window is full; another peer whose window is full is closed. */
+/* Does not wait. Orders and controls are queued while a worker's window is full, at most SERVE_QUEUE_BYTES_MAX and a
+ * frame of them; any other peer whose window is full, and any other frame, closes the session. */
 void peer_send(struct serve *v, struct peer *p, const struct wire_frame *f);
 /* The sink of the machine; arg is the service. */
 void peers_emit(void *arg, const struct wire_frame *f);

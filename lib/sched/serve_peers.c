@@ -1,4 +1,5 @@
 /* The sessions of workers, gateways and tools: who may send what, and where the machine's decisions go. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,10 +70,15 @@ void peers_free(struct serve *v)
     map_free(&v->peers);
 }
 
-void peer_down(struct serve *v, struct peer *p)
+void peer_down(struct serve *v, struct peer *p, const struct err *why)
 {
     struct wire_frame f = {.kind = WIRE_GONE};
     struct wire_str name = wire_str_of(session_peer_name(p->s));
+    if (why->code == ERR_PROTO) {
+        char line[700];
+        snprintf(line, sizeof line, "%s %s: %.500s", roles[p->role], session_peer_name(p->s), why->text);
+        serve_say_some(v, line);
+    }
     if (p->role == PEER_WORKER)
         f.gone.worker = name;
     else
@@ -144,9 +150,15 @@ int peer_check(struct err *e, const struct peer *p, const struct wire_frame *f)
 
 /* ---- sent ---- */
 
+/* Orders and controls wait for room in the window. The machine decides no further order meanwhile, so only a worker
+ * that does not read reaches the limit. */
 static void queue_frame(struct serve *v, struct peer *p, const struct wire_frame *f)
 {
     struct err e;
+    if ((f->kind != WIRE_ORDER && f->kind != WIRE_CONTROL) || p->queue_n - p->queue_at > SERVE_QUEUE_BYTES_MAX) {
+        session_close(p->s, "it does not read what the scheduler sends");
+        return;
+    }
     if (wire_encode_add(&e, &p->queue, &p->queue_n, &p->queue_size, f))
         serve_broken(v, &e);
     sched_worker_full(v->s, wire_str_of(session_peer_name(p->s)), true);

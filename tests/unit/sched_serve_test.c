@@ -398,25 +398,20 @@ static void a_request_that_was_cancelled_with_its_gateway_is_done(void **state)
 }
 
 /* A connection that writes requests, each to be refused, and never reads. */
-static void a_gateway_that_does_not_read_is_closed(void **state)
+/* Sends a hello as `deaf` and then n frames that are answered, the first of them f, and reads nothing until the
+ * scheduler has closed the connection. job: numbers the frames. */
+static void send_and_never_read(const char *role, struct wire_frame *f, uint64_t *job, uint64_t n_frame)
 {
-    (void)state;
-    struct peer *w = dial("worker", "w"), *t = dial("tool", "t");
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     uint8_t *p = NULL, got[4096];
     size_t n = 0, cap = 0, at = 0;
     ssize_t put = 0;
-    join(w, NULL); /* says what a sequence has at most */
-    stat_of(t);
-    struct wire_frame f = {
+    struct wire_frame hello = {
         .kind = WIRE_SESSION_HELLO,
-        .session_hello = {
-            .version = WIRE_VERSION, .role = wire_str_of("gateway"), .name = wire_str_of("deaf"), .inc = 1}};
-    OK(wire_encode_add(&e, &p, &n, &cap, &f));
-    f = submit_of("deaf", 1);
-    f.submit.n_prompt = 5000;
-    for (; f.submit.job < 250000; f.submit.job++)
-        OK(wire_encode_add(&e, &p, &n, &cap, &f));
+        .session_hello = {.version = WIRE_VERSION, .role = wire_str_of(role), .name = wire_str_of("deaf"), .inc = 1}};
+    OK(wire_encode_add(&e, &p, &n, &cap, &hello));
+    for (; *job < n_frame; ++*job)
+        OK(wire_encode_add(&e, &p, &n, &cap, f));
     int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     strncat(a.sun_path, url + 6, sizeof a.sun_path - 1);
     assert_int_equal(connect(s, (struct sockaddr *)&a, sizeof a), 0);
@@ -429,12 +424,34 @@ static void a_gateway_that_does_not_read_is_closed(void **state)
         if (read(s, got, sizeof got) <= 0)
             break;
     }
+    close(s);
+    free(p);
+}
+
+static void a_gateway_that_does_not_read_is_closed(void **state)
+{
+    (void)state;
+    struct peer *w = dial("worker", "w"), *t = dial("tool", "t");
+    join(w, NULL); /* says what a sequence has at most */
+    stat_of(t);
+    struct wire_frame f = submit_of("deaf", 1);
+    f.submit.n_prompt = 5000;
+    send_and_never_read("gateway", &f, &f.submit.job, 250000);
     struct wire_stat st = stat_of(t);
     assert_int_equal(st.gateways, 0);
     assert_true(st.refused > 50000);
-    close(s);
-    free(p);
     hang_up(w);
+    hang_up(t);
+}
+
+/* Only orders and controls wait for a worker; a refusal of what it sent does not. */
+static void a_worker_that_does_not_read_refusals_is_closed(void **state)
+{
+    (void)state;
+    struct peer *t = dial("tool", "t");
+    struct wire_frame f = {.kind = WIRE_CANCEL, .cancel = {.gw = wire_str_of("deaf"), .job = 1}};
+    send_and_never_read("worker", &f, &f.cancel.job, 400000);
+    assert_int_equal(stat_of(t).workers, 0);
     hang_up(t);
 }
 
@@ -450,6 +467,7 @@ int main(void)
         CASE(a_drained_worker_that_comes_back_is_still_drained),
         CASE(a_request_that_was_cancelled_with_its_gateway_is_done),
         CASE(a_gateway_that_does_not_read_is_closed),
+        CASE(a_worker_that_does_not_read_refusals_is_closed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
