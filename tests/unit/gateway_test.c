@@ -844,6 +844,10 @@ static void test_hostile_workers(void **state)
     struct wire_frame f = {.kind = WIRE_TICK};
     send_worker(w, &f);
     assert_int_equal(json_array_size(w->said), 4);
+    for (int i = 0; i < 200; i++) /* ten lines a second; three seconds for a slow machine */
+        OK(session_send_bytes(e, w->worker.s, bad[0], sizeof bad[0]));
+    UNTIL(session_acked(w->worker.s) == session_sent(w->worker.s));
+    assert_in_range(json_array_size(w->said), 10, 33);
     end(w, job, 1);
     UNTIL(gateway_running(w->g) == 0);
     close_world(w);
