@@ -272,10 +272,10 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
+    side_kill(&sched); /* first: the link's last words wait up to a second for peers, and nobody runs these */
+    side_kill(&gw);
     worker_link_close(w);
     w = NULL;
-    side_kill(&sched);
-    side_kill(&gw);
     return 0;
 }
 
