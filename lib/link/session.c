@@ -45,8 +45,12 @@ int session_hub_new(struct err *e, struct session_hub **out, const struct sessio
     h->o.window = o->window ? o->window : SESSION_WINDOW_BYTES;
     h->o.silence_accepted_ms = o->silence_accepted_ms ? o->silence_accepted_ms : SILENCE_ACCEPTED_MS;
     h->o.silence_dialed_ms = o->silence_dialed_ms ? o->silence_dialed_ms : SILENCE_DIALED_MS;
-    h->pending_end = &h->pending;
-    h->ready_end = &h->ready;
+    list_init(&h->conns);
+    list_init(&h->sessions);
+    list_init(&h->listeners);
+    list_init(&h->pending);
+    list_init(&h->dirty);
+    list_init(&h->ready);
     h->due_ms = UINT64_MAX;
     h->ran_ms = session_now_ms();
     pthread_mutex_init(&h->lock, NULL);
@@ -75,11 +79,8 @@ void hub_mark(struct ready *r, unsigned what)
 {
     struct session_hub *h = r->h;
     pthread_mutex_lock(&h->lock);
-    if (!r->what) {
-        r->next = NULL;
-        *h->ready_end = r;
-        h->ready_end = &r->next;
-    }
+    if (!r->what)
+        list_push_back(&h->ready, &r->node);
     r->what |= what;
     bool wake = !h->raised;
     h->raised = true;
@@ -91,10 +92,9 @@ void hub_mark(struct ready *r, unsigned what)
 static struct ready *next_ready(struct session_hub *h, unsigned *what)
 {
     pthread_mutex_lock(&h->lock);
-    struct ready *r = h->ready;
+    struct list *n = list_pop_front(&h->ready);
+    struct ready *r = n ? list_entry(n, struct ready, node) : NULL;
     if (r) {
-        h->ready = r->next;
-        h->ready_end = h->ready ? h->ready_end : &h->ready;
         *what = r->what;
         r->what = 0;
     }
@@ -106,12 +106,8 @@ void hub_unmark(struct ready *r)
 {
     struct session_hub *h = r->h;
     pthread_mutex_lock(&h->lock);
-    for (struct ready **at = &h->ready; *at; at = &(*at)->next)
-        if (*at == r) {
-            *at = r->next;
-            h->ready_end = h->ready_end == &r->next ? at : h->ready_end;
-            break;
-        }
+    if (r->what)
+        list_remove(&r->node);
     r->what = 0;
     pthread_mutex_unlock(&h->lock);
 }
@@ -121,35 +117,13 @@ void hub_due(struct session_hub *h, uint64_t at_ms)
     h->due_ms = at_ms < h->due_ms ? at_ms : h->due_ms;
 }
 
-void hub_unpend(struct conn *c)
-{
-    struct session_hub *h = c->h;
-    if (!c->pending)
-        return;
-    struct conn **at = &h->pending;
-    while (*at != c)
-        at = &(*at)->next_pending;
-    *at = c->next_pending;
-    h->pending_end = h->pending_end == &c->next_pending ? at : h->pending_end;
-    c->pending = false;
-}
-
 void hub_pend(struct conn *c, bool first)
 {
-    struct session_hub *h = c->h;
-    if (c->pending && !first)
-        return;
-    hub_unpend(c);
-    c->pending = true;
-    c->next_pending = first ? h->pending : NULL;
-    if (first && h->pending) {
-        h->pending = c;
-    } else if (first) {
-        h->pending = c;
-        h->pending_end = &c->next_pending;
-    } else {
-        *h->pending_end = c;
-        h->pending_end = &c->next_pending;
+    if (first) {
+        list_remove(&c->pending);
+        list_push_front(&c->h->pending, &c->pending);
+    } else if (list_empty(&c->pending)) {
+        list_push_back(&c->h->pending, &c->pending);
     }
 }
 
@@ -160,14 +134,11 @@ static void tick(struct session_hub *h, uint64_t now)
     if (now < h->due_ms)
         return;
     h->due_ms = UINT64_MAX;
-    struct conn *next;
-    for (struct conn *c = h->conns; c; c = next) {
-        next = c->next;
+    list_each_safe (struct conn, c, &h->conns, node)
         conn_tick(c, now);
-    }
-    for (struct session *s = h->sessions; s; s = s->next)
+    list_each (struct session, s, &h->sessions, node)
         dial_tick(s, now);
-    for (struct session_listener *l = h->listeners; l; l = l->next)
+    list_each (struct session_listener, l, &h->listeners, node)
         listener_tick(l, now);
 }
 
@@ -177,7 +148,7 @@ static void step(struct session_hub *h)
     unsigned what;
     uint64_t now = session_now_ms();
     if (now > h->ran_ms + HUB_LATE_MS && now - HUB_LATE_MS > h->due_ms)
-        for (struct conn *c = h->conns; c; c = c->next)
+        list_each (struct conn, c, &h->conns, node)
             core_allow(&c->core, now - h->ran_ms);
     while ((r = next_ready(h, &what))) {
         if (what & READY_ACCEPT)
@@ -194,12 +165,8 @@ static void step(struct session_hub *h)
 
 static void push_dirty(struct session_hub *h)
 {
-    while (h->dirty) {
-        struct conn *c = h->dirty;
-        h->dirty = c->next_dirty;
-        c->dirty = false;
-        conn_push(c);
-    }
+    for (struct list *n; (n = list_pop_front(&h->dirty));)
+        conn_push(list_entry(n, struct conn, dirty));
 }
 
 /* Nothing is ready: the descriptor becomes quiet. */
@@ -207,7 +174,7 @@ static bool rest(struct session_hub *h)
 {
     uint64_t n;
     pthread_mutex_lock(&h->lock);
-    bool quiet = !h->ready;
+    bool quiet = list_empty(&h->ready);
     if (quiet) {
         ssize_t got = read(h->fd, &n, sizeof n);
         (void)got;
@@ -232,7 +199,7 @@ static void report(struct session_event *out, enum session_event_type type, stru
 /* An accepted session that this one replaces; a peer without a name replaces nobody. */
 static struct session *older(const struct conn *c)
 {
-    for (struct session *s = c->h->sessions; s; s = s->next)
+    list_each (struct session, s, &c->h->sessions, node)
         if (!s->dialed && s->up && *s->peer_name && !strcmp(s->peer_name, c->core.name) &&
             !strcmp(s->peer_role, c->core.role))
             return s;
@@ -294,7 +261,7 @@ static bool event_of(struct conn *c, struct session_event *out)
     const uint8_t *p = NULL;
     size_t n = 0;
     enum core_event ev = CORE_EV_UP;
-    hub_unpend(c);
+    list_remove(&c->pending);
     if (!c->up_due)
         ev = core_next(&c->core, &p, &n, now);
     c->up_due = false;
@@ -320,10 +287,10 @@ bool session_hub_next(struct session_hub *h, struct session_event *out)
     h->dead = NULL;
     push_dirty(h);
     do {
-        if (!h->pending || h->n_since_ready >= HUB_READY_EVERY)
+        if (list_empty(&h->pending) || h->n_since_ready >= HUB_READY_EVERY)
             step(h);
-        while (h->pending)
-            if (event_of(h->pending, out)) {
+        while (!list_empty(&h->pending))
+            if (event_of(list_entry(h->pending.next, struct conn, pending), out)) {
                 h->n_since_ready++;
                 return true;
             }
@@ -340,7 +307,7 @@ int session_hub_fd(const struct session_hub *h)
 int session_hub_timeout_ms(const struct session_hub *h)
 {
     uint64_t now = session_now_ms();
-    if (h->pending || h->dirty || h->due_ms <= now)
+    if (!list_empty(&h->pending) || !list_empty(&h->dirty) || h->due_ms <= now)
         return 0;
     if (h->due_ms == UINT64_MAX)
         return -1;
@@ -358,7 +325,7 @@ void session_hub_wait(struct session_hub *h, int timeout_ms)
 /* Ended connections may still have a reason or the last acknowledgement to write. */
 static bool has_ended_conns(const struct session_hub *h)
 {
-    for (const struct conn *c = h->conns; c; c = c->next)
+    list_each (struct conn, c, &h->conns, node)
         if (c->core.state == CORE_ENDED && !core_is_over(&c->core, session_now_ms()))
             return true;
     return false;
@@ -368,12 +335,11 @@ void session_hub_free(struct session_hub *h)
 {
     if (!h)
         return;
-    while (h->listeners)
-        session_listener_free(h->listeners);
-    while (h->sessions)
-        session_delete(h->sessions);
-    for (struct conn *c = h->conns, *next; c; c = next) {
-        next = c->next;
+    list_each_safe (struct session_listener, l, &h->listeners, node)
+        session_listener_free(l);
+    list_each_safe (struct session, s, &h->sessions, node)
+        session_delete(s);
+    list_each_safe (struct conn, c, &h->conns, node) {
         c->core.down_due = false;
         if (c->core.state != CORE_ENDED)
             conn_free(c);
@@ -386,8 +352,8 @@ void session_hub_free(struct session_hub *h)
         step(h);
         rest(h);
     }
-    while (h->conns)
-        conn_free(h->conns);
+    list_each_safe (struct conn, c, &h->conns, node)
+        conn_free(c);
     if (h->fd >= 0)
         close(h->fd);
     wire_arena_free(h->arena);
@@ -406,10 +372,8 @@ int session_new(struct err *e, struct session **out, struct session_hub *h, cons
         free(s);
         return err_nomem(e, "a session", sizeof *s);
     }
-    *s = (struct session){.h = h, .url = copy, .arg = arg, .next = h->sessions};
-    if (h->sessions)
-        h->sessions->prev = s;
-    h->sessions = s;
+    *s = (struct session){.h = h, .url = copy, .arg = arg};
+    list_push_back(&h->sessions, &s->node);
     *out = s;
     return 0;
 }
@@ -420,9 +384,7 @@ void session_delete(struct session *s)
     if (s->conn)
         conn_detach(s->conn);
     dial_stop(s);
-    *(s->prev ? &s->prev->next : &h->sessions) = s->next;
-    if (s->next)
-        s->next->prev = s->prev;
+    list_remove(&s->node);
     h->dead = h->dead == s ? NULL : h->dead;
     free(s->url);
     free(s->role);

@@ -49,11 +49,11 @@ int conn_new(struct err *e, struct conn **out, struct session_hub *h, nng_stream
         nng_stream_free(stream);
         return err_nomem(e, "a connection", sizeof *c);
     }
-    *c = (struct conn){.h = h, .s = s, .l = l, .stream = stream, .accepted = !s, .next = h->conns};
+    *c = (struct conn){.h = h, .s = s, .l = l, .stream = stream, .accepted = !s};
     c->ready = (struct ready){.h = h, .of = c};
-    if (h->conns)
-        h->conns->prev = c;
-    h->conns = c;
+    list_init(&c->pending);
+    list_init(&c->dirty);
+    list_push_back(&h->conns, &c->node);
     h->n_accepted += !s;
     int rc = start(e, c);
     if (rc) {
@@ -92,15 +92,9 @@ void conn_free(struct conn *c)
     nng_stream_free(c->stream);
     nng_aio_free(c->rx);
     nng_aio_free(c->tx);
-    hub_unpend(c);
-    for (struct conn **at = &h->dirty; c->dirty && *at; at = &(*at)->next_dirty)
-        if (*at == c) {
-            *at = c->next_dirty;
-            break;
-        }
-    *(c->prev ? &c->prev->next : &h->conns) = c->next;
-    if (c->next)
-        c->next->prev = c->prev;
+    list_remove(&c->pending);
+    list_remove(&c->dirty);
+    list_remove(&c->node);
     h->n_accepted -= c->accepted;
     if (c->s)
         c->s->conn = NULL;
@@ -125,11 +119,8 @@ void conn_push(struct conn *c)
 
 void conn_dirty(struct conn *c)
 {
-    if (c->dirty)
-        return;
-    c->dirty = true;
-    c->next_dirty = c->h->dirty;
-    c->h->dirty = c;
+    if (list_empty(&c->dirty))
+        list_push_back(&c->h->dirty, &c->dirty);
 }
 
 static void received(struct conn *c, uint64_t now)

@@ -5,23 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "link/socket.h"
 
 /* ---- buffers ---- */
 
 static bool reserve(struct core_buf *b, size_t n)
 {
-    size_t cap = b->cap ? b->cap : 1024;
-    if (b->cap - b->n >= n)
-        return true;
-    while (cap - b->n < n)
-        cap *= 2;
-    uint8_t *p = realloc(b->p, cap);
-    if (!p)
-        return false;
-    b->p = p;
-    b->cap = cap;
-    return true;
+    return vec_grow(&b->p, &b->cap, b->n + n, 1);
 }
 
 static void empty(struct core_buf *b)

@@ -12,6 +12,7 @@
 #include <nng/nng.h>
 #include <pthread.h>
 
+#include "base/list.h"
 #include "link/session_core.h"
 
 #define CONN_READ_BYTES ((size_t)64 << 10)
@@ -29,13 +30,14 @@ enum { READY_RX = 1, READY_TX = 2, READY_DIAL = 4, READY_ACCEPT = 8 };
 /* Embedded in what nng's threads mark. */
 struct ready {
     struct session_hub *h;
-    struct ready *next;
+    struct list node;
     unsigned what; /* READY_*, 0: not in the list */
     void *of;
 };
 
 struct conn {
-    struct conn *prev, *next; /* of the hub */
+    struct list node;           /* of the hub */
+    struct list pending, dirty; /* while it is in these lists of the hub */
     struct session_hub *h;
     struct session *s; /* NULL: accepted and without hello yet, or no longer a session's */
     struct session_listener *l;
@@ -45,13 +47,11 @@ struct conn {
     nng_aio *rx, *tx;
     bool accepted, tx_busy, tx_failed;
     bool up_due; /* SESSION_UP is to be reported, after the SESSION_DOWN of the session that is replaced */
-    bool pending, dirty;
-    struct conn *next_pending, *next_dirty;
     uint8_t *in;
 };
 
 struct session {
-    struct session *prev, *next; /* of the hub */
+    struct list node; /* of the hub */
     struct session_hub *h;
     struct conn *conn; /* NULL: not connected */
     char *url, *role;  /* role: dialed, what the peer must be */
@@ -69,7 +69,7 @@ struct session {
 };
 
 struct session_listener {
-    struct session_listener *next;
+    struct list node; /* of the hub */
     struct session_hub *h;
     char *url, *roles;
     void *arg;
@@ -83,17 +83,16 @@ struct session_hub {
     struct session_self self;
     struct session_hub_opts o;
     struct wire_arena *arena;
-    struct conn *conns;
-    struct session *sessions;
-    struct session_listener *listeners;
-    uint32_t n_accepted; /* connections */
-    struct conn *pending, **pending_end, *dirty;
+    struct list conns, sessions, listeners;
+    uint32_t n_accepted;    /* connections */
+    struct list pending;    /* connections that are asked for events, in this order */
+    struct list dirty;      /* connections that may have something to write */
     struct session *dead;   /* accepted, reported as down: freed when the next event is taken */
     uint32_t n_since_ready; /* events */
     uint64_t due_ms, ran_ms;
 
     pthread_mutex_t lock; /* of what follows */
-    struct ready *ready, **ready_end;
+    struct list ready;
     int fd;
     bool raised;
 };
@@ -105,7 +104,6 @@ void hub_unmark(struct ready *r); /* after its aios were stopped */
 void hub_due(struct session_hub *h, uint64_t at_ms);
 /* conn: to be asked for events; first: before all others. */
 void hub_pend(struct conn *c, bool first);
-void hub_unpend(struct conn *c);
 
 /* Takes over the stream, also on failure. plain and dialed by s; s NULL: accepted by l. */
 int conn_new(struct err *e, struct conn **out, struct session_hub *h, nng_stream *stream, struct session *s,

@@ -104,10 +104,9 @@ int session_listen(struct err *e, struct session_listener **out, struct session_
     struct session_listener *l = calloc(1, sizeof *l);
     if (!l)
         return err_nomem(e, "a listener", sizeof *l);
-    *l =
-        (struct session_listener){.h = h, .url = strdup(url), .roles = strdup(roles), .arg = arg, .next = h->listeners};
+    *l = (struct session_listener){.h = h, .url = strdup(url), .roles = strdup(roles), .arg = arg};
     l->ready = (struct ready){.h = h, .of = l};
-    h->listeners = l;
+    list_push_back(&h->listeners, &l->node);
     rc = l->url && l->roles ? start(e, l) : err_nomem(e, "a listener", sizeof *l);
     if (rc) {
         session_listener_free(l);
@@ -125,9 +124,7 @@ const char *session_listener_url(const struct session_listener *l)
 /* Connections that have no session yet end with it. */
 static void leave_conns(struct session_listener *l)
 {
-    struct conn *next;
-    for (struct conn *c = l->h->conns; c; c = next) {
-        next = c->next;
+    list_each_safe (struct conn, c, &l->h->conns, node) {
         if (c->l != l)
             continue;
         c->l = NULL;
@@ -149,10 +146,7 @@ void session_listener_free(struct session_listener *l)
         nng_stream_free(late);
     hub_unmark(&l->ready);
     leave_conns(l);
-    struct session_listener **at = &l->h->listeners;
-    while (*at != l)
-        at = &(*at)->next;
-    *at = l->next;
+    list_remove(&l->node);
     if (l->listener)
         nng_stream_listener_free(l->listener);
     nng_aio_free(l->accept);

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/vec.h"
-#include "link/socket.h"
 
 static int reserve(struct err *e, struct link_stat *s, size_t n)
 {
@@ -17,13 +16,13 @@ static int reserve(struct err *e, struct link_stat *s, size_t n)
 static int decode(struct err *e, struct link_stat *s)
 {
     struct wire_frame f;
-    uint64_t size;
+    size_t size = 0;
     int rc = 0;
     wire_arena_reset(s->arena);
     s->n = 0;
-    for (size_t at = 0; at < s->n_bytes && !rc; at += (size_t)size) {
-        rc = frame_size(e, &size, s->bytes + at, s->n_bytes - at, SESSION_FRAME_BYTES_MAX);
-        struct session_event ev = {.type = SESSION_FRAME, .p = s->bytes + at, .n = (size_t)size};
+    for (size_t at = 0; at < s->n_bytes && !rc; at += size) {
+        rc = wire_frame_size(e, &size, s->bytes + at, s->n_bytes - at);
+        struct session_event ev = {.type = SESSION_FRAME, .p = s->bytes + at, .n = size};
         rc = rc ? rc : session_frame(e, &f, s->arena, &ev);
         if (!rc && f.kind == WIRE_STAT)
             s->stat = f.stat;

@@ -258,6 +258,7 @@ int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o
     struct sched_sink sink = {peers_emit, &v};
     struct session_hub_opts opts = {.self = {.role = "sched", .name = o->prog, .inc = time_now_ns()}};
     opts.silence_accepted_ms = (uint32_t)(3 * sched_view_knob(&s->view, "heartbeat_ms"));
+    list_init(&v.all);
     sched_set_sink(s, &sink);
     handle_tell(s, stores_let_go, &v);
     v.arena = wire_arena_new();

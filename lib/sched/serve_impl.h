@@ -3,6 +3,7 @@
 #ifndef SCHED_SERVE_IMPL_H
 #define SCHED_SERVE_IMPL_H
 
+#include "base/list.h"
 #include "link/session.h"
 #include "sched/machine.h"
 #include "sched/serve.h"
@@ -17,7 +18,7 @@ struct peer { /* an accepted session */
     uint64_t hash;
     uint8_t *queue; /* of a worker: encoded frames that its window does not take yet; the first starts at queue_at */
     size_t queue_at, queue_n, queue_size;
-    struct peer *next, *prev;
+    struct list node;
 };
 
 struct store_watch { /* a plain session with a kvstore */
@@ -34,8 +35,8 @@ struct serve {
     struct wire_arena *arena;
     uint64_t last_ns, allowed_ns, skew_ns; /* the clock */
 
-    struct map peers; /* workers and gateways, by role and name */
-    struct peer *first;
+    struct map peers;    /* workers and gateways, by role and name */
+    struct list all;     /* peers, tools too */
     struct peer *sender; /* of the frame that is being processed: gets what the machine emits without a name */
     bool broken;
     struct err why;
@@ -64,7 +65,8 @@ bool peers_quiet(const struct serve *v); /* gateways have processed all that was
 /* ERR_PROTO: this peer may not send this frame. */
 int peer_check(struct err *e, const struct peer *p, const struct wire_frame *f);
 /* Does not wait. Orders and controls are queued while a worker's window is full, at most SERVE_QUEUE_BYTES_MAX and a
- * frame of them; any other peer whose window is full, and any other frame, closes the session. */
+ * frame of them until it is empty again; any other peer whose window is full, and any other frame, closes the session.
+ */
 void peer_send(struct serve *v, struct peer *p, const struct wire_frame *f);
 /* The sink of the machine; arg is the service. */
 void peers_emit(void *arg, const struct wire_frame *f);

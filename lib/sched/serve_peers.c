@@ -45,19 +45,14 @@ void peer_up(struct serve *v, struct session *s)
     p->s = s;
     p->role = role;
     p->hash = hash_of(name, role);
-    p->next = v->first;
-    if (v->first)
-        v->first->prev = p;
-    v->first = p;
+    list_push_back(&v->all, &p->node);
     session_set_arg(s, p);
 }
 
 static void peer_free(struct serve *v, struct peer *p)
 {
     map_drop(&v->peers, p->hash, p);
-    *(p->prev ? &p->prev->next : &v->first) = p->next;
-    if (p->next)
-        p->next->prev = p->prev;
+    list_remove(&p->node);
     session_set_arg(p->s, NULL);
     free(p->queue);
     free(p);
@@ -65,8 +60,8 @@ static void peer_free(struct serve *v, struct peer *p)
 
 void peers_free(struct serve *v)
 {
-    while (v->first)
-        peer_free(v, v->first);
+    list_each_safe (struct peer, p, &v->all, node)
+        peer_free(v, p);
     map_free(&v->peers);
 }
 
@@ -90,7 +85,7 @@ void peer_down(struct serve *v, struct peer *p, const struct err *why)
 
 bool peers_quiet(const struct serve *v)
 {
-    for (const struct peer *p = v->first; p; p = p->next)
+    list_each (struct peer, p, &v->all, node)
         if (p->role == PEER_GATEWAY && session_unacked_bytes(p->s))
             return false;
     return true;
@@ -155,7 +150,7 @@ int peer_check(struct err *e, const struct peer *p, const struct wire_frame *f)
 static void queue_frame(struct serve *v, struct peer *p, const struct wire_frame *f)
 {
     struct err e;
-    if ((f->kind != WIRE_ORDER && f->kind != WIRE_CONTROL) || p->queue_n - p->queue_at > SERVE_QUEUE_BYTES_MAX) {
+    if ((f->kind != WIRE_ORDER && f->kind != WIRE_CONTROL) || p->queue_n > SERVE_QUEUE_BYTES_MAX) {
         session_close(p->s, "it does not read what the scheduler sends");
         return;
     }
@@ -178,14 +173,14 @@ void peer_send(struct serve *v, struct peer *p, const struct wire_frame *f)
         serve_say_some(v, e.text);
 }
 
-/* Each queued frame has its length before it: 0xce and four bytes. */
 void peer_acked(struct serve *v, struct peer *p)
 {
     struct err e;
     while (p->queue_at < p->queue_n) {
         const uint8_t *q = p->queue + p->queue_at;
-        size_t n = 5 + ((size_t)q[1] << 24 | (size_t)q[2] << 16 | (size_t)q[3] << 8 | q[4]);
-        int rc = session_send_bytes(&e, p->s, q, n);
+        size_t n = p->queue_n - p->queue_at;
+        int rc = wire_frame_size(&e, &n, q, n);
+        rc = rc ? rc : session_send_bytes(&e, p->s, q, n);
         if (rc == ERR_NO)
             return;
         if (rc == ERR_SYS)
@@ -224,7 +219,7 @@ void peers_emit(void *arg, const struct wire_frame *f)
     case WIRE_STAT: /* idle gateways are connected too */
         stat = *f;
         stat.stat.gateways = 0;
-        for (const struct peer *q = v->first; q; q = q->next)
+        list_each (struct peer, q, &v->all, node)
             stat.stat.gateways += q->role == PEER_GATEWAY;
         f = &stat;
         break;
