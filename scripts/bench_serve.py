@@ -85,7 +85,7 @@ class Services(Up):
     def __init__(self, model, options, name):
         self.name = name
         self.gateway = None
-        super().__init__(model, options)
+        super().__init__(model, ["--http", "off", "--ollama", "off", *options])  # several run beside each other
         self.gateway = Lines(["taskset", "-c", str(processors()[0]), tool("bench_serve"), "--sched",
                               f"ipc://{self.run}/sched.sock", "--tokenize", f"ipc://{self.run}/tokenize.sock"])
 
