@@ -18,7 +18,7 @@ struct answer {
     char **stop;
     size_t *stop_len;
     struct text_out *out;
-    char *tail; /* what a push gives when it ends the answer: two pieces joined */
+    char *tail; /* the text of the push that ends the answer: two pieces joined */
     int stop_index;
 };
 
@@ -75,7 +75,8 @@ static int find_banned(struct err *e, struct answer *a)
     return 0;
 }
 
-/* Stop strings count from min_tokens on, so the detokeniser starts anew there, with what was said as its context. */
+/* Stop strings take effect from min_tokens on: the detokenizer is created again there, with the answer so far as its
+ * context. */
 static int open_out(struct err *e, struct answer *a)
 {
     size_t n = a->n_prompt + a->n;
@@ -96,7 +97,7 @@ static int open_out(struct err *e, struct answer *a)
     return rc;
 }
 
-/* A stop that is no text is told at the start, not at min_tokens. */
+/* An invalid stop string is an error at the start, not at min_tokens. */
 static int check_stops(struct err *e, const struct answer *a)
 {
     struct text_out *o = NULL;
@@ -138,7 +139,7 @@ static int append(struct err *e, struct answer *a, uint32_t id)
     return rc;
 }
 
-/* The piece of the last id and what was held back, as one. */
+/* Joins the text of the last id and the text that was held back. */
 static int join_rest(struct err *e, struct answer *a, const char **text, size_t *n_text)
 {
     size_t n = *n_text, n_rest;
@@ -181,7 +182,7 @@ int answer_push(struct err *e, struct answer *a, uint32_t id, const char **text,
         text_out_push(a->out, id, text, n_text, &a->stop_index);
     if (a->stop_index >= 0) {
         *end = ANSWER_STOP_TEXT;
-        return 0; /* what follows the match is dropped */
+        return 0; /* the text after the match is dropped */
     }
     if (*end == ANSWER_OPEN && a->n >= a->p.max_tokens)
         *end = ANSWER_LENGTH;

@@ -1,12 +1,13 @@
-/* Attention of a layer: units of (chunk, kv head, rows) walk the partitions in order; where rows are few and contexts
- * long a unit is one partition, and the partials are joined afterwards in the same order. Both give the same bits. */
+/* Attention of a layer. A unit (chunk, KV head, rows) walks the partitions of the context in order. If rows are few and
+ * contexts long, a unit is one partition, and the partials are merged afterwards in the same order. Both give the same
+ * bits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/layer.h"
 
-/* Partitions that rows of the chunk before `row` see. */
+/* Partitions that rows before `row` of the chunk attend to. */
 static int64_t partitions_to(const struct engine_chunk *c, int64_t row)
 {
     return (c->pos + row + KERN_KV_PARTITION - 1) / KERN_KV_PARTITION;
@@ -18,7 +19,7 @@ static int64_t partitions(const struct engine_chunk *c)
 }
 
 #define SHORT_TOKENS 8
-#define HEADS_UNITS 4 /* a unit is all heads of a partition if there are at least so many a thread */
+#define HEADS_UNITS 4 /* a unit is all heads of a partition if there are at least so many units per thread */
 
 int attend_plan(struct err *e, struct cpu *g)
 {
@@ -35,9 +36,9 @@ int attend_plan(struct err *e, struct cpu *g)
         s->whole &= tiles == 1;
     }
     /*
-     * Split where units would be too few for a fair share; and where all chunks are short (partials then take
-     * little memory), contexts long and units many: then a unit is all heads of a partition, which lie side by side in
-     * a block and so read faster.
+     * Split if units would be too few to balance the threads; and if all chunks are short (so partials take little
+     * memory), contexts long and units many: then a unit is all heads of a partition, which are adjacent in a block and
+     * therefore faster to read.
      */
     s->heads = s->part_rows <= SHORT_TOKENS * g->group && deep > 2 && split >= HEADS_UNITS * g->width;
     s->split = s->heads || (deep > 1 && whole * g->e.m->c.n_kv_head < 4 * g->width && split > whole);
@@ -70,10 +71,10 @@ struct unit {
     int64_t c, first, n; /* chunk; its rows first … first+n-1 */
     int64_t p0, p1;      /* partitions */
     int head;
-    float *o; /* where the first row's output goes, all heads */
+    float *o; /* output of the first row, all heads */
 };
 
-/* Unit u of head h; heads vary slowest, so threads walk one head's KV together. */
+/* Unit u. Heads vary slowest, so threads read the KV of one head at the same time. */
 static struct unit unit_of(const struct cpu *g, int64_t u)
 {
     const struct step *s = &g->s;
@@ -99,7 +100,7 @@ static struct unit unit_of(const struct cpu *g, int64_t u)
     return t;
 }
 
-/* Tiles of partition p that any row of the unit sees. */
+/* Tiles of partition p that any row of the unit attends to. */
 static int tiles_of(const struct cpu *g, int64_t layer, const struct unit *u, int64_t p, const uint8_t **tile)
 {
     const struct engine_chunk *c = &g->s.chunk[u->c];
@@ -111,8 +112,8 @@ static int tiles_of(const struct cpu *g, int64_t layer, const struct unit *u, in
 }
 
 /* Partition p of a unit into m, l, o: rows in the order (token, head of the group). n_next: tiles in t->next. */
-static void one_partition(struct cpu *g, struct seat *t, int64_t layer, const struct unit *u, int64_t p, int n_next,
-                          float *m, float *l, float *o)
+static void one_partition(struct cpu *g, struct thread_ctx *t, int64_t layer, const struct unit *u, int64_t p,
+                          int n_next, float *m, float *l, float *o)
 {
     const struct engine_chunk *c = &g->s.chunk[u->c];
     for (int64_t i = 0; i < u->n; i++) {
@@ -140,7 +141,7 @@ static void one_partition(struct cpu *g, struct seat *t, int64_t layer, const st
     g->k->attn(m, l, o, &a);
 }
 
-static void start(struct seat *t, int64_t rows, int64_t hd)
+static void start(struct thread_ctx *t, int64_t rows, int64_t hd)
 {
     for (int64_t i = 0; i < rows; i++) {
         t->M[i] = -INFINITY;
@@ -149,7 +150,7 @@ static void start(struct seat *t, int64_t rows, int64_t hd)
     memset(t->O, 0, (size_t)(rows * hd) * sizeof *t->O);
 }
 
-static void store(struct cpu *g, struct seat *t, const struct unit *u)
+static void store(struct cpu *g, struct thread_ctx *t, const struct unit *u)
 {
     int hd = g->e.m->c.head_dim;
     int64_t wide = (int64_t)g->e.m->c.n_head * hd;
@@ -160,15 +161,15 @@ static void store(struct cpu *g, struct seat *t, const struct unit *u)
         }
 }
 
-static void merge(struct cpu *g, struct seat *t, int64_t rows, const float *m, const float *l, const float *o)
+static void merge(struct cpu *g, struct thread_ctx *t, int64_t rows, const float *m, const float *l, const float *o)
 {
     int hd = g->e.m->c.head_dim;
     for (int64_t i = 0; i < rows; i++)
         g->k->attn_merge(&t->M[i], &t->L[i], t->O + i * hd, m[i], l[i], o + i * hd, hd);
 }
 
-/* Tiles of the first partition of unit u, which this thread is likely to take next, into t->next; u = -1: none. */
-static int tiles_ahead(const struct cpu *g, struct seat *t, int64_t layer, int64_t u)
+/* Tiles of the first partition of unit u, which this thread will probably take next, into t->next; u = -1: none. */
+static int tiles_ahead(const struct cpu *g, struct thread_ctx *t, int64_t layer, int64_t u)
 {
     if (u < 0)
         return 0;
@@ -176,8 +177,8 @@ static int tiles_ahead(const struct cpu *g, struct seat *t, int64_t layer, int64
     return tiles_of(g, layer, &un, un.p0, t->next);
 }
 
-/* All partitions of a unit in order; `after` is the unit whose first partition is fetched during the last one. */
-static void walk(struct cpu *g, struct seat *t, int64_t layer, const struct unit *u, const struct unit *after)
+/* All partitions of a unit in order; the first partition of unit `after` is prefetched during the last one. */
+static void walk(struct cpu *g, struct thread_ctx *t, int64_t layer, const struct unit *u, const struct unit *after)
 {
     start(t, u->n * g->group, g->e.m->c.head_dim);
     for (int64_t p = u->p0; p < u->p1; p++) {
@@ -191,9 +192,9 @@ static void walk(struct cpu *g, struct seat *t, int64_t layer, const struct unit
 }
 
 /*
- * The units of a phase in the order in which one thread takes them: first its own share, then what is left of the
- * others'. Because the order is known, the thread can prefetch the KV of its next unit into its own cache. If there are
- * more than TEAM_CLAIMS units, a claim is a run of several.
+ * The units of a stage in the order in which one thread takes them: first its own share, then what the others have
+ * left. Since the order is known, the thread can prefetch the KV of its next unit. If there are more than
+ * THREADS_CLAIMS_MAX units, a claim is a run of several.
  */
 struct claims {
     int64_t n, run;  /* units; units of a run */
@@ -202,7 +203,7 @@ struct claims {
 
 static struct claims claims_of(int64_t n)
 {
-    return (struct claims){.n = n, .run = (n + TEAM_CLAIMS - 1) / TEAM_CLAIMS};
+    return (struct claims){.n = n, .run = (n + THREADS_CLAIMS_MAX - 1) / THREADS_CLAIMS_MAX};
 }
 
 static int64_t own_run(const struct cpu *g, int tid, const struct claims *w)
@@ -210,30 +211,32 @@ static int64_t own_run(const struct cpu *g, int tid, const struct claims *w)
     return own_unit(g, tid, (w->n + w->run - 1) / w->run);
 }
 
-/* The next unit of this thread, or -1; *next: the one that it is likely to get after it, or -1. */
-static int64_t claim_unit(struct cpu *g, int tid, int phase, struct claims *w, int64_t *next)
+/* The next unit of this thread, or -1; *next: the one that it will probably get after it, or -1. */
+static int64_t claim_unit(struct cpu *g, int tid, int stage, struct claims *w, int64_t *next)
 {
     if (w->at == w->end) {
         int64_t n_run = (w->n + w->run - 1) / w->run;
-        int64_t r = team_claim(g->team, tid, phase, n_run, w->end ? (w->at - 1) / w->run + 1 : own_run(g, tid, w));
+        int64_t r =
+            threads_claim(g->threads, tid, stage, n_run, w->end ? (w->at - 1) / w->run + 1 : own_run(g, tid, w));
         if (r < 0)
             return -1;
         w->at = r * w->run;
         w->end = min64(w->at + w->run, w->n);
     }
     int64_t u = w->at++;
-    bool goes_on = w->at < w->end || (w->at < w->n && team_unclaimed(g->team, phase, w->at / w->run));
+    bool goes_on = w->at < w->end || (w->at < w->n && threads_is_free(g->threads, stage, w->at / w->run));
     *next = goes_on ? w->at : -1;
     return u;
 }
 
-/* How many units the first phase of a layer's attention has. */
+/* Number of units in the first stage of a layer's attention. */
 static int64_t units_taken(const struct cpu *g)
 {
     return g->s.heads ? g->s.n_unit : g->s.n_unit * g->e.m->c.n_kv_head;
 }
 
-/* Whole units are taken from the last to the first: the longest first, so that threads end at nearly the same time. */
+/* Whole units are taken from the last to the first: the longest first, so that threads finish at nearly the same time.
+ */
 static struct unit whole_unit(const struct cpu *g, int64_t u)
 {
     return unit_of(g, g->s.n_unit * g->e.m->c.n_kv_head - 1 - u);
@@ -244,7 +247,7 @@ void attend_ahead(struct cpu *g, int tid, int64_t layer)
     struct claims w = claims_of(units_taken(g));
     int64_t u = own_run(g, tid, &w) * w.run;
     struct unit un = g->s.split ? unit_of(g, u) : whole_unit(g, u);
-    const uint8_t **tile = g->seat[tid].next;
+    const uint8_t **tile = g->ctx[tid].next;
     int n = tiles_of(g, layer, &un, un.p0, tile);
     size_t bytes = kern_kv_tile_bytes(g->e.kv, g->e.m->c.head_dim);
     for (int i = 0; i < n; i++)
@@ -252,20 +255,20 @@ void attend_ahead(struct cpu *g, int tid, int64_t layer)
             __builtin_prefetch(tile[i] + k, 0, 2);
 }
 
-static void attend_whole(struct cpu *g, int tid, int64_t layer, int phase)
+static void attend_whole(struct cpu *g, int tid, int64_t layer, int stage)
 {
     int64_t n_unit = units_taken(g), next;
     struct claims claims = claims_of(n_unit);
-    for (int64_t u; (u = claim_unit(g, tid, phase, &claims, &next)) >= 0;) {
+    for (int64_t u; (u = claim_unit(g, tid, stage, &claims, &next)) >= 0;) {
         struct unit un = whole_unit(g, u), after;
         if (g->s.whole)
             rotate_store(g, layer, un.c, 0, un.n, un.head, g->qkv + g->s.row0[un.c] * g->ldq);
         if (next >= 0)
             after = whole_unit(g, next);
-        walk(g, &g->seat[tid], layer, &un, next >= 0 ? &after : NULL);
-        team_done(g->team, phase, n_unit, 1);
+        walk(g, &g->ctx[tid], layer, &un, next >= 0 ? &after : NULL);
+        threads_done(g->threads, stage, n_unit, 1);
     }
-    team_sync(g->team, tid, phase, n_unit);
+    threads_sync(g->threads, tid, stage, n_unit);
 }
 
 void attend_rows(struct cpu *g, int tid, int64_t layer, int64_t c, int64_t first, int64_t n, float *o)
@@ -278,13 +281,13 @@ void attend_rows(struct cpu *g, int tid, int64_t layer, int64_t c, int64_t first
         for (u.head = 0; u.head < g->e.m->c.n_kv_head; u.head++) {
             struct unit after = u;
             after.head++;
-            walk(g, &g->seat[tid], layer, &u, after.head < g->e.m->c.n_kv_head ? &after : NULL);
+            walk(g, &g->ctx[tid], layer, &u, after.head < g->e.m->c.n_kv_head ? &after : NULL);
         }
     }
 }
 
-/* Partition of unit u into its partials; `after`: the unit that this thread is likely to take next, or -1. */
-static void part(struct cpu *g, struct seat *t, int64_t layer, int64_t u, int64_t after)
+/* Computes the partials of unit u; `after`: the unit that this thread will probably take next, or -1. */
+static void part(struct cpu *g, struct thread_ctx *t, int64_t layer, int64_t u, int64_t after)
 {
     struct unit un = unit_of(g, u);
     int64_t at = u * g->s.part_rows;
@@ -292,38 +295,38 @@ static void part(struct cpu *g, struct seat *t, int64_t layer, int64_t u, int64_
     one_partition(g, t, layer, &un, un.p0, n, g->part.m + at, g->part.l + at, g->part.o + at * g->e.m->c.head_dim);
 }
 
-static void attend_split(struct cpu *g, int tid, int64_t layer, int phase)
+static void attend_split(struct cpu *g, int tid, int64_t layer, int stage)
 {
-    struct seat *t = &g->seat[tid];
+    struct thread_ctx *t = &g->ctx[tid];
     int64_t hd = g->e.m->c.head_dim, rows = g->s.part_rows, n_unit = g->s.n_unit * g->e.m->c.n_kv_head;
     int64_t n = units_taken(g), next;
     struct claims claims = claims_of(n);
-    for (int64_t u; (u = claim_unit(g, tid, phase, &claims, &next)) >= 0;) {
+    for (int64_t u; (u = claim_unit(g, tid, stage, &claims, &next)) >= 0;) {
         for (int64_t h = u; h < n_unit; h += n)
             part(g, t, layer, h, h + n < n_unit ? h + n : next);
-        team_done(g->team, phase, n, 1);
+        threads_done(g->threads, stage, n, 1);
     }
-    team_sync(g->team, tid, phase, n);
-    for (int64_t u; (u = team_take(g->team, tid, phase + 1, n_unit, 1)) >= 0;) {
+    threads_sync(g->threads, tid, stage, n);
+    for (int64_t u; (u = threads_take(g->threads, tid, stage + 1, n_unit, 1)) >= 0;) {
         struct unit un = unit_of(g, u);
-        if (!un.p0) { /* the first partition's unit joins them all */
+        if (!un.p0) { /* the unit of the first partition merges all */
             start(t, un.n * g->group, hd);
             for (int64_t p = 0; p < partitions(&g->s.chunk[un.c]); p++)
                 merge(g, t, un.n * g->group, g->part.m + (u + p) * rows, g->part.l + (u + p) * rows,
                       g->part.o + (u + p) * rows * hd);
             store(g, t, &un);
         }
-        team_done(g->team, phase + 1, n_unit, 1);
+        threads_done(g->threads, stage + 1, n_unit, 1);
     }
-    team_sync(g->team, tid, phase + 1, n_unit);
+    threads_sync(g->threads, tid, stage + 1, n_unit);
 }
 
-void attend_units(struct cpu *g, int tid, int64_t layer, int *phase)
+void attend_units(struct cpu *g, int tid, int64_t layer, int *stage)
 {
     if (g->s.split) {
-        attend_split(g, tid, layer, *phase);
-        *phase += 2;
+        attend_split(g, tid, layer, *stage);
+        *stage += 2;
     } else {
-        attend_whole(g, tid, layer, (*phase)++);
+        attend_whole(g, tid, layer, (*stage)++);
     }
 }

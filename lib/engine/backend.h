@@ -1,6 +1,6 @@
 /*
- * The seam between the engine and what computes: a backend is a table of functions, and its engine a struct that begins
- * with struct engine. engine.h states what each function promises; engine.c calls them. Private to lib/engine.
+ * A backend computes for the engine: it is a table of functions, and its engine a struct that begins with struct
+ * engine. engine.h states the contract of each function; engine.c calls them. Private to lib/engine.
  */
 #ifndef BACKEND_H
 #define BACKEND_H
@@ -8,10 +8,10 @@
 #include "engine/engine.h"
 
 struct engine_backend {
-    /* Ids of the KV it computes. Blocks of backends with the same ids are the same bits. */
+    /* Ids of the KV that it computes. Backends with the same ids compute the same bits. */
     const char *arith;                                /* changes with any rule of docs/arithmetic.md */
-    const char *layout;                               /* how a block lies: [layer][head][K, scales, V, scales] */
-    int (*kv_type)(struct err *e, enum kern_kv type); /* refuses types that it does not compute */
+    const char *layout;                               /* of a block in memory: [layer][head][K, scales, V, scales] */
+    int (*kv_type)(struct err *e, enum kern_kv type); /* refuses a type that it does not compute */
 
     int (*model)(struct err *e, struct model **out, const char *spec, const struct model_opts *o);
     int (*open)(struct err *e, struct engine **out, const struct model *m, struct kv_pool *pool,
@@ -30,7 +30,7 @@ struct engine_backend {
     bool (*cost)(const struct engine *g, float prefill[3], float decode[3]);
 };
 
-/* What every engine has; open fills it. */
+/* The fields of every engine; open sets them. */
 struct engine {
     const struct engine_backend *backend;
     const struct model *m;
@@ -45,7 +45,7 @@ struct engine {
 
 extern const struct engine_backend engine_cpu, engine_fake;
 
-/* engine_kv_* for a pool whose slots lie in host memory. */
+/* engine_kv_* for a pool whose slots are in host memory. */
 int host_kv_read(struct err *e, struct engine *g, const uint8_t **out, const struct kv_part *p, uint8_t *room);
 uint8_t *host_kv_place(struct engine *g, const struct kv_part *p, uint8_t *room);
 int host_kv_write(struct err *e, struct engine *g, const struct kv_part *p, const uint8_t *packed);

@@ -1,14 +1,14 @@
 /*
- * A step of many rows: a thread takes a block of rows through a whole layer, from attention to the next layer's keys
- * and values, so what passes between the parts of a layer stays in its own cache, and threads meet only where a row
- * reads the keys of rows before it. All rows of a block see one copy of the unpacked weights.
+ * The schedule for steps of many rows. A thread computes a whole layer for a block of rows, from attention to the next
+ * layer's keys and values, so the intermediate results stay in its cache. Threads wait for each other only if a row
+ * reads keys of rows before it. All rows of a block share one copy of the unpacked weights.
  */
 #include <stdatomic.h>
 
 #include "engine/layer.h"
 
 #define BLOCK_ROWS_LEAST 32
-#define UNITS 2 /* blocks a thread at least: what a disturbed thread leaves, others take */
+#define UNITS 2 /* blocks per thread, at least: so that others can take the rest of a delayed thread */
 
 void blocks_plan(struct cpu *g)
 {
@@ -18,7 +18,7 @@ void blocks_plan(struct cpu *g)
         if (s->n_row >= rows * UNITS * g->width)
             s->block = rows;
     s->n_block = s->block ? (s->n_row + s->block - 1) / s->block : 0;
-    s->told = 0;
+    s->n_reported = 0;
     for (int64_t b = 0; b < s->n_block; b++)
         atomic_store_explicit(&g->block[b].done, 0, memory_order_relaxed);
 }
@@ -49,7 +49,7 @@ static void qkv(struct pass *p, int64_t layer)
         qkv_panels(p->g, p->t, l, i, p->t->qkv, &p->t->norm_act, 0, groups(w[i]), p->n);
 }
 
-/* Rows r … of chunk c, as far as both the pass and the chunk go. */
+/* Number of rows from r on that are both in chunk c and in the pass. */
 static int64_t rows_of(const struct pass *p, int64_t c, int64_t r)
 {
     const struct step *s = &p->g->s;
@@ -80,7 +80,7 @@ static void attend(struct pass *p, int64_t layer)
     }
 }
 
-/* x += W·a, a panel at a time, whose sums stay in the first-level cache. */
+/* x += W·a, one panel at a time, whose sums stay in the L1 cache. */
 static void add(struct pass *p, const struct kern_mat *w, const struct kern_act *a)
 {
     for (int64_t g0 = 0; g0 < groups(w); g0 += 2)
@@ -114,7 +114,7 @@ static void down(struct pass *p, const struct model_layer *l)
 
 static const struct schedule blocks = {norm, qkv, store, attend, out, gate_up, down};
 
-/* The last layer serves only rows whose logits are wanted. */
+/* Whether the block has rows whose logits are wanted: the last layer is computed for these only. */
 static bool wanted(const struct step *s, int64_t b)
 {
     int64_t r0 = first_row(s, b), r1 = end_row(s, b);
@@ -128,8 +128,8 @@ static bool wanted(const struct step *s, int64_t b)
 }
 
 /*
- * The last block whose keys lie in KV blocks that block b reads: b itself, or the one after it, if a KV block holds
- * keys of both. Those keys are masked, but their bytes are read.
+ * The last block of rows whose keys are in KV blocks that block b reads: b itself, or the one after it if a KV block
+ * holds keys of both. Those keys are masked, but their bytes are read.
  */
 static int64_t last_read(const struct step *s, int64_t b)
 {
@@ -138,16 +138,16 @@ static int64_t last_read(const struct step *s, int64_t b)
     return !ends && pos % KV_BLOCK ? b + 1 : b;
 }
 
-/* Waits until the keys that block b reads are there: those of its chunks before it, and its own. */
+/* Waits until the keys that block b reads are written: its own, and those of its chunks in earlier blocks. */
 static void wait_for(struct cpu *g, int tid, int64_t b, int32_t done)
 {
     int64_t last = last_read(&g->s, b);
     for (int64_t i = g->s.row0[chunk_of(&g->s, first_row(&g->s, b))] / g->s.block; i <= last; i++)
-        team_reach(g->team, tid, &g->block[i].done, done);
+        threads_await(g->threads, tid, &g->block[i].done, done);
 }
 
-/* Tells of the layers whose keys are all there. */
-static void tell(struct cpu *g)
+/* Calls layer_done for the layers whose keys are all written. */
+static void report_layers(struct cpu *g)
 {
     struct step *s = &g->s;
     int32_t least = INT32_MAX;
@@ -157,18 +157,18 @@ static void tell(struct cpu *g)
         int32_t done = atomic_load_explicit(&g->block[b].done, memory_order_acquire);
         least = done < least ? done : least;
     }
-    for (; s->told < least && s->told < g->e.m->c.n_layer; s->told++)
-        s->layer_done(s->layer_arg, s->told);
+    for (; s->n_reported < least && s->n_reported < g->e.m->c.n_layer; s->n_reported++)
+        s->layer_done(s->layer_arg, s->n_reported);
 }
 
-void blocks_run(struct cpu *g, int tid, int *phase)
+void blocks_run(struct cpu *g, int tid, int *stage)
 {
     struct step *s = &g->s;
     int64_t n_layer = g->e.m->c.n_layer, n = s->n_block, n_unit = n * (n_layer + 1);
-    /* one run of units, layer by layer: nobody waits at the end of a layer */
-    for (int64_t u; (u = team_take(g->team, tid, 0, n_unit, 1)) >= 0;) {
+    /* one stage for all layers: no thread waits at the end of a layer */
+    for (int64_t u; (u = threads_take(g->threads, tid, 0, n_unit, 1)) >= 0;) {
         int64_t layer = u / n, b = u % n, r0 = first_row(s, b), r1 = end_row(s, b);
-        struct pass p = {.g = g, .t = &g->seat[tid], .tid = tid, .r0 = r0, .n = r1 - r0};
+        struct pass p = {.g = g, .t = &g->ctx[tid], .tid = tid, .r0 = r0, .n = r1 - r0};
         wait_for(g, tid, b, (int32_t)layer);
         part_time(g, tid, PART_WAIT);
         if (!layer) {
@@ -179,15 +179,15 @@ void blocks_run(struct cpu *g, int tid, int *phase)
         }
         if (layer < n_layer)
             layer_keys(&blocks, &p, layer);
-        team_raise(g->team, tid, &g->block[b].done, (int32_t)layer + 1);
-        team_done(g->team, 0, n_unit, 1);
+        threads_post(g->threads, tid, &g->block[b].done, (int32_t)layer + 1);
+        threads_done(g->threads, 0, n_unit, 1);
         if (!tid) {
-            tell(g);
-            team_invite(g->team); /* a unit is long enough to look again */
+            report_layers(g);
+            threads_admit(g->threads); /* units are long, so look for idle cores after each */
         }
     }
-    team_sync(g->team, tid, 0, n_unit);
+    threads_sync(g->threads, tid, 0, n_unit);
     if (!tid)
-        tell(g);
-    *phase = 1;
+        report_layers(g);
+    *stage = 1;
 }

@@ -1,4 +1,4 @@
-/* The CPU backend: its memory, its threads, and sampling. step.c has the steps. */
+/* The CPU backend: memory, threads, sampling. step.c runs the steps. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 #include "engine/cpu.h"
 #include "text/text.h"
 
-/* A bump allocator run twice: once to count, once to hand out. */
+/* A bump allocator that runs twice: first to add up the sizes, then to place the arrays. */
 struct bump {
     uint8_t *base;
     uint64_t used;
@@ -16,7 +16,7 @@ struct bump {
 static void *take(struct bump *b, uint64_t bytes)
 {
     void *p = b->base ? b->base + b->used : NULL;
-    b->used += (bytes + 127) / 64 * 64; /* one line between neighbours */
+    b->used += (bytes + 127) / 64 * 64; /* a cache line between neighbours */
     return p;
 }
 
@@ -32,7 +32,7 @@ static int64_t pad(int64_t n, int64_t to)
     return (n + to - 1) / to * to;
 }
 
-/* Forms of activation that the weights of a model read, over all layers. */
+/* The forms of activations that the weights of a model need, over all layers. */
 struct forms {
     int norm, out, h, head;
 };
@@ -57,11 +57,11 @@ static int64_t cols_max(const struct model_config *c)
     return n > c->ffn ? n : c->ffn;
 }
 
-static void place_seat(struct cpu *g, struct bump *b, struct seat *s, struct forms f)
+static void place_ctx(struct cpu *g, struct bump *b, struct thread_ctx *s, struct forms f)
 {
     const struct model_config *c = &g->e.m->c;
     int64_t hd = c->head_dim, rows = g->attn_rows;
-    struct seat d = {0};
+    struct thread_ctx d = {0};
     take_act(b, &d.act, ROWS_ALONE, cols_max(c), f.norm | f.out);
     d.linear = take(b, kern_linear_scratch(cols_max(c)));
     uint64_t out = (uint64_t)(g->e.row_max > 1024 ? g->e.row_max : 1024) * 32 * 4; /* or 16 rows of 64 panels */
@@ -109,14 +109,14 @@ static void place(struct cpu *g, struct bump *b)
     take_act(b, &g->act_h, g->e.row_max, c->ffn, f.h);
     take_act(b, &g->act_w, g->e.row_max, c->hidden, f.head);
     for (int i = 0; i < g->e.n_thread; i++)
-        place_seat(g, b, &g->seat[i], f);
+        place_ctx(g, b, &g->ctx[i], f);
 }
 
 static int open_memory(struct err *e, struct cpu *g)
 {
-    g->seat = calloc((size_t)g->e.n_thread, sizeof *g->seat);
-    if (!g->seat)
-        return err_nomem(e, "an engine", (size_t)g->e.n_thread * sizeof *g->seat);
+    g->ctx = calloc((size_t)g->e.n_thread, sizeof *g->ctx);
+    if (!g->ctx)
+        return err_nomem(e, "an engine", (size_t)g->e.n_thread * sizeof *g->ctx);
     struct bump b = {0};
     place(g, &b);
     g->mem_bytes = b.used;
@@ -147,7 +147,7 @@ static int open_samplers(struct err *e, struct cpu *g)
 static void cpu_close(struct engine *engine)
 {
     struct cpu *g = cpu_of(engine);
-    team_free(g->team);
+    threads_free(g->threads);
     for (int i = 0; g->sampler && i < g->e.n_thread; i++)
         sampler_free(g->sampler[i]);
     free(g->sampler);
@@ -157,11 +157,11 @@ static void cpu_close(struct engine *engine)
     free(g->part.m);
     free(g->part.l);
     free(g->part.o);
-    free(g->seat);
+    free(g->ctx);
     free(g);
 }
 
-/* What the sizes of everything follow from. */
+/* The values that all sizes follow from. */
 static void shape(struct cpu *g)
 {
     const struct model_config *c = &g->e.m->c;
@@ -179,11 +179,12 @@ static int cpu_open(struct err *e, struct engine **out, const struct model *m, s
                     const struct engine_opts *o)
 {
     const struct model_config *c = &m->c;
-    if (c->n_layer * 12 + 8 > TEAM_PHASES)
-        return err_set(e, ERR_NO, "%s: %lld layers, the engine takes %d", m->path, (long long)c->n_layer,
-                       (TEAM_PHASES - 8) / 12);
+    if (c->n_layer * 12 + 8 > THREADS_STAGES_MAX)
+        return err_set(e, ERR_NO, "%s: the model has %lld layers, the limit is %d", m->path, (long long)c->n_layer,
+                       (THREADS_STAGES_MAX - 8) / 12);
     if (c->head_dim > KERN_HEAD_MAX)
-        return err_set(e, ERR_NO, "%s: head size %d, the engine takes %d", m->path, c->head_dim, KERN_HEAD_MAX);
+        return err_set(e, ERR_NO, "%s: the model has a head size of %d, the limit is %d", m->path, c->head_dim,
+                       KERN_HEAD_MAX);
     struct cpu *g = calloc(1, sizeof *g);
     if (!g)
         return err_nomem(e, "an engine", sizeof *g);
@@ -194,12 +195,12 @@ static int cpu_open(struct err *e, struct engine **out, const struct model *m, s
                            .kv = o->kv,
                            .row_max = pad(o->row_max, KERN_TILE)};
     shape(g);
-    struct team_opts to = {.threads = o->threads, .cores = o->cores, .delay_seed = o->delay_seed};
+    struct threads_opts to = {.threads = o->threads, .cores = o->cores, .delay_seed = o->delay_seed};
     int rc = kern_select(e, &g->k, o->isa);
-    rc = rc ? rc : team_new(e, &g->team, &to);
+    rc = rc ? rc : threads_new(e, &g->threads, &to);
     if (!rc) {
         g->e.isa = g->k->name;
-        g->width = g->e.n_thread = team_size(g->team);
+        g->width = g->e.n_thread = threads_size(g->threads);
         rc = open_memory(e, g);
     }
     rc = rc ? rc : open_samplers(e, g);
@@ -255,11 +256,11 @@ static void pass_run(void *arg, int tid)
 {
     struct cpu *g = arg;
     int64_t ld = engine_logits_ld(&g->e);
-    for (int64_t i; (i = team_take(g->team, tid, 0, g->n_pass, 1)) >= 0;) {
+    for (int64_t i; (i = threads_take(g->threads, tid, 0, g->n_pass, 1)) >= 0;) {
         one_row(g, &g->row[i], g->sample_logits + i * ld, tid);
-        team_done(g->team, 0, g->n_pass, 1);
+        threads_done(g->threads, 0, g->n_pass, 1);
     }
-    team_sync(g->team, tid, 0, g->n_pass);
+    threads_sync(g->threads, tid, 0, g->n_pass);
 }
 
 static int cpu_sample(struct err *e, struct engine *engine, struct engine_row *row, int64_t first, int64_t n)
@@ -271,12 +272,12 @@ static int cpu_sample(struct err *e, struct engine *engine, struct engine_row *r
         int rc = cpu_logits(e, engine, g->sample_logits, first + i, g->n_pass);
         if (rc)
             return rc;
-        if (g->n_pass == 1) { /* no thread is woken for it */
+        if (g->n_pass == 1) { /* not worth waking threads */
             one_row(g, g->row, g->sample_logits, 0);
             continue;
         }
-        team_look(g->team);
-        team_run(g->team, pass_run, g);
+        threads_select(g->threads);
+        threads_run(g->threads, pass_run, g);
     }
     return 0;
 }
@@ -297,12 +298,12 @@ const struct engine_backend engine_cpu = {
     .cost = cpu_cost,
 };
 
-/* Charges the time since the last call to `p`; only the caller's thread keeps the clock. */
+/* Adds the time since the last call to part p. Only thread 0 measures. */
 void part_time(struct cpu *g, int tid, enum engine_part p)
 {
     if (tid)
         return;
-    uint64_t now = time_now_ns(), waited = team_waited(g->team);
+    uint64_t now = time_now_ns(), waited = threads_waited_ns(g->threads);
     if (p < PART_N) {
         g->e.time_ns[p] += now - g->mark - (waited - g->waited);
         g->e.time_ns[PART_WAIT] += waited - g->waited;

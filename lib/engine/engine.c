@@ -1,4 +1,4 @@
-/* The engine's interface: finds the backend and calls it. */
+/* The functions of engine.h: each calls the backend. */
 #include "engine/engine.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 
 static const struct engine_backend *backend_of(const char *spec)
 {
-    return spec ? &engine_fake : &engine_cpu; /* the fake one refuses every spec that is not its own */
+    return spec ? &engine_fake : &engine_cpu; /* the fake backend refuses unknown specs */
 }
 
 int engine_model(struct err *e, struct model **out, const char *backend, const struct model_opts *o)
@@ -95,7 +95,7 @@ int engine_kv_write(struct err *e, struct engine *g, const struct kv_part *p, co
     return g->backend->kv_write(e, g, p, packed);
 }
 
-/* Full blocks travel as they lie; the tail of a sequence is packed. */
+/* A full block is transferred as it is in memory; the tail of a sequence is packed. */
 int host_kv_read(struct err *e, struct engine *g, const uint8_t **out, const struct kv_part *p, uint8_t *room)
 {
     (void)e;

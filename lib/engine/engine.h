@@ -3,11 +3,11 @@
  * chooses tokens from the logits.
  *
  * A backend implements it, named by a spec: NULL computes on the CPU; "fake:A,B,C,D,E,F" computes no model and sleeps
- * as long as a real step would take, for tests of scheduling. Callers see no difference but the ids.
+ * as long as a real step would take, for tests of scheduling. Callers see no difference except in the chosen ids.
  *
- * One engine belongs to one thread at a time (it runs its own compute threads inside), except engine_kv_read,
+ * One thread at a time uses an engine (which has compute threads of its own), except for engine_kv_read,
  * engine_kv_place and engine_kv_write. The model, the vocabulary, the KV pool and the block tables are borrowed.
- * Results depend on nothing but model, ids, positions, sampling parameters and KV type: docs/arithmetic.md.
+ * Results depend only on model, ids, positions, sampling parameters and KV type: docs/arithmetic.md.
  */
 #ifndef ENGINE_H
 #define ENGINE_H
@@ -25,55 +25,55 @@ struct cores;
 struct text;
 
 /*
- * Opens the model file as far as the backend needs it: the fake one reads the header alone, and gives the model one
+ * Opens the parts of the model file that the backend needs: the fake one reads only the header, and gives the model one
  * layer with one KV head. Owned by the caller (model_free). ERR_USAGE: the spec is wrong.
  */
 int engine_model(struct err *e, struct model **out, const char *backend, const struct model_opts *o);
 
-/* The kind of KV that a backend computes for a model: KV of another kind is refused. With m NULL, the ids and the type
- * alone. ERR_USAGE: the backend does not compute this type. */
+/* The kind of KV that a backend computes for a model; KV of another kind cannot be exchanged with it. With m NULL, only
+ * the ids and the type are set. ERR_USAGE: the backend does not compute this type. */
 int engine_kv_kind(struct err *e, struct kv_kind *out, const char *backend, const struct model *m, enum kern_kv type);
 
 struct engine_opts {
     const char *backend; /* its spec */
     const struct text
-        *text;       /* the ids that engine_sample may choose; NULL: all that the model has. The fake one needs it */
-    const char *isa; /* CPU: "c", "avx2", "avx512"; NULL: the best there is */
+        *text;       /* the ids that engine_sample may choose; NULL: all of the model. The fake backend requires it */
+    const char *isa; /* CPU: "c", "avx2", "avx512"; NULL: the best available */
     int threads;     /* >= 1; if cores is NULL */
-    struct cores *cores; /* a thread for each of its own cores and for each it may borrow (proc/cores.h); borrowed */
+    struct cores *cores; /* a thread for each own core and each that may be borrowed (proc/cores.h); the caller's */
     enum kern_kv kv;
     int64_t row_max;     /* rows of a step */
-    uint64_t delay_seed; /* tests: random waits at phase ends; 0: none */
+    uint64_t delay_seed; /* tests: random waits at the ends of stages; 0: none */
 };
 
 int engine_open(struct err *e, struct engine **out, const struct model *m, struct kv_pool *pool,
                 const struct engine_opts *o);
 void engine_free(struct engine *g); /* NULL is safe */
 int64_t engine_row_max(const struct engine *g);
-int engine_threads(const struct engine *g);     /* all compute threads, those on borrowed cores too */
-const char *engine_isa(const struct engine *g); /* what computes, for people: "avx512", "no weights" */
+int engine_threads(const struct engine *g);     /* all compute threads, including those on borrowed cores */
+const char *engine_isa(const struct engine *g); /* for logs: "avx512", "no weights" */
 
 /* ---- steps ---- */
 
 enum engine_want { ENGINE_NONE, ENGINE_LAST, ENGINE_ALL };
 
-/* One sequence's part of a step: ids at positions pos … pos+n-1, whose KV goes into `kv` (which has room) and which
- * read all KV before them. A sequence appears once in a step. */
+/* One sequence's part of a step: ids at positions pos … pos+n-1. Their KV is written into `kv`, which has the blocks
+ * for it, and they read all KV before them. A sequence appears once in a step. */
 struct engine_chunk {
     const struct kv_table *kv;
     const uint32_t *ids;   /* [n], below the model's vocab */
     int64_t n, pos;        /* n >= 1 */
-    enum engine_want want; /* rows whose logits will be asked for */
-    int64_t n_prompt; /* positions before this one are of a prompt: for what a step costs, not for what it computes */
+    enum engine_want want; /* rows whose logits are read afterwards */
+    int64_t n_prompt; /* positions before this one belong to a prompt. Affects the cost of a fake step, no result */
 };
 
-/* Called on the caller's thread while the others compute, when all KV of a layer of this step is written. Must be
- * short. */
+/* Called on the caller's thread, while the others compute, when all KV of a layer of this step is written. Must return
+ * quickly. */
 typedef void engine_layer_fn(void *arg, int64_t layer);
 
-/* Runs one step and blocks until it is done; n_chunk >= 1, sum of n <= row_max; ERR_SYS without memory. Afterwards
- * engine_logits and engine_sample read the wanted rows, in the order of the chunks; chunks and tables stay as they are
- * until then. */
+/* Runs one step and blocks until it is done; n_chunk >= 1, sum of n <= row_max. ERR_SYS: no memory. Afterwards
+ * engine_logits and engine_sample read the wanted rows, in the order of the chunks; the caller does not change chunks
+ * and tables before that. */
 int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chunk, int64_t n_chunk,
                 engine_layer_fn *layer_done, void *arg);
 
@@ -82,11 +82,11 @@ int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chun
 int64_t engine_logits_ld(const struct engine *g);
 int engine_logits(struct err *e, struct engine *g, float *out, int64_t first, int64_t n);
 
-/* What is asked of one wanted row, and the result. */
+/* The use of one wanted row, and the result. */
 enum engine_use {
     ENGINE_UNUSED,
-    ENGINE_CHOOSE, /* the next token, as sample() has it */
-    ENGINE_SCORE,  /* log-probability of prompt[position], as sample_logprob() has it */
+    ENGINE_CHOOSE, /* choose the next token: sample() */
+    ENGINE_SCORE,  /* log-probability of prompt[position]: sample_logprob() */
 };
 struct engine_row {
     enum engine_use use;
@@ -95,12 +95,12 @@ struct engine_row {
         *answer; /* [n_prompt], [n_answer]: the ids of the sequence, at least those before position */
     int64_t n_prompt, n_answer;
     const struct sample_params *params; /* CHOOSE */
-    const uint32_t *ban;                /* CHOOSE: [n_ban] ids that must not be chosen now */
+    const uint32_t *ban;                /* CHOOSE: [n_ban] ids that must not be chosen */
     int64_t n_ban;
     int32_t n_top; /* SCORE: how many of the best tokens are reported */
 
     struct sample_result out;
-    struct err err; /* code != 0: this row failed, because its logits or its KV are damaged; the others did not */
+    struct err err; /* code != 0: only this row failed, because its logits or its KV are damaged */
 };
 
 /* Samples or scores wanted rows first … first+n-1 (first a multiple of 8) of the last step, on the engine's threads;
@@ -110,26 +110,26 @@ int engine_sample(struct err *e, struct engine *g, struct engine_row *row, int64
 /* ---- KV in and out ---- */
 
 /*
- * Part of a block enters and leaves an engine in the packed form of kv.h. `room` is kv_packed_bytes of memory that the
- * caller has; a backend uses it when the bytes do not lie in host memory in that form. May be called by any thread,
- * also while a step runs that neither reads nor writes the part.
+ * Part of a block enters and leaves an engine in the packed form of kv.h. `room` is a buffer of the caller of
+ * kv_packed_bytes; a backend uses it if the bytes are not in host memory in that form. Any thread may call these, also
+ * while a step runs that neither reads nor writes the part.
  */
 
 /* *out: the packed bytes, in `room` or in the pool; valid until the slot is written or `room` changes. */
 int engine_kv_read(struct err *e, struct engine *g, const uint8_t **out, const struct kv_part *p, uint8_t *room);
-/* Where the caller is to put the packed bytes: in the pool itself, or in `room`. engine_kv_write with that pointer then
- * makes them the KV of the part. */
+/* Where the caller writes the packed bytes: the pool itself, or `room`. engine_kv_write with that pointer then makes
+ * them the KV of the part. */
 uint8_t *engine_kv_place(struct engine *g, const struct kv_part *p, uint8_t *room);
 int engine_kv_write(struct err *e, struct engine *g, const struct kv_part *p, const uint8_t *packed);
 
 /* ---- times ---- */
 
-/* True if the backend knows what its steps take before the first one, in ns: a prefill step a + b·new + c·((cached +
- * new)² - cached²), a decode step a + b·context + c·batch. */
+/* True if the backend knows the duration of its steps in advance, in ns: a prefill step a + b·new + c·((cached + new)²
+ * - cached²), a decode step a + b·context + c·batch. */
 bool engine_cost(const struct engine *g, float prefill[3], float decode[3]);
 
-/* Time spent in the parts of steps so far, ns, measured on the caller's thread; for profiles. Waits for the other
- * threads are a part of their own. */
+/* Time spent in the parts of all steps so far, ns, measured on the caller's thread; for profiles. Waiting for the other
+ * threads is a part of its own. */
 enum engine_part {
     PART_EMBED,
     PART_NORM,

@@ -1,8 +1,7 @@
 /*
- * The fake backend computes next to nothing and takes the time that a real one would: for tests of scheduling with real
- * processes. The KV of a token is a running hash of all ids up to it. So the next token follows from the KV alone, and
- * KV that is not what the ids say (of a block that was given away, or is another sequence's) is found when a token is
- * chosen from it.
+ * The fake backend computes almost nothing and sleeps as long as a real step would take: for tests of scheduling with
+ * real processes. The KV of a token is a running hash of all ids up to it. So the next token depends on the KV alone,
+ * and wrong KV (of a block that was reused, or belongs to another sequence) is detected when a token is chosen from it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -121,7 +120,7 @@ static bool fake_cost(const struct engine *g, float prefill[3], float decode[3])
 
 /* ---- KV ---- */
 
-/* The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014). */
+/* The finalizer of splitmix64 (Steele, Lea, Flood, OOPSLA 2014). */
 static uint64_t mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15u;
@@ -130,7 +129,7 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* A token's eight bytes take the place of its K, so that a tail travels with them through a pipe too. */
+/* The eight bytes of a token are stored in place of its K, so that the packed tail of a sequence contains them. */
 static uint8_t *place(const struct fake *f, const struct kv_table *kv, int64_t t, int half)
 {
     return kv_tile(f->e.pool, kv->slot[t / KV_BLOCK], 0, 0) + half * 4 * KV_BLOCK + t % KV_BLOCK * 4;
@@ -213,7 +212,7 @@ static int fake_logits(struct err *e, struct engine *g, float *out, int64_t firs
 
 /* ---- sampling ---- */
 
-/* Ids that are text: so an answer ends by its length, or by a stop of its own. */
+/* Chooses ids that are text, so that an answer ends by its length or by the stops of its request. */
 static uint32_t choose(const struct text *text, uint64_t h)
 {
     uint32_t n = text_n_token(text), id = 0;
@@ -226,7 +225,7 @@ static uint32_t choose(const struct text *text, uint64_t h)
     return id;
 }
 
-/* Compares the KV of all tokens before the row's position with what the ids say, at the last token of each block. */
+/* Compares the KV of all tokens before the row's position with the hash of the ids, at the last token of each block. */
 static void check(const struct fake *f, const struct kv_table *kv, struct engine_row *r)
 {
     uint64_t h = 0;
@@ -254,7 +253,7 @@ static int fake_sample(struct err *e, struct engine *g, struct engine_row *row, 
         struct engine_row *r = &row[i];
         for (; first + i >= base + wanted(c); c++)
             base += wanted(c);
-        if (first + i == base) /* once a chunk: the other rows would read the same */
+        if (first + i == base) /* once a chunk: its other rows read the same KV */
             check(f, c->kv, r);
         r->out = (struct sample_result){0};
         if (r->use == ENGINE_SCORE)

@@ -1,16 +1,16 @@
 /*
  * The forward pass of a llama layer: its operations in order, and what each of them computes.
  *
- *     x = embed[id]                              a row a token
+ *     x = embed[id]                              one row for each token
  *     for each layer: layer_keys, layer_rest
- *     logits = output · norm(x, output_norm)     step.c, for the rows that are wanted
+ *     logits = output · norm(x, output_norm)     step.c, for the wanted rows
  *
- * How an operation is split among the threads is decided by a schedule: columns.c if a step has few rows, blocks.c if
- * it has many. Neither changes a bit of a result: a sum is always computed whole, in the order of docs/arithmetic.md.
+ * A schedule decides how threads share an operation: columns.c if a step has few rows, blocks.c if it has many. It
+ * changes no bit of a result: one thread computes a whole sum, in the order of docs/arithmetic.md.
  */
 #include "engine/layer.h"
 
-/* Up to what other rows read: the keys and values. */
+/* The part of a layer that other rows depend on: its keys and values. */
 void layer_keys(const struct schedule *s, struct pass *p, int64_t layer)
 {
     const struct model_layer *l = &p->g->e.m->layer[layer];
@@ -22,7 +22,7 @@ void layer_keys(const struct schedule *s, struct pass *p, int64_t layer)
     part_time(p->g, p->tid, PART_ROPE);
 }
 
-/* From attention to the end of the layer. */
+/* The rest of the layer, from attention on. */
 void layer_rest(const struct schedule *s, struct pass *p, int64_t layer)
 {
     const struct model_layer *l = &p->g->e.m->layer[layer];
@@ -38,7 +38,7 @@ void layer_rest(const struct schedule *s, struct pass *p, int64_t layer)
     part_time(p->g, p->tid, PART_DOWN);
 }
 
-/* ---- pieces of the operations ---- */
+/* ---- parts of the operations ---- */
 
 int64_t groups(const struct kern_mat *w)
 {
@@ -64,7 +64,8 @@ void embed_rows(struct cpu *g, int64_t r0, int64_t r1)
     }
 }
 
-void norm_tile(struct cpu *g, struct seat *t, struct kern_act *a, int64_t at, const float *w, int64_t r0, int64_t n)
+void norm_tile(struct cpu *g, struct thread_ctx *t, struct kern_act *a, int64_t at, const float *w, int64_t r0,
+               int64_t n)
 {
     int64_t k = g->e.m->c.hidden;
     for (int64_t r = 0; r < n; r++)
@@ -82,7 +83,7 @@ static void add_bias(float *out, size_t ld, const float *bias, int64_t first, in
             out[(size_t)r * ld + (size_t)j] += bias[first + j];
 }
 
-void qkv_panels(struct cpu *g, struct seat *t, const struct model_layer *l, int which, float *qkv,
+void qkv_panels(struct cpu *g, struct thread_ctx *t, const struct model_layer *l, int which, float *qkv,
                 const struct kern_act *a, int64_t g0, int64_t g1, int64_t n)
 {
     const struct kern_mat *w[3] = {&l->wq, &l->wk, &l->wv};
@@ -113,7 +114,7 @@ void rotate_store(struct cpu *g, int64_t layer, int64_t ci, int64_t first, int64
     }
 }
 
-void gate_up_panels(struct cpu *g, struct seat *t, const struct model_layer *l, const struct kern_act *a,
+void gate_up_panels(struct cpu *g, struct thread_ctx *t, const struct model_layer *l, const struct kern_act *a,
                     struct kern_act *h_act, float *h, int64_t g0, int64_t g1, int64_t n)
 {
     int64_t ffn = g->e.m->c.ffn, ld = 16 * (g1 - g0), cols = min64(16 * g1, ffn) - 16 * g0;
@@ -128,7 +129,7 @@ void gate_up_panels(struct cpu *g, struct seat *t, const struct model_layer *l, 
     }
 }
 
-void add_panels(struct cpu *g, struct seat *t, const struct kern_mat *w, const struct kern_act *a, int64_t g0,
+void add_panels(struct cpu *g, struct thread_ctx *t, const struct kern_mat *w, const struct kern_act *a, int64_t g0,
                 int64_t g1, int64_t r0, int64_t n)
 {
     int64_t hidden = g->e.m->c.hidden, ld = 16 * (g1 - g0), cols = min64(16 * g1, hidden) - 16 * g0;

@@ -18,9 +18,9 @@ struct sampler {
     const struct kern_ops *k;
     int64_t vocab;
     float *e;               /* [vocab] */
-    float *raw;             /* [vocab] the model's own logits, where a request changes them */
-    uint32_t *count;        /* [vocab] uses that penalties count, cleared after each call */
-    uint8_t *seen;          /* [vocab] among what penalties look at, cleared after each call */
+    float *raw;             /* [vocab] copy of the model's logits, if a request changes them */
+    uint32_t *count;        /* [vocab] occurrences for the penalties, cleared after each call */
+    uint8_t *seen;          /* [vocab] whether the repetition penalty applies, cleared after each call */
     struct candidate *cand; /* [vocab] */
 };
 
@@ -80,7 +80,7 @@ static double uniform(uint64_t seed, uint32_t choice, uint64_t position)
     return (double)(((uint64_t)r[1] << 32 | r[0]) >> 11) * 0x1p-53;
 }
 
-/* Σ exp2((x - max)·c) over fixed tiles, combined ascending in double; e too where not NULL. */
+/* Σ exp2((x - max)·c) over fixed tiles, added ascending in double; also each term into e if not NULL. */
 static double sum_exp(const struct sampler *s, float *e, const float *x, int64_t n, float max, float c)
 {
     double sum = 0;
@@ -89,7 +89,7 @@ static double sum_exp(const struct sampler *s, float *e, const float *x, int64_t
     return sum;
 }
 
-/* x before y in the order of rank: greater logit first, then lower id. */
+/* Order of rank: greater logit first, then lower id. */
 static int before(float x, uint32_t i, float y, uint32_t j)
 {
     return x > y || (x == y && i < j);
@@ -242,14 +242,13 @@ static int64_t nucleus(const struct candidate *c, int64_t n, double mass)
     return keep;
 }
 
-/* How far a logit is below the best one; in units of the temperature it is a surprisal, but for the same term in all.
- */
+/* How far a logit is below the best one: the surprisal in units of the temperature, up to a constant. */
 static double below(const struct candidate *c, float max)
 {
     return (double)max - (double)c->x;
 }
 
-/* Its distance from the mean, by exponent and 3 bits more. */
+/* Class of its distance from the mean: the exponent and 3 more bits. */
 static uint32_t class_of(const struct candidate *c, float max, double mean)
 {
     float far = (float)fabs(below(c, max) - mean);
@@ -259,8 +258,8 @@ static uint32_t class_of(const struct candidate *c, float max, double mean)
 }
 
 /*
- * As narrow, of the tokens nearest the mean. A little more than the mass, so that what rounding does to a sum of
- * another order cuts nothing off.
+ * As narrow(), for the tokens nearest the mean. Keeps slightly more than `mass`, so that a sum in another order, which
+ * rounds differently, loses no token.
  */
 static int64_t narrow_typical(struct candidate *c, int64_t n, float max, double mean, double mass)
 {
@@ -278,8 +277,8 @@ static int64_t narrow_typical(struct candidate *c, int64_t n, float max, double 
 }
 
 /*
- * Typical sampling, see the header; leaves the candidates ranked. Ranked ones have distances that fall to the mean and
- * rise behind it, so what is kept is one run of them, grown from the mean to both sides.
+ * Typical sampling, see the header; leaves the candidates ranked. The distances of ranked candidates fall up to the
+ * mean and rise after it, so the kept ones are one run, which grows from the mean to both sides.
  */
 static int64_t typical(struct candidate *c, int64_t n, float max, double share, bool ranked)
 {
@@ -301,7 +300,7 @@ static int64_t typical(struct candidate *c, int64_t n, float max, double share, 
         bool up = hi == n || (lo > 0 && mean - below(&c[lo - 1], max) <= below(&c[hi], max) - mean);
         have += (double)c[up ? --lo : hi++].e;
     }
-    /* upwards the run took the higher ids of its last logit first, and they all weigh the same */
+    /* The run took the higher ids of its lowest-ranked logit first; these have equal weight, so keep the lower ids. */
     int64_t first = lo, equal = lo;
     while (first > 0 && c[first - 1].x == c[lo].x)
         first--;
@@ -331,7 +330,7 @@ static int64_t filter_typical(struct candidate *c, int64_t n, const struct sampl
     return kept;
 }
 
-/* Candidates that pass min-p, top-k, top-p in this order, or what typical sampling has of them. Sorted where any but
+/* Candidates that pass min-p, top-k, top-p in this order, or typical sampling. Sorted if any filter but
  * the first is on. */
 static int64_t filter(struct sampler *s, const struct sample_params *p, const float *x, int64_t n_token, float max)
 {
@@ -375,13 +374,13 @@ static uint32_t draw(const struct candidate *c, int64_t n, double u)
     return c[n - 1].id;
 }
 
-/* Bias, bans and penalties: what the request changes about the model's own logits. */
+/* Whether the request changes the model's logits: by bias, bans or penalties. */
 static bool changes(const struct sample_params *p, int64_t n_ban)
 {
     return p->n_bias || n_ban || p->n_allowed || p->n_bad || penalises(p);
 }
 
-/* The last id of each row whose others are the newest of the answer. */
+/* Bans the last id of each row whose other ids are the newest of the answer. */
 static void ban_rows(float *x, int64_t n_token, const struct sample_params *p, const uint32_t *answer, int64_t n_answer)
 {
     const uint32_t *row = p->bad_ids;
@@ -435,7 +434,7 @@ int sample(struct err *e, struct sampler *s, struct sample_result *out, float *x
     }
     int64_t id = s->k->argmax(x, n_token, &max);
     if (!isfinite(max))
-        return err_set(e, ERR_NO, "no token can be chosen: the logits are masked or no numbers");
+        return err_set(e, ERR_NO, "no token can be chosen: all logits are masked, or one is not a number");
     if (!(p->temperature < SAMPLE_GREEDY_BELOW)) {
         sum_exp(s, s->e, x, n_token, max, (float)((double)LOG2E / (double)p->temperature));
         id = draw(s->cand, filter(s, p, x, n_token, max), uniform(p->seed, p->choice, position));

@@ -1,7 +1,7 @@
-/* One step: the rows in order, the layers by one of two schedules, the final norm, and the logits. */
+/* One step: its rows, the layers by one of the two schedules, the final norm, and the logits. */
 #include "engine/layer.h"
 
-/* Where a step's rows start; how many are wanted; the rows of what the threads share, told before they run. */
+/* First row of each chunk; number of wanted rows; sizes of the shared activations. */
 static void plan_rows(struct cpu *g)
 {
     struct step *s = &g->s;
@@ -28,12 +28,12 @@ int64_t chunk_of(const struct step *s, int64_t r)
     return lo;
 }
 
-/* Wanted rows: final norm, made ready for the head. */
-static void finish(struct cpu *g, int tid, int phase)
+/* Final norm of the wanted rows, quantized for the head. */
+static void finish(struct cpu *g, int tid, int stage)
 {
     struct step *s = &g->s;
     int64_t k = g->e.m->c.hidden, base = 0, c = 0;
-    for (int64_t w0; (w0 = team_take(g->team, tid, phase, s->n_want, KERN_TILE)) >= 0;) {
+    for (int64_t w0; (w0 = threads_take(g->threads, tid, stage, s->n_want, KERN_TILE)) >= 0;) {
         int64_t w1 = min64(w0 + KERN_TILE, s->n_want);
         for (int64_t w = w0; w < w1; w++) {
             for (;; c++) {
@@ -46,18 +46,18 @@ static void finish(struct cpu *g, int tid, int phase)
             g->k->norm(g->want + w * k, g->x + r * k, g->e.m->output_norm, k, g->e.m->c.eps);
         }
         g->k->act(&g->act_w, w0, w1 - w0, 0, k, g->want + w0 * k, (size_t)k);
-        team_done(g->team, phase, s->n_want, w1 - w0);
+        threads_done(g->threads, stage, s->n_want, w1 - w0);
     }
-    team_sync(g->team, tid, phase, s->n_want);
+    threads_sync(g->threads, tid, stage, s->n_want);
 }
 
 static void step_run(void *arg, int tid)
 {
     struct cpu *g = arg;
-    int phase = 0;
+    int stage = 0;
     part_time(g, tid, PART_N);
-    (g->s.block ? blocks_run : columns_run)(g, tid, &phase);
-    finish(g, tid, phase);
+    (g->s.block ? blocks_run : columns_run)(g, tid, &stage);
+    finish(g, tid, stage);
     part_time(g, tid, PART_NORM);
 }
 
@@ -70,12 +70,12 @@ int cpu_step(struct err *e, struct engine *engine, const struct engine_chunk *ch
     s->n_chunk = n_chunk;
     s->layer_done = layer_done;
     s->layer_arg = arg;
-    g->width = team_look(g->team);
+    g->width = threads_select(g->threads);
     plan_rows(g);
     blocks_plan(g);
     int rc = attend_plan(e, g);
     if (!rc) {
-        team_run(g->team, step_run, g);
+        threads_run(g->threads, step_run, g);
         part_time(g, 0, PART_WAIT);
     }
     return rc;
@@ -89,10 +89,10 @@ static void logits_run(void *arg, int tid)
     part_time(g, tid, PART_N);
     for (int64_t u; (u = take_run(g, tid, 0, n_panel, run)) >= 0;) {
         g->k->linear(g->logits + 32 * u, (size_t)ld, w, 2 * u, min64(2 * (u + run), groups(w)), &g->act_w,
-                     g->logits_first, g->logits_first + g->logits_n, g->seat[tid].linear);
-        team_done(g->team, 0, n_panel, min64(run, n_panel - u));
+                     g->logits_first, g->logits_first + g->logits_n, g->ctx[tid].linear);
+        threads_done(g->threads, 0, n_panel, min64(run, n_panel - u));
     }
-    team_sync(g->team, tid, 0, n_panel);
+    threads_sync(g->threads, tid, 0, n_panel);
     part_time(g, tid, PART_HEAD);
 }
 
@@ -103,8 +103,8 @@ int cpu_logits(struct err *e, struct engine *engine, float *out, int64_t first, 
     g->logits = out;
     g->logits_first = first;
     g->logits_n = n;
-    g->width = team_look(g->team);
-    team_run(g->team, logits_run, g);
+    g->width = threads_select(g->threads);
+    threads_run(g->threads, logits_run, g);
     part_time(g, 0, PART_WAIT);
     return 0;
 }
