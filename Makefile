@@ -143,6 +143,10 @@ man-lint:
 check-faults: all unit tools
 	@B=$(B) FAULTS=all scripts/run-tests unit/worker_link unit/worker_world service/faults
 
+# Under a sanitizer fmaf and -O1 make the plain C kernels slow enough to run for tens of minutes. With the machine's FMA
+# instruction they compute the same bits.
+build-san/obj/kernels/cpu/plain_%.o build-tsan/obj/kernels/cpu/plain_%.o: override OPT += -O2 $(if $(shell grep -w -m1 fma /proc/cpuinfo),-mfma)
+
 # Unit tests, kernels, programs, policies and kvstore once more under the address and undefined-behaviour sanitizers.
 SAN_OPT := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 SAN_SUITES ?= unit kernels cli/tokenize cli/stream cli/chat cli/programs pipe/frames pipe/glue pipe/faults pipe/hostile \
