@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#define SAMPLED_ROWS 256 /* a call of engine_sample: its results are held at once; a multiple of 8 */
+#define SAMPLED_ROWS 256 /* rows of one call of engine_sample, whose results are in memory at once; a multiple of 8 */
 
 struct batch_row {
     struct request *q;
@@ -60,8 +60,8 @@ void batch_add(struct batch *b, struct request *q, int64_t n)
         b->row[b->n_row++] = (struct batch_row){q, q->n_kv + i, choose && i == n};
 }
 
-/* What is asked of a row of logits. */
-static struct engine_row ask(const struct batch_row *r)
+/* The use of a row of logits. */
+static struct engine_row use_of(const struct batch_row *r)
 {
     const struct request *q = r->q;
     int64_t n_id = q->r->n_id;
@@ -102,7 +102,7 @@ int batch_run(struct err *e, struct batch *b, engine_layer_fn *layer_done, void 
     for (int64_t at = 0; !rc && at < b->n_row; at += SAMPLED_ROWS) {
         int64_t n = b->n_row - at < SAMPLED_ROWS ? b->n_row - at : SAMPLED_ROWS;
         for (int64_t i = 0; i < n; i++)
-            b->sampled[i] = ask(&b->row[at + i]);
+            b->sampled[i] = use_of(&b->row[at + i]);
         rc = engine_sample(e, b->g, b->sampled, at, n);
         for (int64_t i = 0; !rc && i < n; i++)
             take(&b->row[at + i], &b->sampled[i]);

@@ -1,5 +1,5 @@
 /* decode as a filter: prompts with their KV in, answers out. Continuous batching: each step takes the newest token of
- * every answer that grows, then prompts in chunks where rows are left. */
+ * each decoding sequence, then prompts in chunks while rows are left. */
 #include "phase/decode.h"
 
 #include <stdlib.h>
@@ -37,8 +37,8 @@ static struct incoming *first_ready(struct decode *d)
     return NULL;
 }
 
-/* The next request that the runner may have, NULL where there is none; waits while the runner has nothing at all.
- * *bye: the stream has ended, and all its requests. *over: so has the input. */
+/* The next request for the runner, or NULL; waits while the runner has no request. *bye: the stream and all its
+ * requests have ended. *over: the input has ended too. */
 static struct incoming *next_ready(struct decode *d, bool *bye, bool *over)
 {
     struct incoming *in = NULL;
@@ -85,7 +85,7 @@ static int take(struct err *e, struct runner *r, bool idle, bool *over)
         in->q.taken_ns = in->prefilled && !in->dropped ? time_now_ns() : 0;
         rc = runner_add(e, r, &in->q);
     }
-    if (*over && d->in_err.code) { /* once over, the input thread writes it no more */
+    if (*over && d->in_err.code) { /* after *over the input thread no longer writes in_err */
         *e = d->in_err;
         rc = e->code;
     }
@@ -173,7 +173,7 @@ int phase_decode(struct err *e, const struct phase_opts *o)
     d->quit = true;
     pthread_cond_signal(&d->room);
     pthread_mutex_unlock(&d->lock);
-    if (rc && !ended) /* the input thread may sit in a read that nobody ends but the exit of the process */
+    if (rc && !ended) /* the input thread may be blocked in a read until the process exits */
         return rc;
     pthread_join(d->thread, NULL);
     close_all(d);

@@ -1,11 +1,11 @@
-/* decode's input: frames become requests, and blocks go from the pipe into the slots where they will be read. */
+/* The input thread of decode: reads frames into requests, and blocks from the pipe directly into their slots. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "phase/decode.h"
 
 #define WAITING_MAX 256 /* requests read ahead of the engine */
-#define HELD_MAX 4096   /* of those that take no blocks too: where the next stage is slow, so is the reading */
+#define HELD_MAX 4096   /* requests, including those without blocks: a slow next stage holds back the reading */
 
 bool decode_admit(struct decode *d, struct incoming *in)
 {
@@ -24,7 +24,7 @@ void decode_free(struct decode *d, struct incoming *in)
     request_free(&in->q, d->r.s.pool);
 }
 
-/* Something that is held, or will be given blocks, ends without further input. */
+/* Whether a request that has blocks, or can get them, will end without further input. */
 static bool will_free(const struct decode *d)
 {
     return d->n_held > d->n_streaming ||
@@ -47,7 +47,7 @@ static struct incoming *find_any(struct decode *d, uint64_t seq, uint32_t index)
     return in ? in : find(&d->waiting, seq, index);
 }
 
-/* Memory for a whole block in its packed form, whatever the KV type is. */
+/* Allocates memory for a whole block in packed form, for the present KV type. */
 static int packed_room(struct err *e, struct decode *d)
 {
     size_t n = kv_packed_bytes(&d->r.s.layout, d->r.s.layout.n_layer, KV_BLOCK);
@@ -58,7 +58,7 @@ static int packed_room(struct err *e, struct decode *d)
     return 0;
 }
 
-/* A hello begins anew: the stream before has ended and all its requests are done. */
+/* The beginning of a stream: the stream before has ended, and all its requests are done. */
 static int take_hello(struct err *e, struct decode *d, const struct wire_hello *h)
 {
     enum kern_kv kv;
@@ -86,14 +86,14 @@ static int take_hello(struct err *e, struct decode *d, const struct wire_hello *
 }
 
 /*
- * Gives the request its blocks, waiting while others will free some. Where nothing will, everything that holds blocks
- * waits for this very input, so the request must give way instead: false. One without blocks on their way gives way at
- * once.
+ * Allocates the blocks of the request, waiting while other requests will free some. If none will, all requests that
+ * hold blocks wait for this thread, which would be a deadlock: returns false, and the request is computed again later.
+ * False at once if no blocks follow in the input.
  */
 static bool wait_room(struct decode *d, struct incoming *in)
 {
     while (!d->quit) {
-        if (!d->n_waiting && decode_admit(d, in)) /* in turn: nobody overtakes those that wait */
+        if (!d->n_waiting && decode_admit(d, in)) /* in order of arrival */
             return true;
         if (!will_free(d) || (!in->streaming && d->n_waiting < WAITING_MAX))
             return false;
@@ -134,9 +134,9 @@ static int take_request(struct err *e, struct decode *d, const struct wire_req *
     if (!needs || wait_room(d, in)) {
         list_push_back(&d->held, &in->node);
         d->n_held++;
-        d->n_streaming += streaming; /* refused ones too: they end with the input's kv or err frame */
+        d->n_streaming += streaming; /* refused ones too: they end when the kv or err frame is read */
     } else {
-        in->dropped = streaming; /* its blocks are thrown away and computed again from the ids */
+        in->dropped = streaming; /* its blocks are discarded and computed again from the ids */
         list_push_back(&d->waiting, &in->node);
         d->n_waiting++;
     }
@@ -145,7 +145,7 @@ static int take_request(struct err *e, struct decode *d, const struct wire_req *
     return 0;
 }
 
-/* Layer ranges of a block come in order, each once. */
+/* Checks the frame of a block: the layer ranges of a block come in order, each once. */
 static int check_block(struct err *e, const struct decode *d, const struct incoming *in, const struct wire_blk *b)
 {
     int64_t n_id = in->q.r->n_id;
@@ -163,7 +163,7 @@ static int check_block(struct err *e, const struct decode *d, const struct incom
             (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->n_token,
             (unsigned long long)b->n_data, (long long)n, kv_packed_bytes(&d->r.s.layout, b->n_layer, (int)n));
     if (!in->dropped && in->arrived[b->block] != b->layer)
-        return err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u: layer %u came where %u was due",
+        return err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u: layer %u in place of %u",
                        (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->layer,
                        in->arrived[b->block]);
     return 0;
@@ -182,7 +182,7 @@ static int read_block(struct err *e, struct decode *d, struct incoming *in, cons
     return rc ? rc : engine_kv_write(e, d->r.s.g, &p, to);
 }
 
-/* All has arrived: the request is the loop's. With the lock held. */
+/* The input of the request is complete: the runner may take it. With the lock held. */
 static void arrived(struct decode *d, struct incoming *in)
 {
     if (!in->dropped) {
@@ -212,7 +212,7 @@ static int take_block(struct err *e, struct decode *d, const struct wire_blk *b)
     if (!in)
         return e->code;
     if (in->q.err.code || !in->arrived)
-        return 0; /* refused here already */
+        return 0; /* refused earlier */
     int rc = check_block(e, d, in, b);
     if (rc || in->dropped)
         return rc;
@@ -285,7 +285,8 @@ static int take_kv(struct err *e, struct decode *d, const struct wire_kv *k)
     return 0;
 }
 
-/* A request that failed before us. One that was opened here ends with that error; one unknown here is passed on. */
+/* A request that failed in an earlier stage. If it was opened here, it ends with that error; otherwise the frame is
+ * forwarded. */
 static int take_error(struct err *e, struct decode *d, const struct wire_frame *f)
 {
     const struct wire_error *w = &f->error;
@@ -307,7 +308,7 @@ static int take_error(struct err *e, struct decode *d, const struct wire_frame *
                           (unsigned long long)w->seq, w->index);
 }
 
-/* No request may be left half-way. */
+/* The end of a stream. An error if a request is incomplete. */
 static int take_bye(struct err *e, struct decode *d, const struct wire_bye *b)
 {
     pthread_mutex_lock(&d->lock);
@@ -316,7 +317,7 @@ static int take_bye(struct err *e, struct decode *d, const struct wire_bye *b)
         open += !decode_ready(incoming_of(n));
     list_for_each (n, &d->waiting)
         open += !decode_ready(incoming_of(n));
-    d->last = *b; /* borrowed until the next read, which waits until the loop has written it on */
+    d->last = *b; /* borrowed until the next read, which waits until the runner has written the bye */
     d->bye = !open;
     pthread_cond_signal(&d->work);
     while (d->bye && !d->quit)
@@ -345,7 +346,7 @@ static int take_frame(struct err *e, struct decode *d, struct wire_frame *f)
     case WIRE_BYE:
         return take_bye(e, d, &f->bye);
     default:
-        return err_set(e, ERR_PROTO, "stdin: frame %s where tok, open, blk or kv is due", wire_kind_name(f->kind));
+        return err_set(e, ERR_PROTO, "stdin: %s frame in place of tok, open, blk or kv", wire_kind_name(f->kind));
     }
 }
 

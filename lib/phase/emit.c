@@ -21,9 +21,9 @@ struct emit {
     pthread_mutex_t lock;
     pthread_cond_t more, less;
     struct item *head, **tail;
-    struct item *spare; /* used again for blocks, so that queueing one does not allocate in the steady state */
+    struct item *spare; /* free list, so that queueing a block rarely allocates */
     int64_t n_pending, n_item;
-    uint8_t *packed; /* room for engine_kv_read */
+    uint8_t *packed; /* buffer for engine_kv_read */
     struct err err;
     bool stop;
 };
@@ -112,7 +112,7 @@ void emit_free(struct emit *m)
     pthread_mutex_lock(&m->lock);
     m->stop = true;
     if (!m->err.code)
-        m->err.code = ERR_SYS; /* what is still queued is freed, not written */
+        m->err.code = ERR_SYS; /* the rest of the queue is freed, not written */
     pthread_cond_signal(&m->more);
     pthread_mutex_unlock(&m->lock);
     pthread_join(m->thread, NULL);
@@ -128,7 +128,7 @@ void emit_free(struct emit *m)
     free(m);
 }
 
-/* A blank item, from the spare ones where there is one. NULL: no memory, and the error is set for the next flush. */
+/* A zeroed item, from the free list if possible. NULL: no memory; sets the error for the next flush. */
 static struct item *item_new(struct emit *m)
 {
     pthread_mutex_lock(&m->lock);
@@ -191,7 +191,7 @@ void emit_block(struct emit *m, const struct request *q, int64_t block, int32_t 
 void emit_done(struct emit *m, struct request *q)
 {
     struct item *it = item_new(m);
-    if (!it) { /* out of memory: the run ends with that error; blocks may no longer be written, so q may go */
+    if (!it) { /* no memory: the run ends with that error */
         return;
     }
     it->done = q;

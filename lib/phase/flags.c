@@ -10,11 +10,11 @@ void phase_flags_table(struct cli_opt *table, struct phase_flags *f)
 {
     struct phase_opts *o = &f->o;
     const struct cli_opt opts[PHASE_FLAGS] = {
-        {'m', "model", CLI_STR, &o->model, "MODEL", "GGUF file; the default model of the cache directory where absent",
+        {'m', "model", CLI_STR, &o->model, "MODEL", "GGUF file (default: the default model in the cache directory)",
          .lo = 0},
         {0, "max-num-batched-tokens", CLI_U64, &o->batched_tokens, "N", "rows of a step at most (512)", .lo = 1,
          .hi = 65536},
-        {0, "max-model-len", CLI_U64, &o->model_len, "N", "window, where smaller than the model's", .lo = 1,
+        {0, "max-model-len", CLI_U64, &o->model_len, "N", "context length, if smaller than the model's", .lo = 1,
          .hi = UINT32_MAX},
         {0, "kv-cache-dtype", CLI_CHOICE, &o->kv_type, "TYPE", "auto (int8), f16, bf16 or int8",
          .choices = "auto|f16|bf16|int8"},
@@ -23,7 +23,7 @@ void phase_flags_table(struct cli_opt *table, struct phase_flags *f)
         {0, "threads", CLI_U64, &f->threads, "N", "compute threads (by affinity and quota)", .lo = 1, .hi = 1024},
         {0, "profile", CLI_FLAG, &o->profile, NULL, "at the end, time of each part of the steps on stderr", .lo = 0},
         {0, "engine", CLI_STR, &o->engine, "ENGINE",
-         "fake:A,B,C,D,E,F computes nothing and takes the time that these ns say", .lo = 0},
+         "fake:A,B,C,D,E,F computes nothing and takes as long as these ns state", .lo = 0},
         {0, "sched", CLI_STR, &o->sched, "URL", "be a worker of this scheduler", .lo = 0},
         {0, "kv", CLI_STR, &o->kv, "URL", "keep KV in this kvstore, unix:PATH", .lo = 0},
         {0, "run", CLI_STR, &f->run, "DIR", "directory of the services' sockets, for both", .lo = 0},
@@ -33,7 +33,7 @@ void phase_flags_table(struct cli_opt *table, struct phase_flags *f)
         {0, "cpus", CLI_STR, &o->cpus, "LIST", "own processors, like 0,2-3: a compute thread tied to each", .lo = 0},
         {0, "cores", CLI_CHOICE, &o->cores, "HOW", "with --cpus: lease (borrow and lend idle ones) or fixed (lease)",
          .choices = "lease|fixed"},
-        {0, "cores-file", CLI_STR, &o->cores_file, "FILE", "where workers of a host tell which cores are idle",
+        {0, "cores-file", CLI_STR, &o->cores_file, "FILE", "file in which workers of a host share their idle cores",
          .lo = 0},
         {0, "drain-timeout", CLI_U64, &o->drain_s, "SECONDS", "after SIGTERM, for what runs (30)", .lo = 0,
          .hi = 86400},
@@ -50,7 +50,7 @@ bool phase_flags_service(const struct phase_flags *f)
     return f->o.sched || f->o.kv || f->run;
 }
 
-/* A url below the services' directory, where none was given. */
+/* The default URL, in the services' directory. */
 static int default_url(struct err *e, const char **out, char *buf, size_t n, const char *run, const char *scheme,
                        const char *socket, const char *flag)
 {

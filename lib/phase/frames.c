@@ -1,4 +1,4 @@
-/* Frames about a request that both a filter and a worker send. */
+/* The frames of a request that both a filter and a worker send. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -47,7 +47,7 @@ static const void *spelling(const struct text *t, const struct wire_req *r, uint
     return r->s.special_text && text_is_control(t, id) ? (const void *)text_entry(t, id, n) : text_piece(t, id, n);
 }
 
-/* The pieces of the prompt's ids as one. */
+/* The text of the prompt's ids. */
 static int prompt_text(struct err *e, char **out, size_t *n_out, const struct text *t, const struct wire_req *r)
 {
     size_t n = 0, k;
@@ -103,7 +103,7 @@ void token_frame(struct wire_frame *out, struct wire_logprob *lp, struct wire_to
                                  .n_lp = q->sp.logprobs >= 0};
 }
 
-/* Of this process: its part of the prompt, and of the answer unless another continues it. */
+/* The spans of this process: prefill if it computed the prompt, decode unless another process continues. */
 static uint32_t own_spans(struct wire_span *span, const struct request *q, uint64_t now)
 {
     uint32_t n = 0;
@@ -134,7 +134,7 @@ int end_frame(struct err *e, struct wire_frame *out, struct wire_span **span, co
     if (!q->last_ns)
         q->last_ns = now;
     uint32_t n = q->span ? q->n_span : q->r->n_span;
-    if (n > WIRE_SPANS_MAX - 2) /* room for two more; one request's many spans are no reason to end the stream */
+    if (n > WIRE_SPANS_MAX - 2) /* two more follow; too many spans of one request must not end the stream */
         n = WIRE_SPANS_MAX - 2;
     *span = malloc((n + 2) * sizeof **span);
     if (!*span)

@@ -1,6 +1,6 @@
 /*
- * The main loops of prefill and decode as filters: frames in, frames out, over one engine. The mains parse flags and
- * call these; tests call them too.
+ * prefill and decode: as filters (frames in, frames out, over one engine) and as workers of a scheduler. The mains
+ * parse flags and call these functions; tests call them too.
  */
 #ifndef PHASE_H
 #define PHASE_H
@@ -12,51 +12,52 @@
 
 struct phase_opts {
     const char *prog;        /* "prefill", "decode": the `from` of the stream, and in spans */
-    const char *model;       /* NULL: the default one */
-    const char *kv_type;     /* "auto", "f16", "bf16", "int8"; auto is int8 on a CPU, or what the stream brings */
-    const char *isa;         /* NULL: the best there is */
-    int threads;             /* 0: by affinity and quota */
-    uint64_t kv_bytes;       /* budget; 0: a quarter of the memory this process may use */
+    const char *model;       /* NULL: the default model */
+    const char *kv_type;     /* "auto", "f16", "bf16", "int8"; auto is int8 on a CPU, or the type of the stream */
+    const char *isa;         /* NULL: the best available */
+    int threads;             /* 0: by CPU affinity and quota */
+    uint64_t kv_bytes;       /* KV budget; 0: a quarter of the memory that this process may use */
     uint64_t batched_tokens; /* rows of a step */
-    uint64_t seqs;           /* decode: answers that grow at once */
-    uint64_t model_len;      /* window; 0: the model's */
-    uint64_t delay_seed;     /* tests: random waits at phase ends */
+    uint64_t seqs;           /* decode: sequences that are decoded at once */
+    uint64_t model_len;      /* context length; 0: the model's */
+    uint64_t delay_seed;     /* tests: random waits at the ends of stages */
     int fd_in, fd_out;
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* packing the weights; may be NULL */
     void *progress_arg;
-    void (*say)(void *arg, const char *text); /* one line for a person; may be NULL */
+    void (*say)(void *arg, const char *text); /* logs one line; may be NULL */
     void *say_arg;
-    bool verbose; /* says at start how it runs */
-    bool profile; /* says at the end how long each part of the steps took */
+    bool verbose; /* logs the configuration at start */
+    bool profile; /* logs the time of each part of the steps at the end */
 
-    const char *cpus;       /* its own processors, "0,2-3"; NULL: wherever the system puts its threads */
+    const char *cpus;       /* own processors, "0,2-3"; NULL: the kernel chooses */
     const char *cores;      /* with cpus: "lease" or "fixed" */
-    const char *cores_file; /* where workers tell each other which cores rest (proc/cores.h); NULL: nothing is lent */
+    const char *cores_file; /* shared by workers to lend idle cores (proc/cores.h); NULL: no lending */
 
-    const char *engine; /* "fake:A,B,C,D,E,F": takes the time that a real one would; NULL: a real one */
+    const char *engine; /* "fake:A,B,C,D,E,F": the fake backend (engine/engine.h); NULL: a real one */
 
     /* services */
     const char *sched, *kv;   /* urls */
-    const char *name, *store; /* of this worker, of its kvstore; NULL: by program, process and host */
-    uint64_t drain_s;         /* after SIGTERM */
+    const char *name, *store; /* of this worker and of its kvstore; NULL: derived from program, process and host */
+    uint64_t drain_s;         /* limit for running work after SIGTERM, seconds */
     int ready_fd;             /* -1: none */
 };
 
-/* Each runs to the end of the input. After an error the caller exits: a thread may still wait for input. ERR_PROTO: the
- * stream is broken or does not fit; ERR_SYS: the next stage has gone. */
+/* Each runs to the end of its input. After an error the caller exits, since a thread may still be blocked in a read.
+ * ERR_PROTO: the stream is invalid or does not match the model; ERR_SYS: the next stage has ended. */
 int phase_prefill(struct err *e, const struct phase_opts *o);
 int phase_decode(struct err *e, const struct phase_opts *o);
 
 /*
- * Either program as a worker of a scheduler: orders come, KV lies in a kvstore's arena, tokens go to gateways. The role
- * ("prefill" or "decode") is what it likes; it does whatever it is told to. Runs until SIGTERM (proc_signals), then
- * until its orders are done. ERR_PROTO: the store holds other KV.
+ * Either program as a worker of a scheduler: it receives work items, keeps KV in a kvstore's arena, and sends tokens to
+ * gateways. The role ("prefill" or "decode") is a preference for the scheduler; a worker runs any work item. Runs until
+ * SIGTERM (proc_signals), then until its work items are done. ERR_PROTO: the store holds KV of another kind.
  */
 int phase_serve(struct err *e, const struct phase_opts *o, const char *role);
 
 /*
- * The flags that both programs have: fills `table` (PHASE_FLAGS of them) with options that write into f.
- * phase_flags_done checks what they gave, reads the environment, and completes f->o but for what is the program's own.
+ * The flags that both programs share: fills `table` (PHASE_FLAGS entries) with options that write into f.
+ * phase_flags_done checks them, reads the environment, and completes f->o except for the fields that only one program
+ * has.
  */
 #define PHASE_FLAGS 19
 struct cli_opt;
@@ -65,11 +66,11 @@ struct phase_flags {
     uint64_t threads, ready_fd;
     bool has_ready;
     const char *run;  /* the services' directory */
-    char url[2][256]; /* what o points to where they were not given */
+    char url[2][256]; /* default URLs, which o points to */
     char cores_file[256];
 };
 void phase_flags_table(struct cli_opt *table, struct phase_flags *f);
 int phase_flags_done(struct err *e, struct phase_flags *f);
-bool phase_flags_service(const struct phase_flags *f); /* it is to run as a service */
+bool phase_flags_service(const struct phase_flags *f); /* whether to run as a service */
 
 #endif

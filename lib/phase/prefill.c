@@ -1,5 +1,4 @@
-/* prefill as a filter: prompts in, their KV and first tokens out. Prompts are packed into steps in the order they came.
- */
+/* prefill as a filter: prompts in, their KV and first tokens out. Steps take prompts in order of arrival. */
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,18 +9,18 @@
 #include "phase/runner.h"
 
 #define WAITING_MAX 256 /* prompts read ahead of the engine */
-#define RANGES 8        /* parts in which the layers of a block leave */
+#define RANGES 8        /* blk frames for the layers of a block */
 
 struct prefill {
     struct runner r; /* first */
     struct wire_reader *in;
     struct emit *emit;
-    bool bye, end; /* the input's bye is here: nothing is read until all before it is done */
+    bool bye, end; /* bye was read: nothing more is read until all requests before it are done */
     struct wire_bye last;
     uint64_t n_ok, n_error;
     int64_t range; /* layers of a blk frame */
-    int64_t sent;  /* layers of this step that were queued */
-    bool full;     /* of this step: a prompt found no room, and none after it is admitted */
+    int64_t sent;  /* layers of this step that are queued */
+    bool full;     /* in this step a prompt found too few free blocks, so none after it is admitted */
 };
 
 static struct prefill *prefill_of(struct runner *r)
@@ -69,7 +68,7 @@ static int accept(struct err *e, struct prefill *p, const struct wire_req *r)
     return runner_add(e, &p->r, q);
 }
 
-/* Reads what is there; blocks only if there is nothing to compute. */
+/* Reads the frames that are available; blocks only if there is nothing to compute. */
 static int read_some(struct err *e, struct prefill *p)
 {
     while (p->r.n < WAITING_MAX) {
@@ -101,7 +100,7 @@ static int read_some(struct err *e, struct prefill *p)
             p->bye = true;
             return 0;
         default:
-            rc = err_set(e, ERR_PROTO, "stdin: frame %s where tok is due", wire_kind_name(f->kind));
+            rc = err_set(e, ERR_PROTO, "stdin: %s frame in place of tok", wire_kind_name(f->kind));
         }
         if (rc)
             return rc;
@@ -113,7 +112,7 @@ static int take(struct err *e, struct runner *r, bool idle, bool *over)
 {
     struct prefill *p = prefill_of(r);
     p->full = false;
-    if (idle && r->head) { /* blocks that wait to be written are all that can be in the way of the first */
+    if (idle && r->head) { /* the first request waits for blocks, which only the writing thread can free */
         int64_t n = emit_pending(p->emit);
         return emit_wait(e, p->emit, n ? n - 1 : 0);
     }
@@ -125,7 +124,8 @@ static int take(struct err *e, struct runner *r, bool idle, bool *over)
     return *over && p->emit ? emit_flush(e, p->emit) : 0;
 }
 
-/* An answer of one token reads no KV. By what was asked, not by what fits here: the next stage may have more room. */
+/* An answer of one token reads no KV. Decided by the request, not by the limits here: the next stage may have more
+ * memory. */
 static bool sends_kv(const struct request *q)
 {
     return q->r->s.max_tokens > 1;
@@ -158,7 +158,7 @@ static void layer_done(void *arg, int64_t layer)
     p->sent = done == p->r.s.layout.n_layer ? 0 : done;
 }
 
-/* Before its first step a request gets the blocks of its prompt, and the next stage hears of it. Nobody overtakes. */
+/* Before its first step: allocates the blocks of the prompt, in order of arrival, and sends `open`. */
 static int slots(struct err *e, struct runner *r, struct request *q, int64_t *rows)
 {
     struct prefill *p = prefill_of(r);
@@ -221,13 +221,13 @@ static int fail(struct err *e, struct runner *r, struct request *q)
     return rc ? rc : emit_room(e, p->emit);
 }
 
-/* It is the writer's from here on: its blocks are free when they are written. */
+/* The writing thread owns it from here on, and frees its blocks after they are written. */
 static void release(struct runner *r, struct request *q)
 {
     emit_done(prefill_of(r)->emit, q);
 }
 
-/* The next stage may have gone: no more is computed for it. */
+/* Ends the loop if the next stage has ended. */
 static int flush(struct err *e, struct runner *r)
 {
     return emit_check(e, prefill_of(r)->emit);

@@ -8,33 +8,35 @@
 
 int64_t request_blocks(const struct request *q, bool answer)
 {
-    /* the last token's KV is never needed */
+    /* the KV of the last token is never read */
     return blocks_of((int64_t)q->r->n_id + (answer && q->max_new ? (int64_t)q->max_new - 1 : 0));
 }
 
-/* Every id that indexes something is checked here too, whatever the stages before have checked. */
+/* Checks each id that is used as an index, independent of earlier stages. */
 static int check_ids(struct err *e, const struct stage *s, const struct wire_req *r)
 {
     uint32_t n = (uint32_t)s->m->c.vocab;
     for (uint32_t i = 0; i < r->n_id; i++)
         if (r->ids[i] >= n)
-            return err_set(e, ERR_NO, "prompt id %u at place %u is not in the model's %u", r->ids[i], i, n);
+            return err_set(e, ERR_NO, "prompt id %u at place %u is not in the model's vocabulary of %u", r->ids[i], i,
+                           n);
     for (uint32_t i = 0; i < r->s.n_stop_id; i++)
         if (r->s.stop_ids[i] >= n)
-            return err_set(e, ERR_NO, "stop id %u is not in the model's %u", r->s.stop_ids[i], n);
+            return err_set(e, ERR_NO, "stop id %u is not in the model's vocabulary of %u", r->s.stop_ids[i], n);
     for (uint32_t i = 0; i < r->s.n_bias; i++)
         if (r->s.bias[i].id >= n)
-            return err_set(e, ERR_NO, "logit bias id %u is not in the model's %u", r->s.bias[i].id, n);
+            return err_set(e, ERR_NO, "logit bias id %u is not in the model's vocabulary of %u", r->s.bias[i].id, n);
     for (uint32_t i = 0; i < r->s.n_allowed; i++)
         if (r->s.allowed[i] >= n)
-            return err_set(e, ERR_NO, "allowed id %u is not in the model's %u", r->s.allowed[i], n);
+            return err_set(e, ERR_NO, "allowed id %u is not in the model's vocabulary of %u", r->s.allowed[i], n);
     for (uint32_t i = 0; i < r->s.n_bad_id; i++)
         if (r->s.bad_ids[i] >= n)
-            return err_set(e, ERR_NO, "id %u of a bad word is not in the model's %u", r->s.bad_ids[i], n);
+            return err_set(e, ERR_NO, "id %u of a bad word is not in the model's vocabulary of %u", r->s.bad_ids[i], n);
     return 0;
 }
 
-/* Never fits is told at once; an answer that would outgrow window or budget is cut to what fits, and ends by length. */
+/* Refuses a prompt that never fits. An answer that would exceed the context length or the budget is limited to what
+ * fits, and ends with reason length. */
 static int check_size(struct err *e, const struct stage *s, struct request *q)
 {
     int64_t n = q->r->n_id, slots = kv_pool_slots(s->pool);
@@ -133,7 +135,7 @@ static int open_answer(struct err *e, struct request *q, const struct stage *s)
     return rc;
 }
 
-/* Room for n ids. */
+/* Reserves memory for n ids. */
 static int reserve_ids(struct err *e, struct request *q, int64_t n)
 {
     return vec_reserve(e, &q->ids, &q->cap_ids, (size_t)n, sizeof *q->ids, "a sequence");
@@ -154,7 +156,7 @@ int request_init(struct err *e, struct request *q, const struct stage *s, const 
     q->r = r;
     q->queued_ns = time_now_ns();
     q->load_ns = r->load_ns;
-    if (check_ids(&q->err, s, r) || check_size(&q->err, s, q)) /* the request's failure, not the stage's */
+    if (check_ids(&q->err, s, r) || check_size(&q->err, s, q)) /* only the request fails */
         return 0;
     int rc = copy_params(e, q);
     rc = rc ? rc : copy_ids(e, q);
@@ -162,7 +164,7 @@ int request_init(struct err *e, struct request *q, const struct stage *s, const 
     if (rc)
         return rc;
     rc = open_answer(&q->err, q, s);
-    if (rc == ERR_NO) /* a stop that is no text: the request's failure too */
+    if (rc == ERR_NO) /* an invalid stop text: only the request fails */
         return 0;
     if (rc)
         *e = q->err;
@@ -218,7 +220,7 @@ int request_push(struct err *e, struct request *q, uint32_t id, const char **tex
     return rc;
 }
 
-/* Behind a span whose names and unknown fields are borrowed: they are copied to *at. */
+/* Copies the borrowed names and unknown fields of a span to *at. */
 static void own_names(struct wire_span *s, char **at)
 {
     const void **p[] = {(const void **)&s->stage.p, (const void **)&s->host.p, (const void **)&s->extra.raw.p};

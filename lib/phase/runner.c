@@ -35,9 +35,9 @@ void runner_sweep(struct runner *r)
     }
 }
 
-/* ---- giving out ---- */
+/* ---- output ---- */
 
-/* The prompt itself, before the first token, where any of it is to be shown. */
+/* Outputs the prompt before the first token, if the request wants any of it. */
 static int show_prompt(struct err *e, struct runner *r, struct request *q)
 {
     struct wire_frame f;
@@ -82,7 +82,7 @@ static int progress(struct err *e, struct runner *r, struct request *q)
     return r->io->progress ? r->io->progress(e, r, q) : 0;
 }
 
-/* The token that was chosen becomes part of the answer, and may end it. */
+/* Appends the chosen token to the answer, outputs it, and ends the answer if it was the last. */
 static int give_token(struct err *e, struct runner *r, struct request *q)
 {
     struct wire_frame f;
@@ -118,7 +118,7 @@ int runner_add(struct err *e, struct runner *r, struct request *q)
     return q->taken_ns && !q->max_new ? runner_end(e, r, q, ANSWER_LENGTH) : 0;
 }
 
-/* What a step brought a request. */
+/* Processes the result of a step for one request. */
 static int result(struct err *e, struct runner *r, struct request *q)
 {
     if (r->io->valid && !r->io->valid(r, q)) {
@@ -145,7 +145,8 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Rows of a prompt, of `room`. *mixed: rows of prompts that have been put beside answers in this step. */
+/* Rows of a prompt in this step, at most `room`. *mixed: rows of prompts that share the step with decoding sequences.
+ */
 static int64_t prompt_rows(const struct request *q, int64_t room, int64_t *mixed)
 {
     int64_t rows = least(q->n_ids - q->n_kv, room);
@@ -157,8 +158,8 @@ static int64_t prompt_rows(const struct request *q, int64_t room, int64_t *mixed
     return rows;
 }
 
-/* Plans a step: the newest token of every answer that grows, then the others in order, while rows are left. Returns the
- * rows; *blocks: what they need beside those they have. */
+/* Plans a step: the newest token of each decoding sequence, then prompts in order, while rows are left. Returns the
+ * number of rows; *blocks: blocks that they need beyond those they have. */
 static int64_t plan(struct runner *r, int64_t *blocks)
 {
     int64_t all = r->s.batch->room, room = all, mixed = 0;
@@ -178,7 +179,7 @@ static int64_t plan(struct runner *r, int64_t *blocks)
     return all - room;
 }
 
-/* Puts a request into the step, as far as there are slots. */
+/* Adds the planned rows of a request to the step, as far as it gets slots. */
 static int pack(struct err *e, struct runner *r, struct request *q)
 {
     int64_t rows = q->rows;
@@ -205,7 +206,7 @@ static int pack_all(struct err *e, struct runner *r)
     return rc;
 }
 
-/* *idle: there was nothing that could be computed. */
+/* *idle: nothing could be computed. */
 static int step(struct err *e, struct runner *r, bool *idle)
 {
     *idle = true;

@@ -22,7 +22,7 @@ int kv_type_parse(struct err *e, enum kern_kv *out, const char *name)
     return err_set(e, ERR_PROTO, "unknown KV type '%s': int8, bf16 or f16 are known", name);
 }
 
-/* What the process may use is looked at before it is tied to its own. */
+/* Reads which processors the process may use before it restricts itself to its own. */
 static int open_cores(struct err *e, struct stage *s)
 {
     const struct phase_opts *o = s->o;
@@ -53,7 +53,7 @@ int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
     rc = rc ? rc : engine_kv_kind(e, &s->kind, o->engine, s->m, s->kv);
     if (!rc)
         rc = text_open(e, &s->text, s->m->gguf);
-    if (!rc && text_n_token(s->text) > s->m->c.vocab) /* fewer are well: rows that pad the matrix */
+    if (!rc && text_n_token(s->text) > s->m->c.vocab) /* fewer are allowed: the matrix is padded */
         rc = err_set(e, ERR_NO, "%s: the vocabulary has %u entries, the embedding %lld rows", s->m->path,
                      text_n_token(s->text), (long long)s->m->c.vocab);
     if (!rc)
@@ -62,7 +62,7 @@ int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
         return rc;
     s->context = s->m->c.context;
     if (o->model_len > (uint64_t)s->context)
-        return err_set(e, ERR_USAGE, "--max-model-len %llu is over the window of %s, %lld",
+        return err_set(e, ERR_USAGE, "--max-model-len %llu is over the context length of %s, %lld",
                        (unsigned long long)o->model_len, s->m->path, (long long)s->context);
     if (o->model_len)
         s->context = (int64_t)o->model_len;
