@@ -178,26 +178,23 @@ static void stat(struct kvstore *k, struct peer *p, uint64_t tag)
     link_send(p->conn, &f, -1);
 }
 
-/* A sequence that waits to be taken: whoever knows of it may say that it is waited for. */
-static int keep(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_handle *r)
+static int renew(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_tag *r)
 {
-    struct wire_frame f = {.kind = WIRE_KV_RENEW, .kv_handle = {.tag = r->tag}};
+    struct wire_frame f = {.kind = WIRE_KV_RENEW, .kv_tag = {.tag = r->tag}};
     int rc = p->client != KV_NONE ? kv_store_renew(e, k->store, p->client, time_now_ns()) : 0;
-    if (!rc && r->gen)
-        rc = k->store ? kv_store_keep(e, k->store, r->seq, r->gen, time_now_ns())
-                      : err_set(e, ERR_NO, "the store is starting");
     if (!rc && r->tag)
         link_send(p->conn, &f, -1);
     return rc;
 }
 
-/* One that only watches holds nothing, but may know a handle that nobody will come for. */
+/* From anybody: one that only watches may know of a sequence that nobody will take. */
 static int let_go(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_free *r)
 {
     struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.tag = r->tag}};
-    if (!r->gen || r->n_slot)
-        return err_set(e, ERR_PROTO, "a kv_free frame of one that only watches, without a handle");
-    int rc = k->store ? kv_store_let_go(e, k->store, r->seq, r->gen) : err_set(e, ERR_NO, "the store is starting");
+    if (r->gen || r->n_slot)
+        return err_set(e, ERR_PROTO, "a kv_free frame with a handle, and a sequence or slots beside it");
+    int rc =
+        k->store ? kv_store_let_go(e, k->store, r->handle.p, r->handle.n) : err_set(e, ERR_NO, "the store is starting");
     if (!rc)
         link_send(p->conn, &f, -1);
     return rc;
@@ -207,8 +204,8 @@ static int let_go(struct err *e, struct kvstore *k, struct peer *p, const struct
 static int client_call(struct err *e, struct kvstore *k, struct peer *p, const struct wire_frame *f)
 {
     if (f->kind == WIRE_KV_RENEW)
-        return keep(e, k, p, &f->kv_handle);
-    if (p->client == KV_NONE && f->kind == WIRE_KV_FREE)
+        return renew(e, k, p, &f->kv_tag);
+    if (f->kind == WIRE_KV_FREE && f->kv_free.handle.n)
         return let_go(e, k, p, &f->kv_free);
     if (p->client == KV_NONE)
         return err_set(e, ERR_PROTO, "a %s frame of one that only watches", wire_kind_name(f->kind));
@@ -242,8 +239,7 @@ void kvstore_serve(struct kvstore *k, struct peer *p, const struct wire_frame *f
     int rc = client_call(&e, k, p, f);
     if (!rc)
         return;
-    bool by_handle = f->kind == WIRE_KV_RENEW || f->kind == WIRE_KV_FREE;
-    bool by_store = rc == ERR_NO && k->store && (p->client != KV_NONE || by_handle);
+    bool by_store = rc == ERR_NO && k->store && (p->client != KV_NONE || f->kind == WIRE_KV_FREE);
     enum kv_why why = by_store ? kv_store_why(k->store) : KV_WHY_REFUSED;
     if (k->draining && f->kind == WIRE_KV_LEASE)
         why = KV_WHY_DRAINING;

@@ -138,8 +138,6 @@ static void report(struct cluster *c, const struct worker *w, const struct task 
                                     .n_out = k->n_out,
                                     .busy_ns = busy_ns,
                                     .reason = strcmp(what, "ended") ? 0 : WIRE_LENGTH};
-    if (!strcmp(what, "prefilled"))
-        f.report.handle = (struct wire_bytes){(const uint8_t *)"handle", 6};
     tell(c, &f);
 }
 

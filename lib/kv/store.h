@@ -9,8 +9,8 @@
  *
  * Every hold has an end. A client's holds end when its lease does, unless renewed: its sequences are dropped, slots it
  * might still write go into quarantine until it is gone. A client that is gone leaves nothing behind. A sequence that
- * was handed over and not taken ends after `handed_ns`, whether the one who gave it lives or not, unless somebody who
- * has the handle says that it is waited for still (kv_store_keep) or that it is not (kv_store_let_go).
+ * was handed over and not taken ends after `handed_ns`, whether the one who gave it lives or not, or before, when
+ * somebody who has the handle ends it (kv_store_let_go).
  *
  * Each slot is at any time one of: free, cached (whole, named, not held), leased (held by a sequence), quarantined,
  * credited. kv_store_check proves it.
@@ -19,6 +19,8 @@
 #define KV_STORE_H
 
 #include "kv/arena.h"
+
+#define KV_HANDLE_BYTES 16
 
 struct kv_store;
 struct kv_tier;
@@ -132,10 +134,10 @@ int kv_store_hand(struct err *e, struct kv_store *s, uint32_t client, struct kv_
 int kv_store_take(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
                   uint64_t gen);
 int kv_store_release(struct err *e, struct kv_store *s, uint32_t client, uint64_t seq, uint64_t gen);
-/* A sequence that was handed over waits another handed_ns from now on. Whoever has the handle may say so. */
-int kv_store_keep(struct err *e, struct kv_store *s, uint64_t seq, uint64_t gen, uint64_t now_ns);
-/* Nobody will take it any more: its blocks stay cached as any others. Whoever has the handle may say so. */
-int kv_store_let_go(struct err *e, struct kv_store *s, uint64_t seq, uint64_t gen);
+/* Ends a sequence that was handed over and that nobody will take: its blocks stay cached. From anybody who has the
+ * handle: its first KV_HANDLE_BYTES are seq and gen, little endian, and the store ignores what follows. ERR_NO with
+ * KV_WHY_REFUSED: fewer bytes; with KV_WHY_STALE: the sequence was taken, or has ended. */
+int kv_store_let_go(struct err *e, struct kv_store *s, const uint8_t *handle, size_t n);
 
 /* ---- about it ---- */
 

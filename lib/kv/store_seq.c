@@ -361,18 +361,20 @@ int kv_store_take(struct err *e, struct kv_store *s, uint32_t client, struct kv_
     return 0;
 }
 
-int kv_store_keep(struct err *e, struct kv_store *s, uint64_t seq, uint64_t gen, uint64_t now_ns)
+static uint64_t le64(const uint8_t *p)
 {
-    if (!is_handed(s, seq, gen))
-        return store_no(e, s, KV_WHY_STALE, ERR_NO,
-                        "sequence %" PRIu64 " (generation %" PRIu64 ") does not wait to be taken", seq, gen);
-    seq_unlink(s, (uint32_t)seq);
-    seq_hand_link(s, (uint32_t)seq, now_ns);
-    return 0;
+    uint64_t x = 0;
+    for (int i = 7; i >= 0; i--)
+        x = x << 8 | p[i];
+    return x;
 }
 
-int kv_store_let_go(struct err *e, struct kv_store *s, uint64_t seq, uint64_t gen)
+int kv_store_let_go(struct err *e, struct kv_store *s, const uint8_t *handle, size_t n)
 {
+    if (n < KV_HANDLE_BYTES)
+        return store_no(e, s, KV_WHY_REFUSED, ERR_NO, "a handle of %zu bytes: one of this store has at least %d", n,
+                        KV_HANDLE_BYTES);
+    uint64_t seq = le64(handle), gen = le64(handle + 8);
     if (!is_handed(s, seq, gen))
         return store_no(e, s, KV_WHY_STALE, ERR_NO,
                         "sequence %" PRIu64 " (generation %" PRIu64 ") does not wait to be taken", seq, gen);

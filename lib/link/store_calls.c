@@ -101,12 +101,6 @@ int store_client_renew(struct err *e, struct store_client *c)
     return client_done(c, client_call(e, c, &f, WIRE_KV_RENEW));
 }
 
-int store_client_keep(struct err *e, struct store_client *c, uint64_t seq, uint64_t gen)
-{
-    struct wire_frame f = {.kind = WIRE_KV_RENEW, .kv_handle = {.seq = seq, .gen = gen}};
-    return client_done(c, client_call(e, c, &f, WIRE_KV_RENEW));
-}
-
 int store_client_watch(struct err *e, struct store_client *c)
 {
     struct wire_frame f = {.kind = WIRE_KV_WATCH};

@@ -41,11 +41,8 @@ int store_client_uncredit(struct err *e, struct store_client *c, const uint32_t 
 int store_client_publish(struct err *e, struct store_client *c, uint32_t *out, const struct kv_publish *p);
 int store_client_hand(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen);
 int store_client_take(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen);
-/* Of a client without a kind: as kv_store_let_go. */
 int store_client_release(struct err *e, struct store_client *c, uint64_t seq, uint64_t gen);
 int store_client_renew(struct err *e, struct store_client *c);
-/* As kv_store_keep; of a client without a kind too. */
-int store_client_keep(struct err *e, struct store_client *c, uint64_t seq, uint64_t gen);
 int store_client_stat(struct err *e, struct store_client *c, struct wire_kv_stat *out);
 
 /* News of a sequence that waited: ERR_NO where none came in time. */

@@ -1,6 +1,10 @@
 /*
  * Sequences that wait at their store to be taken by a decode worker. They hold blocks, and a request that waits with
- * one wants fewer more. A handle that nobody will come for is let go, so that its store need not wait for its end.
+ * one wants fewer more. A handle that nobody will come for is let go, so that its store need not wait for its end. A
+ * handle is opaque here: it comes from the worker that prefilled, and goes to the one that decodes or to the store.
+ *
+ * The store ends a sequence that waits for too long (kvstore --handed-ms), which is not reported. The request then
+ * wants more than is counted here, and its decode worker finds its blocks cached or makes room as for any other.
  *
  * Many that wait can fill a pool together, so that none of them finds room to decode, nor what decodes room to go on.
  * Then all but the first give their handles up: their blocks stay cached under their names, and are leased again or
@@ -12,15 +16,9 @@
 
 #define STUCK_NS 500000000 /* nothing fits for so long */
 
-/* A handle that a store knows: sequence and generation come first (docs/protocol.md). */
-static bool real(size_t n)
-{
-    return n >= 16;
-}
-
 bool handle_waits_at(const struct job *j, int store)
 {
-    return real(j->n_handle) && j->pub.kv_store >= 0 && j->pub.kv_store == store;
+    return j->n_handle && j->pub.kv_store >= 0 && j->pub.kv_store == store;
 }
 
 uint64_t handle_blocks(const struct job *j, int store)
@@ -31,11 +29,11 @@ uint64_t handle_blocks(const struct job *j, int store)
 
 static void let_go(struct sched *s, int store, const uint8_t *p, size_t n)
 {
-    if (s->let_go && real(n) && store >= 0)
-        s->let_go(s->let_go_arg, s->store[store].name, p);
+    if (s->let_go && n && store >= 0)
+        s->let_go(s->let_go_arg, s->store[store].name, (struct wire_bytes){p, n});
 }
 
-void handle_tell(struct sched *s, void (*fn)(void *arg, const char *store, const uint8_t handle[16]), void *arg)
+void handle_tell(struct sched *s, void (*fn)(void *arg, const char *store, struct wire_bytes handle), void *arg)
 {
     s->let_go = fn;
     s->let_go_arg = arg;

@@ -184,7 +184,7 @@ struct sched {
     const struct sched_policy *policy;
     void *policy_state;
     struct sched_sink sink;
-    void (*let_go)(void *arg, const char *store, const uint8_t handle[16]); /* may be NULL: it ends by itself */
+    void (*let_go)(void *arg, const char *store, struct wire_bytes handle); /* may be NULL: it ends by itself */
     void *let_go_arg;
     uint64_t now_ns, next_order, next_job, next_worker;
     struct knob knob[SCHED_KNOBS_MAX];
@@ -301,10 +301,10 @@ static inline void emit(struct sched *s, const struct wire_frame *f)
 /* ---- handle.c ---- */
 
 uint64_t handle_blocks(const struct job *j, int store); /* that the request has at the store, waiting to be taken */
-bool handle_waits_at(const struct job *j, int store);   /* with a handle that the store knows */
+bool handle_waits_at(const struct job *j, int store);
 void handle_let_go(struct sched *s, struct job *j);
 /* Who is told of handles that nobody will come for; fn NULL: nobody. */
-void handle_tell(struct sched *s, void (*fn)(void *arg, const char *store, const uint8_t handle[16]), void *arg);
+void handle_tell(struct sched *s, void (*fn)(void *arg, const char *store, struct wire_bytes handle), void *arg);
 /* The handle of a report that nobody goes by; j may be NULL. */
 void handle_unused(struct sched *s, const struct job *j, const struct wire_report *f);
 void handles_timers(struct sched *s);

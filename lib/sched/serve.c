@@ -14,7 +14,6 @@
 #define STOPPED_NS (500 * NS_MS)  /* later than meant by this much: the process was stopped */
 #define ENDING_NS (60 * NS_S)     /* after SIGTERM requests may run this long */
 #define BATCH_MAX 4096            /* frames of an instant */
-#define RENEW_NS (5 * NS_S)       /* between renewals of what waits for decode; well under a store's --handed-ms */
 #define SAY_NS (NS_S / 5)         /* of what peers do wrong, a line this often */
 
 /* ---- the clock ---- */
@@ -240,10 +239,6 @@ static int run(struct err *e, struct serve *v)
         if (over(v))
             return 0;
         decide(v);
-        if (time_now_ns() > v->renew_ns) {
-            v->renew_ns = time_now_ns() + RENEW_NS;
-            stores_renew(v);
-        }
         if (v->broken) {
             *e = v->why;
             return e->code;

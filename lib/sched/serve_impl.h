@@ -42,7 +42,7 @@ struct serve {
     struct err why;
 
     bool ending;
-    uint64_t end_ns, said_ns, n_unsaid, renew_ns;
+    uint64_t end_ns, said_ns, n_unsaid;
 
     struct store_watch store[SCHED_SERVE_STORES_MAX];
     size_t n_store;
@@ -77,9 +77,7 @@ int stores_open(struct err *e, struct serve *v);
 void stores_close(struct serve *v);
 struct store_watch *store_of(struct serve *v, const struct session *s); /* NULL: the session of a peer */
 void store_session(struct serve *v, struct store_watch *w, const struct session_event *x);
-/* Renews the time for which the stores keep what waits for decode. */
-void stores_renew(struct serve *v);
 /* The machine's let_go: no worker will take the sequence of this handle. */
-void stores_let_go(void *arg, const char *store, const uint8_t handle[16]);
+void stores_let_go(void *arg, const char *store, struct wire_bytes handle);
 
 #endif

@@ -1,4 +1,4 @@
-/* Plain sessions with the stores: their events go to the machine, and what the machine knows about handles to them. */
+/* Plain sessions with the stores: their events go to the machine, and handles that nobody will take to them. */
 #include <stdio.h>
 #include <string.h>
 
@@ -87,37 +87,11 @@ void stores_close(struct serve *v)
         session_free(v->store[--v->n_store].s);
 }
 
-/* ---- handles: the sequence and its generation, 8 bytes each, little endian (docs/protocol.md) ---- */
-
-static uint64_t le64(const uint8_t *p)
-{
-    uint64_t x = 0;
-    for (int i = 7; i >= 0; i--)
-        x = x << 8 | p[i];
-    return x;
-}
-
-/* With tag 0 there is no response. */
-void stores_renew(struct serve *v)
-{
-    for (const struct job *j = v->s->ready.first[0]; j; j = j->skip.next[0])
-        for (size_t i = 0; i < v->n_store; i++) {
-            struct wire_frame f = {.kind = WIRE_KV_RENEW};
-            int store = j->pub.kv_store;
-            if (!handle_waits_at(j, store) || strcmp(v->s->store[store].name, v->store[i].name))
-                continue;
-            f.kv_handle.seq = le64(j->handle);
-            f.kv_handle.gen = le64(j->handle + 8);
-            store_send(v, &v->store[i], &f);
-        }
-}
-
 /* A store that is not connected ends the sequence by its own time (kvstore --handed-ms). */
-void stores_let_go(void *arg, const char *store, const uint8_t handle[16])
+void stores_let_go(void *arg, const char *store, struct wire_bytes handle)
 {
     struct serve *v = arg;
-    struct wire_frame f = {.kind = WIRE_KV_FREE,
-                           .kv_free = {.tag = TAG_FREE, .seq = le64(handle), .gen = le64(handle + 8)}};
+    struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.tag = TAG_FREE, .handle = handle}};
     for (size_t i = 0; i < v->n_store; i++)
         if (!strcmp(v->store[i].name, store))
             store_send(v, &v->store[i], &f);

@@ -75,16 +75,11 @@ static const struct wire_field handle_fields[] = {
     U64(wire_kv_handle, "gen", gen, REQ),
 };
 
-static const struct wire_field renew_fields[] = {
-    U64(wire_kv_handle, "tag", tag, REQ),
-    U64(wire_kv_handle, "seq", seq),
-    U64(wire_kv_handle, "gen", gen),
-};
-
 static const struct wire_field free_fields[] = {
     U64(wire_kv_free, "tag", tag, REQ),
     U64(wire_kv_free, "seq", seq),
     U64(wire_kv_free, "gen", gen),
+    BIN(wire_kv_free, "handle", handle, 0, WIRE_HANDLE_BYTES_MAX),
     LIST(wire_kv_free, "slots", TY_IDS, slot, n_slot, WIRE_KV_BLOCKS_MAX),
 };
 
@@ -138,7 +133,7 @@ static const struct wire_rec kinds[] = {
     [WIRE_KV_HAND - WIRE_STORE_FIRST] = KIND("kv_hand", handle_fields, wire_kv_handle),
     [WIRE_KV_TAKE - WIRE_STORE_FIRST] = KIND("kv_take", handle_fields, wire_kv_handle),
     [WIRE_KV_FREE - WIRE_STORE_FIRST] = KIND("kv_free", free_fields, wire_kv_free),
-    [WIRE_KV_RENEW - WIRE_STORE_FIRST] = KIND("kv_renew", renew_fields, wire_kv_handle),
+    [WIRE_KV_RENEW - WIRE_STORE_FIRST] = KIND("kv_renew", tag_fields, wire_kv_tag),
     [WIRE_KV_STAT - WIRE_STORE_FIRST] = KIND("kv_stat", stat_fields, wire_kv_stat),
     [WIRE_KV_WATCH - WIRE_STORE_FIRST] = KIND("kv_watch", tag_fields, wire_kv_tag),
     [WIRE_KV_EVENT - WIRE_STORE_FIRST] = KIND("kv_event", event_fields, wire_kv_event),

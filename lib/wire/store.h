@@ -90,23 +90,24 @@ struct wire_kv_publish {
     struct wire_extra extra;
 };
 
-/* kv_hand, kv_take. kv_renew (tag 0: without an answer): one's lease, and where gen is not 0 a sequence that
- * was handed over. */
-struct wire_kv_handle {
+struct wire_kv_handle { /* kv_hand, kv_take */
     uint64_t tag;
     uint64_t seq, gen;
     struct wire_extra extra;
 };
 
-struct wire_kv_free { /* a sequence (gen 0: none) and slots of one's credit; answered by the same kind */
+/* A sequence (gen 0: none) and slots of the sender's own, or, from anybody, a sequence that was handed over, named by
+ * its handle alone. The response has the same kind. */
+struct wire_kv_free {
     uint64_t tag;
     uint64_t seq, gen;
+    struct wire_bytes handle;
     const uint32_t *slot;
     uint32_t n_slot;
     struct wire_extra extra;
 };
 
-struct wire_kv_tag { /* kv_watch */
+struct wire_kv_tag { /* kv_watch; kv_renew, to which with tag 0 there is no response */
     uint64_t tag;
     struct wire_extra extra;
 };

@@ -327,7 +327,7 @@ struct wire_frame {
         struct wire_kv_credit kv_credit;
         struct wire_kv_slots kv_slots;
         struct wire_kv_publish kv_publish;
-        struct wire_kv_handle kv_handle; /* hand, take, renew */
+        struct wire_kv_handle kv_handle; /* hand, take */
         struct wire_kv_free kv_free;
         struct wire_kv_tag kv_tag; /* watch */
         struct wire_kv_stat kv_stat;

@@ -312,6 +312,22 @@ stop_and_go() {
     sched_says '.ended.length == 6 and .retried > 0'
 }
 
+# bats test_tags=quick
+@test "requests wait for decode longer than the store keeps what was handed over" {
+    kv+=(--handed-ms 100)
+    D=0 services
+    worker d0 decode --max-num-seqs 1
+    gateway g < "$BATS_FILE_TMPDIR/load"
+    # All wait but the one that decodes, and the store has ended the sequences of those.
+    until_true 30 sched_says '.running == 1 and .waiting >= 10 and any(.workers[]; .decode == 1)'
+    until_true 10 kv_says '.seqs <= 1'
+    sched_says '.running == 1 and .waiting >= 9'
+    finish g
+    right g
+    accounts
+    sched_says '.submitted == 14 and .ended.length == 14 and .retried == 0'
+}
+
 @test "a lease expires while a worker reads: nothing is read after it was given away" {
     kv+=(--lease-ms 1000 --kv-cache-memory-bytes 6M)
     D=2 services

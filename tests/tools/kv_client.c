@@ -200,8 +200,8 @@ static int one(struct err *e, struct store_client *c, const char *line)
         n_credit += got;
         return rc ? rc : printf("credit %" PRIu64 "\n", n_credit) < 0;
     }
-    if (!strcmp(word, "keep") || !strcmp(word, "free")) {
-        rc = *word == 'k' ? store_client_keep(e, c, x, y) : store_client_release(e, c, x, y);
+    if (!strcmp(word, "free")) {
+        rc = store_client_release(e, c, x, y);
         return rc ? rc : puts("ok") < 0;
     }
     if (!strcmp(word, "uncredit")) {

@@ -113,6 +113,20 @@ static inline int lease(struct err *e, struct box *b, uint32_t client, struct kv
     return kv_store_lease(e, b->s, client, q, p->ids, p->n * KV_BLOCK, p->digests, p->n, wait);
 }
 
+#define HANDLE_BYTES (KV_HANDLE_BYTES + 8) /* bytes that the store ignores follow, as those of a worker */
+
+/* Ends the sequence by the first n bytes of its handle. */
+static inline int let_go(struct err *e, struct box *b, const struct kv_seq_info *q, size_t n)
+{
+    uint8_t handle[HANDLE_BYTES];
+    memset(handle, 0xff, sizeof handle);
+    for (int i = 0; i < 8; i++) {
+        handle[i] = (uint8_t)(q->seq >> 8 * i);
+        handle[8 + i] = (uint8_t)(q->gen >> 8 * i);
+    }
+    return kv_store_let_go(e, b->s, handle, n);
+}
+
 static inline void holds_prefix(const struct box *b, const struct kv_seq_info *q, const struct prompt *p)
 {
     struct err e = {0};

@@ -302,9 +302,10 @@ static void one_operation(struct model *m)
     } else if (what < 87 && h)
         do_hold(m, c, h, dice(2));
     else if ((h = any_held(m, c, true)) && dice(4) == 0) {
-        if (dice(2))
-            OK(kv_store_keep(&e, m->b.s, h->q.seq, h->q.gen, m->now));
-        else if (kv_store_release(&e, m->b.s, m->client[c], h->q.seq, h->q.gen))
+        if (dice(4) == 0) {
+            OK(let_go(&e, &m->b, &h->q, HANDLE_BYTES));
+            h->used = false;
+        } else if (kv_store_release(&e, m->b.s, m->client[c], h->q.seq, h->q.gen))
             assert_true(h->giver != c);
         else
             h->used = h->giver != c; /* which no other may */
