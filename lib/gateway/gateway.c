@@ -13,7 +13,6 @@
 #include "gateway/gateway_impl.h"
 #include "proc/proc.h"
 
-#define PEER_LINES 10
 #define CLOSE_NS (300 * NS_MS) /* for what is still to be sent and acknowledged */
 
 void gw_timer(struct gateway *g, uint64_t at_ns)
@@ -34,18 +33,10 @@ void gw_log(struct gateway *g, const char *fmt, ...)
     g->o.say(g->o.arg, text);
 }
 
-/* For what peers cause: at most PEER_LINES a second, so that a peer cannot fill a disk. */
+/* For what peers cause. */
 static void log_peer(struct gateway *g, const char *text)
 {
-    uint64_t now = time_now_ns();
-    if (now - g->logged_ns >= NS_S) {
-        if (g->n_logged > PEER_LINES)
-            gw_log(g, "%" PRIu64 " more lines of this kind were not logged", g->n_logged - PEER_LINES);
-        g->logged_ns = now;
-        g->n_logged = 0;
-    }
-    if (g->n_logged++ < PEER_LINES)
-        gw_log(g, "%s", text);
+    log_limit(&g->peer_log, time_now_ns(), text, g->o.say, g->o.arg);
 }
 
 bool gw_frame(struct gateway *g, struct wire_frame *f, const struct session_event *ev)

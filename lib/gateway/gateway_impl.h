@@ -11,6 +11,7 @@
 #define GATEWAY_IMPL_H
 
 #include "base/list.h"
+#include "base/log_limit.h"
 #include "base/time.h"
 #include "gateway/gateway.h"
 #include "link/session.h"
@@ -97,8 +98,8 @@ struct gateway {
     uint64_t timer_ns; /* nothing is due before */
     struct gw_ended ended[ENDED_N];
 
-    bool greeted;                 /* the hello of tokenize has come on this connection */
-    uint64_t logged_ns, n_logged; /* lines on what peers do wrong, in the present second */
+    bool greeted; /* the hello of tokenize has come on this connection */
+    struct log_limit peer_log;
     bool has_fp;
     uint8_t fp[32];
     struct wire_arena *arena, *prompt_arena; /* of the frame that came; of a choice's own prompt frame */

@@ -14,7 +14,6 @@
 #define STOPPED_NS (500 * NS_MS)  /* later than meant by this much: the process was stopped */
 #define ENDING_NS (60 * NS_S)     /* after SIGTERM requests may run this long */
 #define BATCH_MAX 4096            /* frames of an instant */
-#define SAY_NS (NS_S / 5)         /* of what peers do wrong, a line this often */
 
 /* ---- the clock ---- */
 
@@ -43,19 +42,7 @@ void serve_say(struct serve *v, const char *text)
 
 void serve_say_some(struct serve *v, const char *text)
 {
-    char line[700];
-    uint64_t now = time_now_ns();
-    if (v->said_ns && now - v->said_ns < SAY_NS) {
-        v->n_unsaid++;
-        return;
-    }
-    v->said_ns = now;
-    if (v->n_unsaid)
-        snprintf(line, sizeof line, "%.600s (and %llu more)", text, (unsigned long long)v->n_unsaid);
-    else
-        snprintf(line, sizeof line, "%.600s", text);
-    v->n_unsaid = 0;
-    serve_say(v, line);
+    log_limit(&v->peer_log, time_now_ns(), text, v->o->say, v->o->say_arg);
 }
 
 /* ---- frames ---- */

@@ -4,6 +4,7 @@
 #define SCHED_SERVE_IMPL_H
 
 #include "base/list.h"
+#include "base/log_limit.h"
 #include "link/session.h"
 #include "sched/machine.h"
 #include "sched/serve.h"
@@ -42,7 +43,8 @@ struct serve {
     struct err why;
 
     bool ending;
-    uint64_t end_ns, said_ns, n_unsaid;
+    uint64_t end_ns;
+    struct log_limit peer_log;
 
     struct store_watch store[SCHED_SERVE_STORES_MAX];
     size_t n_store;
@@ -51,7 +53,7 @@ struct serve {
 uint64_t serve_now(struct serve *v);
 void serve_broken(struct serve *v, const struct err *e); /* no memory: the loop ends with it */
 void serve_say(struct serve *v, const char *text);
-void serve_say_some(struct serve *v, const char *text);  /* for what peers cause: at most five lines a second */
+void serve_say_some(struct serve *v, const char *text);  /* for what peers cause: log_limit */
 void serve_event(struct serve *v, struct wire_frame *f); /* one that the service makes; sets at_ns */
 
 /* ---- serve_peers.c ---- */
