@@ -87,7 +87,6 @@ static json_t *worker_json(const struct wire_worker *w)
     json_object_set_new(o, "name", text_of(w->name));
     json_object_set_new(o, "role", text_of(w->role));
     json_object_set_new(o, "store", text_of(w->store));
-    json_object_set_new(o, "alive", json_boolean(w->alive));
     json_object_set_new(o, "draining", json_boolean(w->draining));
     set(o, "prefill", w->n_prefill);
     set(o, "decode", w->n_decode);
@@ -151,11 +150,8 @@ static void sched_table(const struct wire_stat *s, const struct wire_worker *w, 
         snprintf(blocks, sizeof blocks, "%" PRIu64 "/%" PRIu64,
                  v->blocks_all - (v->blocks < v->blocks_all ? v->blocks : v->blocks_all), v->blocks_all);
         printf("%-14.*s %-8.*s %-9s %8u %8u %13s %17s %6u\n", (int)v->name.n, v->name.n ? v->name.p : "",
-               (int)v->role.n, v->role.n ? v->role.p : "",
-               !v->alive     ? "gone"
-               : v->draining ? "draining"
-                             : "alive",
-               v->n_prefill, v->n_decode + v->n_whole, seats, blocks, v->batch);
+               (int)v->role.n, v->role.n ? v->role.p : "", v->draining ? "draining" : "alive", v->n_prefill,
+               v->n_decode + v->n_whole, seats, blocks, v->batch);
     }
 }
 

@@ -65,11 +65,8 @@ static void worker_line(FILE *f, const struct wire_worker *w)
     uint32_t taken = w->seqs_all - (w->seqs < w->seqs_all ? w->seqs : w->seqs_all);
     uint64_t held = w->blocks_all - (w->blocks < w->blocks_all ? w->blocks : w->blocks_all);
     fprintf(f, "%-14.*s %-8.*s %-9s %7u %5u/%-5u %8" PRIu64 "/%-8" PRIu64, (int)w->name.n, w->name.n ? w->name.p : "",
-            (int)w->role.n, w->role.n ? w->role.p : "",
-            !w->alive     ? "gone"
-            : w->draining ? "draining"
-                          : "alive",
-            runs, taken, w->seqs_all, held, w->blocks_all);
+            (int)w->role.n, w->role.n ? w->role.p : "", w->draining ? "draining" : "alive", runs, taken, w->seqs_all,
+            held, w->blocks_all);
     if (w->n_decode + w->n_whole && w->step_ns && w->batch)
         fprintf(f, " %8.1f", (double)w->batch * 1e9 / (double)w->step_ns);
     else
@@ -81,7 +78,7 @@ static void sched_part(FILE *f, const struct wire_stat *s, const struct wire_wor
 {
     double rate = 0;
     for (size_t i = 0; i < n; i++)
-        if (w[i].alive && w[i].n_decode + w[i].n_whole && w[i].step_ns)
+        if (w[i].n_decode + w[i].n_whole && w[i].step_ns)
             rate += (double)w[i].batch * 1e9 / (double)w[i].step_ns;
     fprintf(f, "policy %.*s   submitted %" PRIu64 "   running %" PRIu64 "   queue %" PRIu64 "   %.1f tokens/s\n",
             (int)s->policy.n, s->policy.n ? s->policy.p : "", s->submitted, s->running, s->waiting, rate);

@@ -179,13 +179,13 @@ bool api_ready(const struct api *a)
 {
     uint64_t since;
     size_t n = 0;
-    bool alive = false;
+    bool open = false;
     if (a->draining || a->wrong_vocab || api_absent(a, &since))
         return false;
     const struct wire_worker *w = watch_workers(a->watch, &n);
     for (size_t i = 0; i < n; i++)
-        alive = alive || (w[i].alive && !w[i].draining);
-    return alive;
+        open = open || !w[i].draining;
+    return open;
 }
 
 /* ---- the loop ---- */
@@ -291,7 +291,7 @@ static void window(struct api *a)
     uint64_t most = 0;
     const struct wire_worker *w = watch_workers(a->watch, &n);
     for (size_t i = 0; i < n; i++)
-        if (w[i].alive && w[i].blocks_all > most)
+        if (w[i].blocks_all > most)
             most = w[i].blocks_all;
     if (most)
         a->model.context = most < a->window_file / KV_BLOCK ? most * KV_BLOCK : a->window_file;

@@ -223,7 +223,7 @@ static void workers(struct page *p, const struct api_watch *w)
         return;
     }
     for (size_t i = 0; i < n; i++)
-        if (x[i].alive && x[i].name.n)
+        if (x[i].name.n)
             row[n_row++] = (struct row){&x[i], {label_str("worker", x[i].name), label_of("role", role_of(&x[i]))}};
     qsort(row, n_row, sizeof *row, by_name);
     most = n_row < METRICS_WORKERS_MAX ? n_row : METRICS_WORKERS_MAX;

@@ -31,7 +31,7 @@ static bool usage_of_workers(double *out, const struct api_watch *w)
     const struct wire_worker *x = watch_workers(w, &n);
     double most = -1;
     for (size_t i = 0; i < n; i++) {
-        if (!x[i].alive || !x[i].blocks_all)
+        if (!x[i].blocks_all)
             continue;
         uint64_t left = x[i].blocks < x[i].blocks_all ? x[i].blocks : x[i].blocks_all;
         double used = (double)(x[i].blocks_all - left) / (double)x[i].blocks_all;
@@ -92,7 +92,7 @@ static void cache(struct page *p, const struct api_watch *w)
     size_t n_worker = 0;
     const struct wire_worker *x = watch_workers(w, &n_worker);
     for (size_t i = 0; i < n_worker && !s; i++)
-        blocks = x[i].alive && x[i].blocks_all > blocks ? x[i].blocks_all : blocks;
+        blocks = x[i].blocks_all > blocks ? x[i].blocks_all : blocks;
     page_family(p, "vllm:kv_cache_usage_perc", "gauge",
                 "KV blocks that are held, of all; 1 is all. Cached ones that nobody holds do not count.");
     if (metrics_kv_usage(&used, w))

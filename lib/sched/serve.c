@@ -79,7 +79,6 @@ static void put_worker(struct serve *v, const struct worker *w)
         .name = wire_str_of(w->name),
         .role = wire_str_of(roles[w->pub.role]),
         .store = wire_str_of(w->pub.store >= 0 ? v->s->store[w->pub.store].name : ""),
-        .alive = true,
         .draining = w->pub.draining,
         .seqs = w->seqs,
         .seqs_all = w->pub.seqs_all,

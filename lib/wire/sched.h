@@ -222,10 +222,10 @@ struct wire_stat { /* asked, and answered */
     struct wire_extra extra;
 };
 
-struct wire_worker { /* behind an answered stat, one a worker */
+struct wire_worker { /* after a stat that was answered, one a worker that has joined and whose session is up */
     uint64_t at_ns;
     struct wire_str name, role, store;
-    bool alive, draining;
+    bool draining;
     uint32_t seqs, seqs_all, tokens; /* that it can take; at once; prompt tokens that it can take */
     uint64_t blocks, blocks_all;     /* slots free; of its pool */
     uint32_t n_prefill, n_decode, n_whole;

@@ -208,7 +208,6 @@ static const struct wire_field worker_fields[] = {
     WHO(wire_worker, "name", name, REQ),
     WHO(wire_worker, "role", role),
     WHO(wire_worker, "store", store),
-    BOOL(wire_worker, "alive", alive),
     BOOL(wire_worker, "draining", draining),
     U32(wire_worker, "seqs", seqs),
     U32(wire_worker, "seqs_all", seqs_all),
