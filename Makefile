@@ -55,12 +55,16 @@ $(B)/tests/%_test: $(B)/obj/tests/%_test.o $(LIB)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 
+# Those that compare the scheduler's counts with all that it keeps.
+SCHED_CHECKED := sched_machine sched_pool worker_world
+$(SCHED_CHECKED:%=$(B)/tests/unit/%_test): $(B)/obj/tests/unit/sched_check.o
+
 .SECONDARY: $(UNIT:$(B)/%=$(B)/obj/%.o)
 
 .PHONY: unit
 unit: $(UNIT)
 
--include $(LIB_OBJ:.o=.d) $(patsubst %.c,$(B)/obj/%.d,$(wildcard cmd/*.c cmd/*/*.c)) $(UNIT:$(B)/%=$(B)/obj/%.d)
+-include $(LIB_OBJ:.o=.d) $(patsubst %.c,$(B)/obj/%.d,$(wildcard cmd/*.c cmd/*/*.c)) $(UNIT:$(B)/%=$(B)/obj/%.d) $(B)/obj/tests/unit/sched_check.d
 
 # Measuring, and comparing with peers. The programs of llama.cpp are taken from the folder LLAMA_DIR or from PATH; what needs
 # them says so and goes on without.

@@ -1,4 +1,5 @@
-/* The timers of a loop as a pairing heap: its links are in the timers, so that setting one cannot fail. */
+/* Timers by deadline as a pairing heap: its links are in the timers, so that setting one cannot fail. For the loop, and
+ * for users with a clock of their own, who set at_ns alone and leave the other fields zeroed. */
 #ifndef BASE_LOOP_HEAP_H
 #define BASE_LOOP_HEAP_H
 

@@ -32,9 +32,6 @@ struct child {
     size_t n, size;
 };
 
-static const char *const phases[] = {"prefill", "decode", "whole"};
-static const char *const roles[] = {"", "prefill", "decode", "both"};
-
 /* ---- the child ---- */
 
 static int open_child(struct err *e, void *state, const void *arg)
@@ -153,7 +150,7 @@ static int hear(struct err *e, struct child *c, json_t **out, int answer_ms)
 static json_t *worker_json(const struct sched_worker *w)
 {
     return json_pack("{s:s, s:s, s:b, s:i, s:i, s:i, s:I, s:I, s:i, s:i, s:i, s:I, s:f, s:i}", "worker", w->name,
-                     "role", roles[w->role], "draining", w->draining, "seqs", (int)w->seqs, "seqs_all",
+                     "role", sched_role_names[w->role], "draining", w->draining, "seqs", (int)w->seqs, "seqs_all",
                      (int)w->seqs_all, "tokens", (int)w->tokens, "blocks", (json_int_t)w->blocks, "blocks_all",
                      (json_int_t)w->blocks_all, "prefill", (int)w->n_prefill, "decode", (int)w->n_decode, "whole",
                      (int)w->n_whole, "context", (json_int_t)w->context, "prefill_left_ms",
@@ -246,7 +243,7 @@ static void place(struct sched_view *v, const json_t *d)
 {
     const struct sched_job *j = job_numbered(v, json_object_get(d, "id"));
     const struct sched_worker *w = worker_named(v, json_object_get(d, "worker"));
-    int phase = index_of(phases, 0, 3, json_object_get(d, "phase"));
+    int phase = index_of(sched_phase_names, 0, 3, json_object_get(d, "phase"));
     json_int_t chunk = json_integer_value(json_object_get(d, "chunk"));
     if (j && w)
         sched_place(v, j, w,
@@ -287,7 +284,7 @@ static void act(struct sched_view *v, const json_t *answer)
     json_array_foreach(json_object_get(answer, "role"), i, d)
     {
         const struct sched_worker *w = worker_named(v, json_object_get(d, "worker"));
-        int role = index_of(roles, 1, 4, json_object_get(d, "role"));
+        int role = index_of(sched_role_names, 1, 4, json_object_get(d, "role"));
         if (w && role > 0)
             sched_set_role(v, w, (enum sched_role)role);
     }

@@ -12,8 +12,8 @@
 
 void fit_set(struct sched_fit *f, double a, double b, double c, double scale_x, double scale_z)
 {
+    bool told = a > 0 || b > 0 || c > 0;
     memset(f, 0, sizeof *f);
-    f->sure = a > 0 || b > 0 || c > 0;
     f->k[0] = a;
     f->k[1] = b;
     f->k[2] = c;
@@ -21,7 +21,7 @@ void fit_set(struct sched_fit *f, double a, double b, double c, double scale_x, 
     f->scale[1] = scale_x;
     f->scale[2] = scale_z;
     for (int i = 0; i < 3; i++)
-        f->p[i][i] = f->sure ? 1e-3 : 1e3; /* what was told is moved slowly */
+        f->p[i][i] = told ? 1e-3 : 1e3; /* what was told is moved slowly */
 }
 
 double fit_at(const struct sched_fit *f, double x, double z)
@@ -54,5 +54,4 @@ void fit_learn(struct sched_fit *f, double x, double z, double y)
     f->k[0] = k[0];
     f->k[1] = k[1] / f->scale[1];
     f->k[2] = k[2] / f->scale[2];
-    f->sure = true;
 }

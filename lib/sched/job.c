@@ -6,8 +6,6 @@
 
 #include "base/vec.h"
 
-#define SPARES_MAX 4096
-
 static uint64_t job_hash(const struct gateway *gw, uint64_t id)
 {
     return mix64(id ^ gw->hash);
@@ -25,16 +23,9 @@ struct job *job_find(const struct sched *s, const struct gateway *gw, uint64_t i
 
 int job_new(struct err *e, struct job **out, struct sched *s, struct gateway *gw, uint64_t id)
 {
-    struct job *j = s->spare;
-    if (j) {
-        s->spare = j->gw_next;
-        s->n_spare--;
-    } else {
-        j = malloc(sizeof *j);
-        if (!j)
-            return err_nomem(e, "a request", sizeof *j);
-    }
-    memset(j, 0, sizeof *j);
+    struct job *j = calloc(1, sizeof *j);
+    if (!j)
+        return err_nomem(e, "a request", sizeof *j);
     int rc = map_put(e, &s->jobs, job_hash(gw, id), j);
     if (rc) {
         free(j);
@@ -49,10 +40,10 @@ int job_new(struct err *e, struct job **out, struct sched *s, struct gateway *gw
     j->attempt = 1;
     j->state = JOB_ENDED;
     s->n_ended++;
-    j->gw_next = gw->jobs;
-    if (gw->jobs)
-        gw->jobs->gw_prev = j;
-    gw->jobs = j;
+    list_init(&j->runs);
+    list_init(&j->fresh);
+    list_init(&j->held);
+    list_push_front(&gw->jobs, &j->of_gateway);
     *out = j;
     return 0;
 }
@@ -76,99 +67,45 @@ void job_free(struct sched *s, struct job *j)
     struct gateway *g = j->gw;
     s->n_ended--;
     map_drop(&s->jobs, job_hash(g, j->pub.job), j);
-    if (j->gw_prev)
-        j->gw_prev->gw_next = j->gw_next;
-    else
-        g->jobs = j->gw_next;
-    if (j->gw_next)
-        j->gw_next->gw_prev = j->gw_prev;
+    list_remove(&j->of_gateway);
     drop_data(j);
-    if (s->n_spare < SPARES_MAX) {
-        j->gw_next = s->spare;
-        s->spare = j;
-        s->n_spare++;
-    } else {
-        free(j);
-    }
-    if (g->gone && !g->jobs)
+    free(j);
+    if (g->gone && list_empty(&g->jobs))
         gateway_free(s, g);
 }
 
-static void leave(struct sched *s, struct job *j)
+/* Counts the request into its state, or out of it. */
+static void count(struct sched *s, struct job *j, bool in)
 {
-    switch (j->state) {
-    case JOB_HELD:
-        s->n_waiting--;
-        break;
-    case JOB_QUEUED:
-        queue_drop(&s->queued, j);
-        s->n_waiting--;
-        break;
-    case JOB_READY:
-        queue_drop(&s->ready, j);
-        s->n_waiting--;
-        break;
-    case JOB_RUNNING:
-        s->n_running -= !j->unasked;
-        break;
-    case JOB_ENDED:
-        s->n_ended--;
-        break;
-    }
+    uint64_t one = in ? 1 : UINT64_MAX;
+    struct queue *q = j->state == JOB_QUEUED ? &s->queued : j->state == JOB_READY ? &s->ready : NULL;
+    if (q && in)
+        queue_add(q, j);
+    else if (q)
+        queue_drop(q, j);
+    if (q || j->state == JOB_HELD)
+        s->n_waiting += one;
+    else if (j->state == JOB_RUNNING)
+        s->n_running += j->unasked ? 0 : one;
+    else
+        s->n_ended += one;
 }
 
 void job_set(struct sched *s, struct job *j, enum job_state state)
 {
-    leave(s, j);
+    count(s, j, false);
     j->state = state;
     j->pub.since_ns = s->now_ns;
     j->pub.prefilled = state == JOB_READY;
     s->dirty = true;
-    switch (state) {
-    case JOB_HELD:
-        s->n_waiting++;
-        break;
-    case JOB_QUEUED:
-        queue_add(&s->queued, j);
-        s->n_waiting++;
-        break;
-    case JOB_READY:
-        queue_add(&s->ready, j);
-        s->n_waiting++;
-        break;
-    case JOB_RUNNING:
-        s->n_running += !j->unasked;
-        break;
-    case JOB_ENDED:
-        s->n_ended++;
-        break;
-    }
+    count(s, j, true);
 }
 
-/* All wait equally long, so the list is in the order of its ends. */
-void job_hold(struct sched *s, struct job *j, bool on)
+void deadline_drop(struct sched *s, struct job *j)
 {
-    if (j->held == on)
-        return;
-    j->held = on;
-    if (on) {
-        j->held_prev = s->held_last;
-        j->held_next = NULL;
-        if (s->held_last)
-            s->held_last->held_next = j;
-        else
-            s->held_first = j;
-        s->held_last = j;
-        return;
-    }
-    if (j->held_prev)
-        j->held_prev->held_next = j->held_next;
-    else
-        s->held_first = j->held_next;
-    if (j->held_next)
-        j->held_next->held_prev = j->held_prev;
-    else
-        s->held_last = j->held_prev;
+    if (j->deadline.at_ns)
+        s->deadlines = loop_heap_remove(s->deadlines, &j->deadline);
+    j->deadline.at_ns = 0;
 }
 
 #define OUT_MAX (2u << 20) /* with the longest body an order still fits into a frame of a session */
@@ -215,10 +152,11 @@ static void tell_done(struct sched *s, const struct job *j, enum end end, uint32
 
 void job_end(struct sched *s, struct job *j, enum end end, uint32_t code, const char *text)
 {
-    for (struct run *r = j->runs; r; r = r->next)
+    list_each (struct run, r, &j->runs, of_job)
         run_abandon(s, r);
-    job_hold(s, j, false);
-    heap_drop(&s->deadlines, j);
+    list_remove(&j->held);
+    list_remove(&j->fresh);
+    deadline_drop(s, j);
     if (j->state == JOB_READY)
         handle_let_go(s, j);
     job_set(s, j, JOB_ENDED);
@@ -227,11 +165,7 @@ void job_end(struct sched *s, struct job *j, enum end end, uint32_t code, const 
         if (end != END_REFUSED)
             tell_done(s, j, end, code, text);
     }
-    if (j->fresh_at) {
-        s->fresh[j->fresh_at - 1] = NULL;
-        j->fresh_at = 0;
-    }
-    if (!j->runs)
+    if (list_empty(&j->runs))
         job_free(s, j);
     else
         drop_data(j);
@@ -282,21 +216,12 @@ uint64_t job_wants(const struct sched *s, const struct job *j, int store, uint32
 
 int run_open(struct err *e, struct run **out, struct sched *s, struct job *j, struct worker *w, enum sched_phase phase)
 {
-    struct run *r = j->run0_used ? malloc(sizeof *r) : &j->run0;
+    struct run *r = malloc(sizeof *r);
     if (!r)
         return err_nomem(e, "an order", sizeof *r);
     *r = (struct run){.w = w, .j = j, .attempt = j->attempt, .phase = phase};
-    if (r == &j->run0)
-        j->run0_used = true;
-    r->next = j->runs;
-    j->runs = r;
-    r->w_prev = w->last_run;
-    if (w->last_run)
-        w->last_run->w_next = r;
-    else
-        w->first_run = r;
-    w->last_run = r;
-    w->n_run++;
+    list_push_front(&j->runs, &r->of_job);
+    list_push_back(&w->runs, &r->of_worker);
     r->blocks = job_wants(s, j, w->pub.store, w->pub.max_len, phase);
     r->context = j->pub.n_prompt + j->pub.n_out;
     w->pub.n_prefill += phase == SCHED_ON_PREFILL;
@@ -318,27 +243,18 @@ void run_progress(struct run *r, uint64_t est_ns)
 void run_close(struct sched *s, struct run *r)
 {
     struct worker *w = r->w;
-    struct job *j = r->j;
     run_progress(r, 0);
     w->pub.n_prefill -= r->phase == SCHED_ON_PREFILL;
     w->pub.n_decode -= r->phase == SCHED_ON_DECODE;
     w->pub.n_whole -= r->phase == SCHED_ON_WHOLE;
     if (r->phase != SCHED_ON_PREFILL)
         w->pub.context -= r->context;
-    *(r->w_prev ? &r->w_prev->w_next : &w->first_run) = r->w_next;
-    *(r->w_next ? &r->w_next->w_prev : &w->last_run) = r->w_prev;
-    w->n_run--;
-    struct run **at = &j->runs;
-    while (*at != r)
-        at = &(*at)->next;
-    *at = r->next;
-    if (j->cur == r)
-        j->cur = NULL;
+    list_remove(&r->of_worker);
+    list_remove(&r->of_job);
+    if (r->j->cur == r)
+        r->j->cur = NULL;
     s->dirty = true;
-    if (r == &j->run0)
-        j->run0_used = false;
-    else
-        free(r);
+    free(r);
 }
 
 void run_abandon(struct sched *s, struct run *r)

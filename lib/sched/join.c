@@ -26,20 +26,14 @@ int store_get(struct err *e, int *out, struct sched *s, struct wire_str name)
     return 0;
 }
 
-static enum sched_role role_of(struct wire_str s)
+static int role_of(struct wire_str s)
 {
-    return str_is(s, "prefill")  ? SCHED_PREFILL
-           : str_is(s, "decode") ? SCHED_DECODE
-           : str_is(s, "both")   ? SCHED_BOTH
-                                 : 0;
+    return str_among(s, sched_role_names, 4);
 }
 
 static int phase_of(struct wire_str s)
 {
-    return str_is(s, "prefill")  ? SCHED_ON_PREFILL
-           : str_is(s, "decode") ? SCHED_ON_DECODE
-           : str_is(s, "whole")  ? SCHED_ON_WHOLE
-                                 : -1;
+    return str_among(s, sched_phase_names, 3);
 }
 
 static int describe(struct err *e, struct sched *s, struct worker *w, const struct wire_join *f)
@@ -49,7 +43,7 @@ static int describe(struct err *e, struct sched *s, struct worker *w, const stru
     if (rc)
         return rc;
     w->inc = f->inc;
-    p->role = role_of(f->role);
+    p->role = (enum sched_role)role_of(f->role);
     p->seqs_all = f->seqs;
     p->blocks_all = f->blocks;
     p->max_len = f->max_len;
@@ -91,14 +85,14 @@ static int adopt(struct err *e, struct sched *s, struct worker *w, const struct 
         run_abandon(s, r);
         return 0;
     }
-    job_hold(s, j, false);
+    list_remove(&j->held);
     j->attempt = f->attempt;
     j->cur = r;
     r->current = true;
     j->pub.running = r->phase;
     job_set(s, j, JOB_RUNNING);
     if (is_new)
-        job_hold(s, j, true);
+        list_push_back(&s->held, &j->held);
     return 0;
 }
 
@@ -106,7 +100,7 @@ static int check(struct err *e, const struct wire_join *f)
 {
     if (!f->worker.n)
         return err_set(e, ERR_PROTO, "join: a worker without a name");
-    if (!role_of(f->role))
+    if (role_of(f->role) <= 0)
         return err_set(e, ERR_PROTO, "join: role '%.*s' is none of prefill, decode, both", (int)f->role.n, f->role.p);
     for (uint32_t i = 0; i < f->n_run; i++)
         if (phase_of(f->run[i].phase) < 0)

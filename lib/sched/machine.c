@@ -11,6 +11,14 @@ bool str_is(struct wire_str s, const char *what)
     return s.n == n && !memcmp(s.p, what, n);
 }
 
+int str_among(struct wire_str s, const char *const *names, int n)
+{
+    int i = 0;
+    while (i < n && !str_is(s, names[i]))
+        i++;
+    return i < n ? i : -1;
+}
+
 /* ---- knobs ---- */
 
 static const struct sched_default own[] = {
@@ -85,7 +93,8 @@ int sched_new(struct err *e, struct sched **out, const struct sched_policy *p, c
         return err_nomem(e, "the scheduler", sizeof *s);
     s->policy = p;
     sched_set_sink(s, sink ? sink : &(struct sched_sink){0});
-    s->ready.side = 1;
+    list_init(&s->fresh);
+    list_init(&s->held);
     add_knobs(s, own, sizeof own / sizeof *own);
     add_knobs(s, p->knobs, p->n_knob);
     read_knobs(s);
@@ -119,19 +128,12 @@ void sched_free(struct sched *s)
         else
             i++;
     }
-    while (s->spare) {
-        struct job *j = s->spare;
-        s->spare = j->gw_next;
-        free(j);
-    }
     for (uint32_t i = 0; i < s->n_store; i++)
         free(s->store[i].name);
     map_free(&s->workers);
     map_free(&s->gateways);
     map_free(&s->jobs);
     index_free(&s->index);
-    free(s->deadlines.v);
-    free(s->fresh);
     free(s->worker);
     free(s->compat);
     free(s->policy_state);
@@ -285,12 +287,13 @@ int sched_decide(struct err *e, struct sched *s)
 uint64_t sched_next_ns(const struct sched *s)
 {
     uint64_t next = UINT64_MAX;
+    const struct job *held = held_first(s);
     if (s->n_worker || s->n_gateway)
         next = s->scan_ns;
-    if (s->deadlines.n && s->deadlines.v[0]->pub.deadline_ns < next)
-        next = s->deadlines.v[0]->pub.deadline_ns;
-    if (s->held_first && s->held_first->pub.since_ns + s->grace_ns < next)
-        next = s->held_first->pub.since_ns + s->grace_ns;
+    if (s->deadlines && s->deadlines->at_ns < next)
+        next = s->deadlines->at_ns;
+    if (held && held->pub.since_ns + s->grace_ns < next)
+        next = held->pub.since_ns + s->grace_ns;
     return next;
 }
 

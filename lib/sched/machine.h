@@ -2,6 +2,9 @@
 #ifndef SCHED_MACHINE_H
 #define SCHED_MACHINE_H
 
+#include "base/list.h"
+#include "base/loop.h"
+#include "base/loop_heap.h"
 #include "base/time.h"
 #include "sched/sched.h"
 
@@ -39,19 +42,9 @@ struct skip {
 struct queue {
     struct job *first[SKIP_LEVELS];
     uint64_t n, tokens, seed;
-    unsigned side; /* which of a job's skips */
 };
 void queue_add(struct queue *q, struct job *j);
 void queue_drop(struct queue *q, struct job *j);
-
-/* ---- heap.c: requests by deadline ---- */
-
-struct heap {
-    struct job **v;
-    size_t n, size;
-};
-int heap_add(struct err *e, struct heap *h, struct job *j);
-void heap_drop(struct heap *h, struct job *j);
 
 /* ---- index.c: which store holds which block ---- */
 
@@ -89,9 +82,9 @@ enum job_state {
 
 enum end { END_STOP, END_LENGTH, END_CANCELLED, END_EXPIRED, END_ERROR, END_REFUSED, END_N };
 
-struct run {                     /* an order that a worker has, or may have */
-    struct run *next;            /* of its request */
-    struct run *w_next, *w_prev; /* of its worker, by number */
+struct run {               /* an order that a worker has, or may have */
+    struct list of_job;    /* the newest first */
+    struct list of_worker; /* by number */
     struct worker *w;
     struct job *j;
     uint64_t order, n; /* n: its number among the orders sent since the worker's join, 0: it came with the join */
@@ -107,7 +100,7 @@ struct run {                     /* an order that a worker has, or may have */
 struct gateway {
     char *name;
     uint64_t hash;
-    struct job *jobs;
+    struct list jobs;
     bool gone; /* freed when no worker has an attempt of its requests */
 };
 
@@ -116,7 +109,6 @@ struct job {
     struct gateway *gw;
     enum job_state state;
     uint32_t attempt;
-    bool acked, got_ids; /* got_ids: n_out tokens are in out */
     uint64_t eta_ns;
     uint8_t *digests, *body;
     char *reply;
@@ -125,20 +117,17 @@ struct job {
     size_t size_out;
     uint8_t handle[WIRE_HANDLE_BYTES_MAX];
     size_t n_handle;
-    uint32_t cached;
-    struct run *runs, *cur;
+    struct list runs;
+    struct run *cur;
     struct skip skip;
-    size_t heap_at; /* 1 + place; 0: in no heap */
+    struct loop_timer deadline; /* at_ns 0: in no heap */
     uint64_t key_deadline;
-    size_t fresh_at; /* 1 + place; 0: not fresh */
-    struct job *held_next, *held_prev;
-    struct job *gw_next, *gw_prev;
-    bool told_first; /* its gateway has told of tokens */
-    bool unasked;    /* a run that came with a join; no gateway has submitted it */
-    bool held;       /* in the list of those that wait for the other side */
-    uint32_t avoid;  /* number of the worker that failed it last */
-    struct run run0; /* saves an allocation for most requests */
-    bool run0_used;
+    struct list of_gateway;
+    struct list fresh; /* in the list of requests of this instant, or in none */
+    struct list held;  /* in the list of those that wait for the other side, or in none */
+    bool told_first;   /* its gateway has told of tokens */
+    bool unasked;      /* a run that came with a join; no gateway has submitted it */
+    uint32_t avoid;    /* number of the worker that failed it last */
 };
 
 struct worker {              /* from its join to the end of its session */
@@ -152,8 +141,7 @@ struct worker {              /* from its join to the end of its session */
     uint32_t last_batch;
     uint32_t steps[WIRE_STEPS_MAX], n_steps; /* of its newest capacity */
     uint64_t step_tokens;
-    struct run *first_run, *last_run;
-    uint32_t n_run;
+    struct list runs;
     uint32_t at; /* place in the machine's array */
 };
 
@@ -207,12 +195,9 @@ struct sched {
     char *compat;
 
     struct queue queued, ready;
-    struct heap deadlines;
-    struct job **fresh;
-    size_t n_fresh, size_fresh;
-    struct job *held_first, *held_last; /* by since_ns */
-    struct job *spare;                  /* freed jobs, kept for the next; linked by gw_next */
-    uint32_t n_spare;
+    struct loop_timer *deadlines; /* the root of a heap; NULL: none */
+    struct list fresh;
+    struct list held; /* by since_ns: all wait equally long */
 
     uint64_t submitted, ended[END_N], n_running, n_waiting, n_ended;
     uint32_t n_gateway, max_len;
@@ -238,7 +223,16 @@ static inline struct wire_str str_of(const char *s, size_t n)
 {
     return (struct wire_str){s, n};
 }
+static inline struct job *held_first(const struct sched *s) /* NULL: none */
+{
+    return list_empty(&s->held) ? NULL : list_entry(s->held.next, struct job, held);
+}
+static inline struct job *deadline_first(const struct sched *s) /* NULL: none */
+{
+    return s->deadlines ? list_entry(s->deadlines, struct job, deadline) : NULL;
+}
 bool str_is(struct wire_str s, const char *what);
+int str_among(struct wire_str s, const char *const *names, int n); /* the index; -1: it is none of these */
 
 /* ---- job.c: requests and their tries ---- */
 
@@ -246,7 +240,6 @@ struct job *job_find(const struct sched *s, const struct gateway *gw, uint64_t i
 int job_new(struct err *e, struct job **out, struct sched *s, struct gateway *gw, uint64_t id);
 void job_free(struct sched *s, struct job *j);
 void job_set(struct sched *s, struct job *j, enum job_state state); /* keeps queues and counts */
-void job_hold(struct sched *s, struct job *j, bool on);
 int job_take_out(struct err *e, struct job *j, uint32_t n_out, const uint32_t *ids, uint32_t n_id);
 /* Ends it and tells the gateway (not for END_REFUSED, whose refusal says it). The job may be freed. */
 void job_end(struct sched *s, struct job *j, enum end end, uint32_t code, const char *text);
@@ -260,6 +253,8 @@ int run_open(struct err *e, struct run **out, struct sched *s, struct job *j, st
 void run_close(struct sched *s, struct run *r);    /* the worker knows it no longer; the job is not freed */
 void run_abandon(struct sched *s, struct run *r);  /* not current; the worker gets a cancel */
 void run_progress(struct run *r, uint64_t est_ns); /* what is left to prefill */
+
+void deadline_drop(struct sched *s, struct job *j);
 
 /* ---- submit.c: gateways ---- */
 

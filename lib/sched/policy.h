@@ -19,10 +19,11 @@
 
 enum sched_role { SCHED_PREFILL = 1, SCHED_DECODE = 2, SCHED_BOTH = 3 };
 enum sched_phase { SCHED_ON_PREFILL = 0, SCHED_ON_DECODE = 1, SCHED_ON_WHOLE = 2 };
+extern const char *const sched_role_names[4];  /* [0]: "" */
+extern const char *const sched_phase_names[3]; /* as in the frames */
 
 struct sched_fit { /* y = k[0] + k[1]·x + k[2]·z, in ns, learned as it goes */
     double k[3], scale[3], p[3][3];
-    bool sure; /* has coefficients that were told or learned */
 };
 
 struct sched_worker {
@@ -38,7 +39,6 @@ struct sched_worker {
     uint32_t n_prefill, n_decode, n_whole;
     uint64_t context;         /* tokens of its decoding requests, estimated */
     uint64_t prefill_left_ns; /* estimate of what it has still to prefill */
-    uint64_t role_since_ns;
     struct sched_fit prefill; /* of (new, (cached + new)² - cached²) */
     struct sched_fit step;    /* of (context, batch) */
 };
@@ -74,17 +74,15 @@ const struct sched_worker *sched_worker_at(const struct sched_view *v, uint32_t 
 const struct sched_job *sched_waiting(const struct sched_view *v, bool prefilled, const struct sched_job *before);
 uint64_t sched_n_waiting(const struct sched_view *v, bool prefilled);
 uint64_t sched_waiting_tokens(const struct sched_view *v); /* prompt tokens that wait for prefill */
-/* Requests of this instant, i < n; NULL: ended already. */
-uint32_t sched_n_fresh(const struct sched_view *v);
-const struct sched_job *sched_fresh_at(const struct sched_view *v, uint32_t i);
+/* Requests of this instant that wait for prefill; iterated as those that wait. */
+const struct sched_job *sched_fresh(const struct sched_view *v, const struct sched_job *before);
 /* Requests running on a worker, newest last. */
 int32_t sched_priority_last(const struct sched_view *v); /* the largest that any request has had */
 const struct sched_job *sched_running(const struct sched_view *v, const struct sched_worker *w,
                                       const struct sched_job *before);
 
-/* Prompt tokens of the request that a store holds from the front: whole blocks, always less than the prompt. */
-uint32_t sched_hit(const struct sched_view *v, const struct sched_job *j, int store);
-/* The same for all stores at once: out[store], n of them. */
+/* Prompt tokens of the request that each store holds from the front, out[store], n of them: whole blocks, always less
+ * than the prompt. */
 void sched_hits(const struct sched_view *v, const struct sched_job *j, uint32_t *out, uint32_t n);
 uint32_t sched_n_store(const struct sched_view *v);
 

@@ -306,15 +306,14 @@ static void admit(struct kv *k, struct sched_view *v)
 {
     double share = sched_view_knob(v, "admit_share");
     uint64_t tokens = sched_waiting_tokens(v);
-    size_t n = sched_n_waiting(v, false), n_fresh = sched_n_fresh(v);
-    for (uint32_t i = 0; i < n_fresh; i++) {
-        const struct sched_job *j = sched_fresh_at(v, i);
-        n -= j && n;
-        tokens -= !j ? 0 : j->n_prompt < tokens ? j->n_prompt : tokens;
+    size_t n = sched_n_waiting(v, false);
+    for (const struct sched_job *j = NULL; (j = sched_fresh(v, j));) {
+        n -= n > 0;
+        tokens -= j->n_prompt < tokens ? j->n_prompt : tokens;
     }
-    for (uint32_t i = 0; i < n_fresh; i++) {
-        const struct sched_job *j = sched_fresh_at(v, i);
-        if (j && admit_one(k, v, j, share, tokens, n)) {
+    for (const struct sched_job *j = sched_fresh(v, NULL), *next; j; j = next) {
+        next = sched_fresh(v, j);
+        if (admit_one(k, v, j, share, tokens, n)) {
             tokens += j->n_prompt;
             n++;
         }
@@ -447,7 +446,7 @@ static int decide(struct err *e, void *state, struct sched_view *v)
     k->local_share = sched_view_knob(v, "local_share");
     pools_count(&k->p, v);
     roles(k, v);
-    if (sched_view_knob(v, "admit") && sched_n_fresh(v))
+    if (sched_view_knob(v, "admit"))
         admit(k, v);
     if (k->p.open_decode && sched_n_waiting(v, true)) {
         place_ready(k, v);

@@ -8,14 +8,6 @@ enum what { PROGRESS, PREFILLED, TOKENS, ENDED, FAILED, PREEMPTED, CANCELLED, N_
 static const char *const words[N_WHAT] = {"progress", "prefilled", "tokens",   "ended",
                                           "failed",   "preempted", "cancelled"};
 
-static enum what what_of(struct wire_str s)
-{
-    enum what w = 0;
-    while (w < N_WHAT && !str_is(s, words[w]))
-        w++;
-    return w;
-}
-
 static void progress(struct run *r, const struct wire_report *f)
 {
     uint32_t all = r->j->pub.n_prompt + r->j->pub.n_out, left = f->n_done < all ? all - f->n_done : 0;
@@ -38,7 +30,6 @@ static int prefilled(struct err *e, struct sched *s, struct run *r, const struct
     uint32_t all = f->n_done ? f->n_done : j->pub.n_prompt, cached = f->cached < all ? f->cached : all;
     if (f->busy_ns)
         fit_learn(&r->w->pub.prefill, all - cached, (double)all * all - (double)cached * cached, (double)f->busy_ns);
-    j->cached = cached;
     run_progress(r, 0);
     if (r->phase != SCHED_ON_PREFILL) /* it goes on decoding where it is */
         return 0;
@@ -128,7 +119,7 @@ static void old(struct sched *s, struct run *r, enum what what, const struct wir
     if (what == PROGRESS || what == TOKENS || (what == PREFILLED && r->phase != SCHED_ON_PREFILL))
         return;
     run_close(s, r);
-    if (j->state == JOB_ENDED && !j->runs)
+    if (j->state == JOB_ENDED && list_empty(&j->runs))
         job_free(s, j);
 }
 
@@ -137,7 +128,7 @@ static void ended_there(struct sched *s, struct job *j, const struct wire_report
 {
     if (!j->told_first)
         times_add(&s->ttft, s->now_ns - j->pub.arrival_ns);
-    for (struct run *r = j->runs; r; r = r->next)
+    list_each (struct run, r, &j->runs, of_job)
         if (r->current) {
             r->cancelled = true; /* it needs no control */
             r->answered = true;
@@ -145,10 +136,18 @@ static void ended_there(struct sched *s, struct job *j, const struct wire_report
     job_end(s, j, f->reason ? ends[f->reason] : END_STOP, 0, "");
 }
 
+static struct run *run_of(const struct job *j, const struct worker *w, uint64_t order)
+{
+    list_each (struct run, r, &j->runs, of_job)
+        if (r->w == w && r->order == order)
+            return r;
+    return NULL;
+}
+
 int report_event(struct err *e, struct sched *s, const struct wire_report *f)
 {
-    enum what what = what_of(f->what);
-    if (what == N_WHAT)
+    int what = str_among(f->what, words, N_WHAT);
+    if (what < 0)
         return err_set(e, ERR_PROTO, "report: '%.*s' is no report", (int)f->what.n, f->what.p);
     if (f->n_out_id > f->n_out)
         return err_set(e, ERR_PROTO, "report: %u ids of %u tokens", f->n_out_id, f->n_out);
@@ -172,15 +171,14 @@ int report_event(struct err *e, struct sched *s, const struct wire_report *f)
     }
     if (j && !w && what == TOKENS && j->state != JOB_ENDED)
         return job_take_out(e, j, f->n_out, f->out, f->n_out_id);
-    struct run *r = j ? j->runs : NULL;
-    while (r && (r->w != w || r->order != f->order))
-        r = r->next;
-    if (!r) {
+    struct run *r = j ? run_of(j, w, f->order) : NULL;
+    if (r && r->current)
+        return current(e, s, r, (enum what)what, f);
+    if (r) {
+        old(s, r, (enum what)what, f);
+    } else {
         s->stale++;
         handle_unused(s, j, f);
-    } else if (r->current)
-        return current(e, s, r, what, f);
-    else
-        old(s, r, what, f);
+    }
     return 0;
 }

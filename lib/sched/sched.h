@@ -59,8 +59,6 @@ void sched_worker_full(struct sched *s, struct wire_str name, bool full);
 int sched_knob(struct err *e, struct sched *s, const char *name, double value);
 
 void sched_stat(const struct sched *s, struct wire_stat *out);
-/* Walks everything and compares it with the counts kept: ERR_PROTO says what does not add up. For tests. */
-int sched_check(struct err *e, const struct sched *s);
 
 /* The same as a program without sockets: events on fd_in, decisions on fd_out, in the time of the events, a batch an
  * instant. Frames, or JSON lines. A bad event is said by `say` and skipped. */

@@ -72,12 +72,11 @@ static void wrong(struct serve *v, const struct err *e)
 
 static void put_worker(struct serve *v, const struct worker *w)
 {
-    static const char *const roles[] = {"", "prefill", "decode", "both"};
     struct wire_frame f = {.kind = WIRE_WORKER};
     f.worker = (struct wire_worker){
         .at_ns = v->s->now_ns,
         .name = wire_str_of(w->name),
-        .role = wire_str_of(roles[w->pub.role]),
+        .role = wire_str_of(sched_role_names[w->pub.role]),
         .store = wire_str_of(w->pub.store >= 0 ? v->s->store[w->pub.store].name : ""),
         .draining = w->pub.draining,
         .seqs = w->seqs,
@@ -180,10 +179,8 @@ static void end_waiting(struct serve *v)
 {
     for (struct job *j; (j = v->s->queued.first[0]);)
         job_end(v->s, j, END_ERROR, ERR_SYS, "the scheduler is ending");
-    for (struct job *j; (j = v->s->held_first);) {
-        job_hold(v->s, j, false);
+    for (struct job *j; (j = held_first(v->s));)
         job_end(v->s, j, END_ERROR, ERR_SYS, "the scheduler is ending");
-    }
     bool decodes = false;
     for (uint32_t i = 0; i < v->s->n_worker; i++)
         decodes |= !v->s->worker[i]->pub.draining;

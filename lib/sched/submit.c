@@ -30,6 +30,7 @@ int gateway_get(struct err *e, struct gateway **out, struct sched *s, struct wir
         return err_nomem(e, "a gateway", sizeof *g);
     }
     g->hash = wire_sum(name.p, name.n);
+    list_init(&g->jobs);
     int rc = map_put(e, &s->gateways, g->hash, g);
     if (rc) {
         free(g->name);
@@ -53,13 +54,11 @@ void gateway_free(struct sched *s, struct gateway *g)
 void gateway_gone(struct sched *s, struct gateway *g)
 {
     g->gone = false; /* jobs that are freed must not take it with them while this walks */
-    for (struct job *j = g->jobs, *next; j; j = next) {
-        next = j->gw_next;
+    list_each_safe (struct job, j, &g->jobs, of_gateway)
         if (j->state != JOB_ENDED)
             job_end(s, j, END_CANCELLED, 0, "the gateway has gone");
-    }
     g->gone = true;
-    if (!g->jobs)
+    if (list_empty(&g->jobs))
         gateway_free(s, g);
 }
 
@@ -95,18 +94,9 @@ static int fill(struct err *e, struct sched *s, struct job *j, const struct wire
         return rc;
     j->n_body = f->body.n;
     j->n_reply = f->reply.n;
-    return j->pub.deadline_ns ? heap_add(e, &s->deadlines, j) : 0;
-}
-
-static int add_fresh(struct err *e, struct sched *s, struct job *j)
-{
-    if (j->fresh_at)
-        return 0;
-    int rc = vec_reserve(e, &s->fresh, &s->size_fresh, (size_t)s->n_fresh + 1, sizeof(struct job *), "requests");
-    if (rc)
-        return rc;
-    s->fresh[s->n_fresh++] = j;
-    j->fresh_at = s->n_fresh;
+    j->deadline.at_ns = j->pub.deadline_ns;
+    if (j->pub.deadline_ns)
+        s->deadlines = loop_heap_add(s->deadlines, &j->deadline);
     return 0;
 }
 
@@ -159,37 +149,38 @@ static int again(struct err *e, struct sched *s, struct job *j, const struct wir
         emit(s, &d);
         return 0;
     }
-    int rc = job_take_out(e, j, f->n_out, f->out, f->n_out_id);
-    return rc ? rc : add_fresh(e, s, j);
+    if (list_empty(&j->fresh))
+        list_push_back(&s->fresh, &j->fresh);
+    return job_take_out(e, j, f->n_out, f->out, f->n_out_id);
 }
 
 /* A worker brought it with its join, now its gateway asks for it. */
 static int claim(struct err *e, struct sched *s, struct job *j, const struct wire_submit *f)
 {
-    job_hold(s, j, false);
+    list_remove(&j->held);
     int rc = fill(e, s, j, f);
     if (rc)
         return rc;
     j->unasked = false;
     s->submitted++;
     s->n_running++;
-    return add_fresh(e, s, j);
+    list_push_back(&s->fresh, &j->fresh);
+    return 0;
 }
 
 static int admit(struct err *e, struct sched *s, struct job *j, const struct wire_submit *f)
 {
     int rc = fill(e, s, j, f);
-    rc = rc ? rc : add_fresh(e, s, j);
     if (rc) {
-        heap_drop(&s->deadlines, j);
         job_free(s, j);
         return rc;
     }
+    list_push_back(&s->fresh, &j->fresh);
     s->submitted++;
     if (f->again) {
         j->attempt = f->attempt ? f->attempt : 1;
         job_set(s, j, JOB_HELD);
-        job_hold(s, j, true);
+        list_push_back(&s->held, &j->held);
         return 0;
     }
     if (refuse_never(s, j))
@@ -233,13 +224,9 @@ void cancel_event(struct sched *s, const struct wire_cancel *f)
 
 void submit_acks(struct sched *s)
 {
-    uint32_t before = 0;
-    for (size_t i = 0; i < s->n_fresh; i++) {
-        struct job *j = s->fresh[i];
-        if (!j)
-            continue;
-        j->fresh_at = 0;
-        before = j->state == JOB_QUEUED ? (uint32_t)(s->queued.n - 1) : 0;
+    list_each_safe (struct job, j, &s->fresh, fresh) {
+        list_remove(&j->fresh);
+        uint32_t before = j->state == JOB_QUEUED ? (uint32_t)(s->queued.n - 1) : 0;
         struct wire_frame f = {.kind = WIRE_ACK};
         f.ack = (struct wire_ack){.at_ns = s->now_ns,
                                   .to = wire_str_of(j->gw->name),
@@ -249,7 +236,6 @@ void submit_acks(struct sched *s)
                                   .eta_ns = j->eta_ns};
         emit(s, &f);
     }
-    s->n_fresh = 0;
 }
 
 static void recheck(struct sched *s)
@@ -265,11 +251,10 @@ void submit_timers(struct sched *s)
 {
     if (s->recheck)
         recheck(s);
-    while (s->deadlines.n && s->deadlines.v[0]->pub.deadline_ns <= s->now_ns)
-        job_end(s, s->deadlines.v[0], END_EXPIRED, 0, "its deadline has passed");
-    while (s->held_first && s->held_first->pub.since_ns + s->grace_ns <= s->now_ns) {
-        struct job *j = s->held_first;
-        job_hold(s, j, false);
+    for (struct job *j; (j = deadline_first(s)) && j->pub.deadline_ns <= s->now_ns;)
+        job_end(s, j, END_EXPIRED, 0, "its deadline has passed");
+    for (struct job *j; (j = held_first(s)) && j->pub.since_ns + s->grace_ns <= s->now_ns;) {
+        list_remove(&j->held);
         if (j->unasked) {
             job_end(s, j, END_CANCELLED, 0, "");
         } else {

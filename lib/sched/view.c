@@ -8,6 +8,9 @@ static struct sched *of(const struct sched_view *v)
     return (struct sched *)(uintptr_t)v; /* the view is the machine's first member */
 }
 
+const char *const sched_role_names[4] = {"", "prefill", "decode", "both"};
+const char *const sched_phase_names[3] = {"prefill", "decode", "whole"};
+
 uint64_t sched_view_now(const struct sched_view *v)
 {
     return of(v)->now_ns;
@@ -52,25 +55,28 @@ uint64_t sched_waiting_tokens(const struct sched_view *v)
     return of(v)->queued.tokens;
 }
 
-uint32_t sched_n_fresh(const struct sched_view *v)
+const struct sched_job *sched_fresh(const struct sched_view *v, const struct sched_job *before)
 {
-    return (uint32_t)of(v)->n_fresh;
-}
-
-const struct sched_job *sched_fresh_at(const struct sched_view *v, uint32_t i)
-{
-    const struct job *j = of(v)->fresh[i];
-    return j && j->state == JOB_QUEUED ? &j->pub : NULL;
+    const struct list *head = &of(v)->fresh, *n = before ? &job_of(before)->fresh : head;
+    while ((n = n->next) != head) {
+        const struct job *j = list_entry(n, struct job, fresh);
+        if (j->state == JOB_QUEUED)
+            return &j->pub;
+    }
+    return NULL;
 }
 
 const struct sched_job *sched_running(const struct sched_view *v, const struct sched_worker *w,
                                       const struct sched_job *before)
 {
     (void)v;
-    struct run *r = before ? job_of(before)->cur->w_next : worker_of(w)->first_run;
-    while (r && (!r->current || r->j->unasked))
-        r = r->w_next;
-    return r ? &r->j->pub : NULL;
+    const struct list *head = &worker_of(w)->runs, *n = before ? &job_of(before)->cur->of_worker : head;
+    while ((n = n->next) != head) {
+        const struct run *r = list_entry(n, struct run, of_worker);
+        if (r->current && !r->j->unasked)
+            return &r->j->pub;
+    }
+    return NULL;
 }
 
 int32_t sched_priority_last(const struct sched_view *v)
@@ -81,38 +87,6 @@ int32_t sched_priority_last(const struct sched_view *v)
 uint32_t sched_n_store(const struct sched_view *v)
 {
     return of(v)->n_store;
-}
-
-static bool holds(const struct sched *s, const struct job *j, uint32_t block, uint32_t store)
-{
-    const struct block *b = index_get(&s->index, j->digests + (size_t)block * 32);
-    return b && b->stores[store / 64] >> store % 64 & 1;
-}
-
-/* Stores evict leaves before parents, so what one holds of a chain is its front: a search by halves. */
-static uint32_t front(const struct sched *s, const struct job *j, uint32_t store)
-{
-    uint32_t lo = 0, hi = 1; /* blocks before lo are held */
-    while (hi <= j->pub.n_block && holds(s, j, hi - 1, store)) {
-        lo = hi;
-        hi *= 2;
-    }
-    hi = hi <= j->pub.n_block ? hi : j->pub.n_block + 1; /* block hi - 1 is not held */
-    while (lo + 1 < hi) {
-        uint32_t mid = lo + (hi - lo) / 2;
-        if (holds(s, j, mid - 1, store))
-            lo = mid;
-        else
-            hi = mid;
-    }
-    uint32_t n = lo * KV_BLOCK;
-    return n < j->pub.n_prompt ? n : j->pub.n_prompt - 1;
-}
-
-uint32_t sched_hit(const struct sched_view *v, const struct sched_job *p, int store)
-{
-    const struct job *j = job_of(p);
-    return store < 0 || !p->n_block || !holds(of(v), j, 0, (uint32_t)store) ? 0 : front(of(v), j, (uint32_t)store);
 }
 
 #define WORDS (SCHED_STORES_MAX / 64)
@@ -159,6 +133,19 @@ void sched_hits(const struct sched_view *v, const struct sched_job *p, uint32_t 
     const struct block *b = p->n_block ? index_get(&s->index, j->digests) : NULL;
     if (b)
         narrow(s, j, out, n, 1, p->n_block + 1, b->stores);
+}
+
+/* Of one store; -1: none. */
+static uint32_t hit(const struct sched *s, const struct job *j, int store)
+{
+    uint32_t out[SCHED_STORES_MAX] = {0};
+    uint64_t set[WORDS] = {0};
+    const struct block *b = j->pub.n_block && store >= 0 ? index_get(&s->index, j->digests) : NULL;
+    if (!b)
+        return 0;
+    set[store / 64] = b->stores[store / 64] & (uint64_t)1 << store % 64;
+    narrow(s, j, out, s->n_store, 1, j->pub.n_block + 1, set);
+    return out[store];
 }
 
 uint64_t sched_need(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
@@ -210,7 +197,7 @@ bool sched_place(struct sched_view *v, const struct sched_job *p, const struct s
     r->chunk = phase == SCHED_ON_PREFILL ? 0 : chunk ? chunk : pw->chunk;
     r->current = true;
     if (phase != SCHED_ON_DECODE) {
-        r->cached = sched_hit(v, p, pw->store);
+        r->cached = hit(s, j, pw->store);
         r->n_new = p->n_prompt + p->n_out - r->cached;
         run_progress(r, (uint64_t)sched_prefill_ns(pw, r->n_new, r->cached));
     }
@@ -250,7 +237,6 @@ bool sched_set_role(struct sched_view *v, const struct sched_worker *pw, enum sc
     if (w->pub.role == role)
         return false;
     w->pub.role = role;
-    w->pub.role_since_ns = s->now_ns;
     worker_control(s, w, "role", NULL);
     return true;
 }

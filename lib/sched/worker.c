@@ -39,7 +39,7 @@ int worker_new(struct err *e, struct worker **out, struct sched *s, struct wire_
     w->pub.name = w->name;
     w->pub.number = (uint32_t)++s->next_worker;
     w->pub.store = -1;
-    w->pub.role_since_ns = s->now_ns;
+    list_init(&w->runs);
     int rc = add_to_array(e, s, w);
     if (!rc) {
         rc = map_put(e, &s->workers, w->hash, w);
@@ -59,14 +59,14 @@ void worker_gone(struct sched *s, struct worker *w)
 {
     if (w->pub.draining)
         s->drained[s->drained_at++ % DRAINED_MAX] = w->inc;
-    while (w->first_run) {
-        struct run *r = w->first_run;
+    while (!list_empty(&w->runs)) {
+        struct run *r = list_entry(w->runs.next, struct run, of_worker);
         struct job *j = r->j;
         bool current = r->current;
         run_close(s, r);
         if (current)
             job_requeue(s, j, true);
-        else if (j->state == JOB_ENDED && !j->runs)
+        else if (j->state == JOB_ENDED && list_empty(&j->runs))
             job_free(s, j);
     }
     map_drop(&s->workers, w->hash, w);
@@ -88,7 +88,6 @@ void worker_refuse(struct sched *s, struct wire_str name, const char *text)
 
 void worker_control(struct sched *s, const struct worker *w, const char *what, const struct run *r)
 {
-    static const char *const roles[] = {"", "prefill", "decode", "both"};
     struct wire_frame f = {.kind = WIRE_CONTROL};
     f.control = (struct wire_control){.at_ns = s->now_ns, .to = wire_str_of(w->name), .what = wire_str_of(what)};
     if (r) {
@@ -97,7 +96,7 @@ void worker_control(struct sched *s, const struct worker *w, const char *what, c
         f.control.order = r->order;
         f.control.attempt = r->attempt;
     } else {
-        f.control.role = wire_str_of(roles[w->pub.role]);
+        f.control.role = wire_str_of(sched_role_names[w->pub.role]);
     }
     emit(s, &f);
 }
@@ -112,8 +111,6 @@ void worker_drain(struct sched *s, struct worker *w, bool on)
 }
 
 /* ---- orders ---- */
-
-static const char *const phases[] = {"prefill", "decode", "whole"};
 
 /* Room is counted down by what was sent: a worker's capacity says which orders it counts already. */
 static void take_room(struct worker *w, const struct run *r)
@@ -136,7 +133,7 @@ void worker_send(struct sched *s, struct run *r)
                                   .gw = wire_str_of(j->gw->name),
                                   .job = j->pub.job,
                                   .attempt = r->attempt,
-                                  .phase = wire_str_of(phases[r->phase]),
+                                  .phase = wire_str_of(sched_phase_names[r->phase]),
                                   .n_prompt = j->pub.n_prompt,
                                   .max_tokens = j->pub.max_tokens,
                                   .cached = r->cached,
@@ -186,8 +183,12 @@ int capacity_event(struct sched *s, const struct wire_capacity *f)
     w->pub.seqs = w->full ? 0 : w->seqs;
     w->pub.tokens = f->tokens;
     w->pub.blocks = f->blocks < w->pub.blocks_all ? f->blocks : w->pub.blocks_all;
-    for (const struct run *r = w->last_run; r && r->n > f->orders; r = r->w_prev)
-        take_room(w, r); /* an order that was not there yet; those of the join, with number 0, come first */
+    for (struct list *n = w->runs.prev; n != &w->runs; n = n->prev) { /* those of the join, with number 0, come first */
+        const struct run *r = list_entry(n, struct run, of_worker);
+        if (r->n <= f->orders)
+            break;
+        take_room(w, r); /* the worker did not have this order yet */
+    }
     take_steps(s, w, f);
     if (f->drain)
         worker_drain(s, w, true);

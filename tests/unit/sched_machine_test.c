@@ -16,6 +16,7 @@
 
 #include "base/time.h"
 #include "sched/sched.h"
+#include "unit/sched_check.h"
 
 #define N_WORKER 6
 #define N_JOB 6000

@@ -14,6 +14,7 @@
 
 #include "base/time.h"
 #include "sched/sched.h"
+#include "unit/sched_check.h"
 
 #define MS NS_MS
 #define POOL 75

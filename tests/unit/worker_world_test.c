@@ -21,6 +21,7 @@
 #include "link/worker.h"
 #include "sched/policy.h"
 #include "sched/sched.h"
+#include "unit/sched_check.h"
 #include "unit/session_fake.h"
 
 #define OK(call)                                                                                                       \

@@ -1,59 +1,7 @@
-/* The accounting, kept and counted anew. */
+/* The accounting of a scheduler, counted again from all that it keeps. */
+#include "unit/sched_check.h"
+
 #include "sched/machine.h"
-
-#include <stdlib.h>
-#include <string.h>
-
-void times_add(struct times *t, uint64_t ns)
-{
-    t->ns[t->at] = ns;
-    t->at = (t->at + 1) % TIMES;
-    t->n += t->n < TIMES;
-}
-
-static int by_time(const void *a, const void *b)
-{
-    const uint64_t *x = a, *y = b;
-    return (*x > *y) - (*x < *y);
-}
-
-/* By nearest rank. */
-static void percentiles(uint64_t *p50, uint64_t *p99, const struct times *t)
-{
-    uint64_t v[TIMES];
-    *p50 = *p99 = 0;
-    if (!t->n)
-        return;
-    memcpy(v, t->ns, t->n * sizeof *v);
-    qsort(v, t->n, sizeof *v, by_time);
-    *p50 = v[(t->n + 1) / 2 - 1];
-    *p99 = v[(t->n * 99 + 99) / 100 - 1];
-}
-
-void sched_stat(const struct sched *s, struct wire_stat *out)
-{
-    *out = (struct wire_stat){.at_ns = s->now_ns,
-                              .submitted = s->submitted,
-                              .running = s->n_running,
-                              .waiting = s->n_waiting,
-                              .stop = s->ended[END_STOP],
-                              .length = s->ended[END_LENGTH],
-                              .cancelled = s->ended[END_CANCELLED],
-                              .expired = s->ended[END_EXPIRED],
-                              .error = s->ended[END_ERROR],
-                              .refused = s->ended[END_REFUSED],
-                              .retried = s->retried,
-                              .preempted = s->preempted,
-                              .stale = s->stale,
-                              .placed = s->placed,
-                              .workers = s->n_worker,
-                              .gateways = s->n_gateway,
-                              .stores = s->n_store,
-                              .tombs = (uint32_t)s->n_ended,
-                              .policy = wire_str_of(s->policy->name)};
-    percentiles(&out->ttft_p50_ns, &out->ttft_p99_ns, &s->ttft);
-    percentiles(&out->itl_p50_ns, &out->itl_p99_ns, &s->itl);
-}
 
 struct census {
     uint64_t state[JOB_ENDED + 1], unasked, runs, deadlines, held;
@@ -63,10 +11,10 @@ static const char *look_at_job(const struct job *j, struct census *c)
 {
     c->state[j->state]++;
     c->unasked += j->unasked && j->state == JOB_RUNNING;
-    c->deadlines += j->heap_at != 0;
-    c->held += j->held;
+    c->deadlines += j->deadline.at_ns != 0;
+    c->held += !list_empty(&j->held);
     const struct run *cur = NULL;
-    for (const struct run *r = j->runs; r; r = r->next) {
+    list_each (struct run, r, &j->runs, of_job) {
         c->runs++;
         if (r->j != j)
             return "a try belongs to another request";
@@ -82,7 +30,7 @@ static const char *look_at_job(const struct job *j, struct census *c)
         return "the current try is not the one marked";
     if ((j->state == JOB_RUNNING) != (cur != NULL))
         return "running and having a try are not the same";
-    if (j->state == JOB_ENDED && !j->runs)
+    if (j->state == JOB_ENDED && list_empty(&j->runs))
         return "a tombstone that nobody waits for";
     return NULL;
 }
@@ -91,16 +39,16 @@ static const char *look_at_worker(const struct worker *w, uint64_t *n)
 {
     uint64_t context = 0, left = 0;
     uint32_t runs = 0, kind[3] = {0};
-    for (const struct run *r = w->first_run; r; r = r->w_next) {
+    list_each (struct run, r, &w->runs, of_worker) {
         runs++;
         kind[r->phase]++;
         left += r->est_ns;
         context += r->phase != SCHED_ON_PREFILL ? r->context : 0;
-        if (r->w != w || (r->w_next && r->w_next->w_prev != r))
+        if (r->w != w || r->of_worker.next->prev != &r->of_worker)
             return "the list of a worker's orders is broken";
     }
     *n += runs;
-    if (runs != w->n_run || kind[0] != w->pub.n_prefill || kind[1] != w->pub.n_decode || kind[2] != w->pub.n_whole)
+    if (kind[0] != w->pub.n_prefill || kind[1] != w->pub.n_decode || kind[2] != w->pub.n_whole)
         return "a worker's orders are miscounted";
     if (context != w->pub.context || left != w->pub.prefill_left_ns)
         return "a worker's load is miscounted";
@@ -122,11 +70,19 @@ static const char *look_at_queue(const struct queue *q)
     return n != q->n || tokens != q->tokens ? "a queue is miscounted" : NULL;
 }
 
+static uint64_t n_deadline(const struct loop_timer *t)
+{
+    uint64_t n = 0;
+    for (; t; t = t->next)
+        n += 1 + n_deadline(t->child);
+    return n;
+}
+
 int sched_check(struct err *e, const struct sched *s)
 {
     struct census c = {0};
     const char *bad = NULL;
-    uint64_t n_run = 0, ended = 0;
+    uint64_t n_run = 0, ended = 0, held = 0;
     for (size_t i = 0; s->jobs.slot && i <= s->jobs.mask && !bad; i++)
         if (s->jobs.slot[i].p)
             bad = look_at_job(s->jobs.slot[i].p, &c);
@@ -144,7 +100,11 @@ int sched_check(struct err *e, const struct sched *s)
         bad = "running is miscounted";
     if (!bad && s->n_ended != c.state[JOB_ENDED])
         bad = "tombstones are miscounted";
-    if (!bad && s->deadlines.n != c.deadlines)
+    for (const struct list *n = s->held.next; n != &s->held; n = n->next)
+        held++;
+    if (!bad && held != c.held)
+        bad = "those that wait for the other side are miscounted";
+    if (!bad && n_deadline(s->deadlines) != c.deadlines)
         bad = "deadlines are miscounted";
     for (int i = 0; i < END_N; i++)
         ended += s->ended[i];
