@@ -95,7 +95,7 @@ int worker_link_open(struct err *e, struct worker_link **out, const struct worke
     if (!w)
         return err_nomem(e, "a worker", sizeof *w);
     pthread_mutex_init(&w->lock, NULL);
-    list_init(&w->told);
+    list_init(&w->order_events);
     list_init(&w->reports);
     list_init(&w->outlets);
     w->lost_ns = time_now_ns();
@@ -113,15 +113,15 @@ int worker_link_open(struct err *e, struct worker_link **out, const struct worke
 
 static void free_lists(struct worker_link *w)
 {
-    struct worker_told *t;
+    struct worker_event ev;
+    while (worker_link_take(w, &ev))
+        worker_order_release(ev.assigned);
     for (uint32_t i = 0; i < WORKER_BUCKETS; i++)
         while (w->order[i])
             order_gone(w, w->order[i]);
     outlet_free_all(w);
     list_for_each_safe (n, &w->reports)
         free(list_entry(n, struct message, node));
-    while ((t = worker_link_take(w)))
-        worker_told_free(t);
 }
 
 void worker_link_close(struct worker_link *w)

@@ -66,25 +66,26 @@ struct worker_room {
 void worker_link_room(struct worker_link *w, const struct worker_room *r);
 void worker_link_drain(struct worker_link *w, bool on); /* on: asks the scheduler for no more orders */
 
-enum worker_told_what {
-    TOLD_ORDER = 1,
-    TOLD_CANCEL,  /* order: it is to be ended; the report `cancelled` is due */
-    TOLD_PREEMPT, /* order: its slots are to be given back; the report `preempted` is due */
-    TOLD_DRAIN,   /* no order follows; the worker may end when it is idle, if it was asked to. Also the scheduler's
-                     response to worker_link_drain */
-    TOLD_RESUME,
-    TOLD_ROLE, /* role */
+enum worker_event_type {
+    WORKER_EV_ASSIGNED = 1, /* a new order */
+    WORKER_EV_PREEMPT,      /* order: its slots are to be released; the report `preempted` is due */
+    WORKER_EV_CANCEL,       /* order: it is to be ended; the report `cancelled` is due */
+    WORKER_EV_DRAIN,        /* no order follows; the worker may end when it is idle, if it was asked to. Also the
+                               scheduler's response to worker_link_drain */
+    WORKER_EV_RESUME,
 };
-struct worker_told {
-    enum worker_told_what what;
+struct worker_event {
+    enum worker_event_type type;
     uint64_t order;
-    const struct wire_order *o; /* TOLD_ORDER: everything in it lives as long as this */
-    char role[WIRE_NAME_BYTES_MAX + 1];
+    /* WORKER_EV_ASSIGNED: the order, which is valid until worker_order_release, also after worker_link_close. Of other
+     * events NULL. */
+    const struct wire_order *assigned;
 };
-/* The next thing; NULL: nothing. Freed by worker_told_free, for an order after it was closed or before. */
-struct worker_told *worker_link_take(struct worker_link *w);
-void worker_told_free(struct worker_told *t);
-int worker_link_fd(const struct worker_link *w); /* readable while there is something to take */
+/* The next event; false: there is none. Events of one order come in the order of their types. After the order was
+ * closed no event of it follows. */
+bool worker_link_take(struct worker_link *w, struct worker_event *ev);
+void worker_order_release(const struct wire_order *o); /* before or after the order is closed; NULL is allowed */
+int worker_link_fd(const struct worker_link *w);       /* readable while there is an event to take */
 
 /*
  * Queues a frame (out, end) for the gateway of an open order. The link sets its seq: the job of the order. n_out:

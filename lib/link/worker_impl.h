@@ -19,17 +19,12 @@
 #define WORKER_OUTLETS 1024 /* gateways at once */
 #define WORKER_PHASE_BYTES 16
 
-/* An event for the caller. */
-struct told {
-    struct worker_told pub; /* first */
-    struct list node;
-};
-
 /* One attempt of a request, from the time its order is received until the scheduler has acknowledged the report that
- * closes it. bytes, mem and f are the caller's from worker_link_take to worker_told_free. */
+ * closes it. bytes, mem and f are the caller's from worker_link_take to worker_order_release. */
 struct order {
-    struct told told; /* first */
-    uint8_t *bytes;   /* of f */
+    struct list event_node; /* of worker_link.order_events, while there are events */
+    uint32_t events;        /* to be taken: a bit 1 << enum worker_event_type each */
+    uint8_t *bytes;         /* of f */
     struct wire_arena *mem;
     struct wire_frame f;
     uint32_t n_join; /* the join that it came after */
@@ -48,7 +43,8 @@ struct order {
     const char *fail_text;
 };
 
-/* A frame for a gateway or a report for the scheduler, encoded; kept until its receiver has acknowledged it. */
+/* A frame in a send queue (to a gateway, or a report to the scheduler), encoded; kept until its receiver has
+ * acknowledged it, and sent again after a reconnect. One a frame, not one an answer. */
 struct message {
     struct list node;
     struct order *order;
@@ -90,8 +86,9 @@ struct worker_link {
     uint64_t join;             /* number of the join on this connection; 0: not sent */
     uint32_t n_join;
     uint64_t n_taken, n_counted; /* orders since the join: taken by the caller; counted in its room */
-    bool drain, draining;        /* drain: wished. draining: told */
+    bool drain, draining;        /* drain: the caller asked for it. draining: the scheduler said so last */
     bool drain_received;         /* on this connection */
+    uint32_t events;             /* of draining, to be taken: as in struct order */
 
     struct worker_room room;
     struct wire_capacity capacity; /* that was sent last on this connection */
@@ -99,7 +96,7 @@ struct worker_link {
 
     struct order *order[WORKER_BUCKETS];
     uint32_t n_order;
-    struct list told, reports, outlets;
+    struct list order_events, reports, outlets;
     uint64_t queued; /* bytes of all outlets */
     uint32_t n_outlet;
 };
@@ -112,10 +109,11 @@ void order_frame(struct worker_link *w, const struct wire_order *f, const struct
 void control_frame(struct worker_link *w, const struct wire_control *f);
 void order_fail(struct worker_link *w, struct order *o, int code, const char *text); /* cancels it. text: constant */
 void order_gone(struct worker_link *w, struct order *o); /* the scheduler no longer knows it */
+void order_closed(struct order *o); /* its closing report is queued: the caller gets no more events of it */
 void order_unref(struct order *o);
 int message_new(struct err *e, struct message **out, struct order *o, const struct wire_frame *f);
 void order_leases(struct worker_link *w, uint64_t now_ns);
-void order_tell(struct worker_link *w, enum worker_told_what what, uint64_t order, struct wire_str role);
+void set_draining(struct worker_link *w, bool on); /* with an event, if it changes */
 
 /* ---- worker_report.c ---- */
 

@@ -44,49 +44,85 @@ static void str_to(char *out, size_t size, struct wire_str s)
 
 /* ---- events ---- */
 
-static void put_told(struct worker_link *w, struct told *t)
+static void wake_caller(const struct worker_link *w)
 {
-    list_push_back(&w->told, &t->node);
     uint64_t one = 1;
     (void)!write(w->fd, &one, sizeof one);
 }
 
-void order_tell(struct worker_link *w, enum worker_told_what what, uint64_t order, struct wire_str role)
+static void order_event(struct worker_link *w, struct order *o, enum worker_event_type type)
 {
-    struct told *t = calloc(1, sizeof *t);
-    if (!t) /* a cancel that is lost costs work, no more: its tokens and reports are dropped */
-        return;
-    t->pub.what = what;
-    t->pub.order = order;
-    str_to(t->pub.role, sizeof t->pub.role, role);
-    put_told(w, t);
+    if (!o->events)
+        list_push_back(&w->order_events, &o->event_node);
+    o->events |= 1u << type;
+    wake_caller(w);
 }
 
-void worker_told_free(struct worker_told *p)
+void order_closed(struct order *o)
 {
-    if (!p || p->what != TOLD_ORDER) {
-        free(p); /* the first member of its struct told */
-        return;
-    }
-    struct order *o = (struct order *)p; /* the first member of its struct order */
-    wire_arena_free(o->mem);
-    free(o->bytes);
-    order_unref(o);
+    o->closed = true;
+    o->events &= 1u << WORKER_EV_ASSIGNED; /* which the caller has to release */
+    if (!o->events)
+        list_remove(&o->event_node);
 }
 
-struct worker_told *worker_link_take(struct worker_link *w)
+void set_draining(struct worker_link *w, bool on)
+{
+    if (w->draining == on)
+        return;
+    w->draining = on;
+    w->events |= 1u << (on ? WORKER_EV_DRAIN : WORKER_EV_RESUME);
+    wake_caller(w);
+}
+
+static bool take_order_event(struct worker_link *w, struct worker_event *ev)
+{
+    if (list_empty(&w->order_events))
+        return false;
+    struct order *o = list_entry(w->order_events.next, struct order, event_node);
+    enum worker_event_type type = WORKER_EV_ASSIGNED;
+    while (!(o->events & 1u << type))
+        type++;
+    bool assigned = type == WORKER_EV_ASSIGNED;
+    *ev = (struct worker_event){type, o->id, assigned ? &o->f.order : NULL};
+    w->n_taken += assigned && o->n_join == w->n_join;
+    o->events &= ~(1u << type);
+    if (!o->events)
+        list_remove(&o->event_node);
+    return true;
+}
+
+/* After those of all orders, since no order follows a drain. If both are due, the present state is the last one. */
+static bool take_drain_event(struct worker_link *w, struct worker_event *ev)
+{
+    enum worker_event_type now = w->draining ? WORKER_EV_DRAIN : WORKER_EV_RESUME;
+    if (!w->events)
+        return false;
+    *ev = (struct worker_event){.type = w->events == 1u << now ? now : WORKER_EV_DRAIN + WORKER_EV_RESUME - now};
+    w->events &= ~(1u << ev->type);
+    return true;
+}
+
+bool worker_link_take(struct worker_link *w, struct worker_event *ev)
 {
     pthread_mutex_lock(&w->lock);
-    struct list *n = list_pop_front(&w->told);
-    struct told *t = n ? list_entry(n, struct told, node) : NULL;
-    if (t)
-        w->n_taken += t->pub.what == TOLD_ORDER && ((struct order *)t)->n_join == w->n_join;
-    if (list_empty(&w->told)) {
+    bool any = take_order_event(w, ev) || take_drain_event(w, ev);
+    if (list_empty(&w->order_events) && !w->events) {
         uint64_t count;
         (void)!read(w->fd, &count, sizeof count);
     }
     pthread_mutex_unlock(&w->lock);
-    return t ? &t->pub : NULL;
+    return any;
+}
+
+void worker_order_release(const struct wire_order *f)
+{
+    if (!f)
+        return;
+    struct order *o = list_entry((uintptr_t)f, struct order, f.order);
+    wire_arena_free(o->mem);
+    free(o->bytes);
+    order_unref(o);
 }
 
 void worker_link_room(struct worker_link *w, const struct worker_room *r)
@@ -106,6 +142,7 @@ static struct order *order_new(struct worker_link *w, const struct wire_order *f
     struct order *o = calloc(1, sizeof *o);
     if (!o)
         return NULL;
+    list_init(&o->event_node);
     atomic_init(&o->n_ref, 1);
     o->n_join = w->n_join;
     o->id = f->order;
@@ -166,9 +203,8 @@ void order_frame(struct worker_link *w, const struct wire_order *f, const struct
         return;
     }
     o->outlet->n_order++;
-    o->told.pub = (struct worker_told){.what = TOLD_ORDER, .order = o->id, .o = &o->f.order};
     atomic_fetch_add(&o->n_ref, 1);
-    put_told(w, &o->told);
+    order_event(w, o, WORKER_EV_ASSIGNED);
 }
 
 void order_unref(struct order *o)
@@ -198,7 +234,7 @@ static void order_cancel(struct worker_link *w, struct order *o)
     if (o->outlet)
         o->outlet->sweep = true;
     if (!o->closed)
-        order_tell(w, TOLD_CANCEL, o->id, (struct wire_str){0});
+        order_event(w, o, WORKER_EV_CANCEL);
 }
 
 void order_fail(struct worker_link *w, struct order *o, int code, const char *text)
@@ -243,16 +279,7 @@ static void preempt(struct worker_link *w, struct order *o)
     if (o->preempted || o->cancelled || o->closed)
         return;
     o->preempted = true;
-    order_tell(w, TOLD_PREEMPT, o->id, (struct wire_str){0});
-}
-
-static void set_draining(struct worker_link *w, bool on)
-{
-    w->drain_received = on;
-    if (w->draining == on)
-        return;
-    w->draining = on;
-    order_tell(w, on ? TOLD_DRAIN : TOLD_RESUME, 0, (struct wire_str){0});
+    order_event(w, o, WORKER_EV_PREEMPT);
 }
 
 /* A control of an order that is not in the table comes late: the report that closed the order has been acknowledged or
@@ -265,9 +292,9 @@ void control_frame(struct worker_link *w, const struct wire_control *f)
     } else if (str_is(f->what, "preempt") && o) {
         preempt(w, o);
     } else if (str_is(f->what, "drain") || str_is(f->what, "resume")) {
-        set_draining(w, str_is(f->what, "drain"));
-    } else if (str_is(f->what, "role") && !str_is(f->role, w->role)) {
-        str_to(w->role, sizeof w->role, f->role);
-        order_tell(w, TOLD_ROLE, 0, f->role);
+        w->drain_received = str_is(f->what, "drain");
+        set_draining(w, w->drain_received);
+    } else if (str_is(f->what, "role")) {
+        str_to(w->role, sizeof w->role, f->role); /* for the next join */
     }
 }

@@ -87,7 +87,8 @@ int report_add(struct err *e, struct worker_link *w, struct order *o, const stru
     m->closes = word >= ENDED || (word == PREFILLED && !strcmp(o->phase, "prefill"));
     if (m->progress)
         drop_older(w, o);
-    o->closed = m->closes;
+    if (m->closes)
+        order_closed(o);
     list_push_back(&w->reports, &m->node);
     return 0;
 }

@@ -99,10 +99,8 @@ static void joined(struct worker_link *w)
 {
     w->state = WORKER_JOINED;
     w->why = (struct err){0};
-    if (!w->draining || w->drain_received || w->drain)
-        return;
-    w->draining = false;
-    order_tell(w, TOLD_RESUME, 0, (struct wire_str){0});
+    if (!w->drain_received && !w->drain)
+        set_draining(w, false);
 }
 
 static void down(struct worker_link *w)

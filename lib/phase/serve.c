@@ -64,31 +64,29 @@ static int join(struct err *e, struct serve *v)
     return worker_link_open(e, &v->link, &w);
 }
 
-/* ---- what it is told ---- */
+/* ---- events of the scheduler ---- */
 
-static int told(struct err *e, struct serve *v, struct worker_told *t)
+static int event(struct err *e, struct serve *v, const struct worker_event *ev)
 {
-    struct assignment *a = t->what == TOLD_CANCEL || t->what == TOLD_PREEMPT ? work_find(v, t->order) : NULL;
-    int rc = 0;
-    if (t->what == TOLD_ORDER) {
+    if (ev->type == WORKER_EV_ASSIGNED) {
         /* Until the room is reported the link counts the assignment, even if the room is what it was before. */
         v->room_ns = 0;
-        return work_take(e, v, t); /* which owns t now */
+        return work_take(e, v, ev->assigned);
     }
-    if (t->what == TOLD_DRAIN || t->what == TOLD_RESUME)
-        v->told_drain = t->what == TOLD_DRAIN;
-    if (a)
-        rc = work_stop(e, v, a, t->what == TOLD_CANCEL ? "cancelled" : "preempted");
-    worker_told_free(t);
-    return rc;
+    if (ev->type == WORKER_EV_DRAIN || ev->type == WORKER_EV_RESUME) {
+        v->sched_drains = ev->type == WORKER_EV_DRAIN;
+        return 0;
+    }
+    struct assignment *a = work_find(v, ev->order);
+    return a ? work_stop(e, v, a, ev->type == WORKER_EV_CANCEL ? "cancelled" : "preempted") : 0;
 }
 
-static int take_told(struct err *e, struct serve *v)
+static int take_events(struct err *e, struct serve *v)
 {
-    struct worker_told *t;
+    struct worker_event ev;
     int rc = 0;
-    while (!rc && (t = worker_link_take(v->link)))
-        rc = told(e, v, t);
+    while (!rc && worker_link_take(v->link, &ev))
+        rc = event(e, v, &ev);
     return rc;
 }
 
@@ -129,7 +127,7 @@ static void tell_room(struct serve *v)
 static bool nothing_comes(const struct serve *v, uint64_t now)
 {
     struct err why;
-    return v->told_drain || worker_link_state(v->link, &why) != WORKER_JOINED || now >= v->term_ns + TOLD_NS;
+    return v->sched_drains || worker_link_state(v->link, &why) != WORKER_JOINED || now >= v->term_ns + TOLD_NS;
 }
 
 /* Gateways have all, and the scheduler has been told, or has gone before: then it is no loss to it. */
@@ -207,7 +205,7 @@ static int take(struct err *e, struct runner *r, bool idle, bool *over)
         say_refused(v);
         wait_some(v);
     }
-    rc = take_told(e, v);
+    rc = take_events(e, v);
     rc = rc ? rc : hold_turn(e, v);
     return rc ? rc : slots_yield(e, v);
 }

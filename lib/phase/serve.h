@@ -27,9 +27,9 @@ struct handle {
 };
 
 struct assignment {
-    struct request q;         /* first */
-    struct worker_told *told; /* owned; told->o is what was assigned */
-    struct wire_arena *mem;   /* of tok, which also borrows from told */
+    struct request q;               /* first */
+    const struct wire_order *order; /* owned: worker_order_release */
+    struct wire_arena *mem;         /* of tok, which also borrows from order */
     struct wire_req tok;
 
     bool has_from; /* from is still to be taken */
@@ -73,7 +73,7 @@ struct serve {
 
     uint64_t term_ns;              /* when SIGTERM was seen */
     uint64_t done_ns;              /* after it: since when nothing is open and no gateway waits; 0: not yet */
-    bool told_drain;               /* the scheduler assigns nothing any more */
+    bool sched_drains;             /* the scheduler assigns nothing any more */
     bool refused;                  /* it takes no worker like this one; was said */
     uint64_t drain_ns;             /* when what runs is given up; 0: not draining */
     uint64_t n_preempted, said_ns; /* for want of slots; when it may be said again */
@@ -90,7 +90,7 @@ void serve_say(const struct serve *v, const char *fmt, ...) __attribute__((forma
 
 /* ---- serve_work.c: assignments come, and end in other ways than by their answer ---- */
 
-int work_take(struct err *e, struct serve *v, struct worker_told *t);
+int work_take(struct err *e, struct serve *v, const struct wire_order *o); /* owns o from here on */
 struct assignment *work_find(const struct serve *v, uint64_t order);
 void work_release(struct runner *r, struct request *q);
 int work_digests(struct err *e, struct assignment *a, int64_t n); /* of the first n blocks */

@@ -13,7 +13,7 @@ static bool is(struct wire_str s, const char *what)
 struct assignment *work_find(const struct serve *v, uint64_t order)
 {
     struct request *q = v->r.head;
-    while (q && (assignment_of(q)->told->order != order || q->state == REQUEST_CLOSED))
+    while (q && (assignment_of(q)->order->order != order || q->state == REQUEST_CLOSED))
         q = q->next;
     return q ? assignment_of(q) : NULL;
 }
@@ -23,7 +23,7 @@ void work_release(struct runner *r, struct request *q)
     struct assignment *a = assignment_of(q);
     hold_drop(serve_of(r), a);
     wire_arena_free(a->mem);
-    worker_told_free(a->told);
+    worker_order_release(a->order);
     free(a->digests);
     request_free(q, NULL);
 }
@@ -52,8 +52,8 @@ static int read_body(struct err *e, struct serve *v, struct assignment *a)
 {
     struct err *why = &a->q.err;
     struct wire_frame f;
-    const uint8_t *p = a->told->o->body.p;
-    size_t n = a->told->o->body.n;
+    const uint8_t *p = a->order->body.p;
+    size_t n = a->order->body.n;
     a->mem = wire_arena_new();
     if (!a->mem)
         return err_nomem(e, "a request", n);
@@ -81,7 +81,7 @@ static bool ids_known(const struct serve *v, const struct wire_order *w)
 /* The answer as far as it was delivered. *end: it had ended then already. */
 static int known_answer(struct err *e, struct serve *v, struct assignment *a, enum answer_end *end)
 {
-    const struct wire_order *w = a->told->o;
+    const struct wire_order *w = a->order;
     struct request *q = &a->q;
     const char *text;
     size_t n_text;
@@ -106,7 +106,7 @@ static int begin(struct err *e, struct serve *v, struct assignment *a, enum answ
         return rc;
     if (end != ANSWER_OPEN) /* only the news of its end was lost */
         return runner_end(e, &v->r, q, end);
-    const struct wire_order *o = a->told->o;
+    const struct wire_order *o = a->order;
     bool here = !o->from.n || is(o->from, v->store_name);
     a->has_from = is(o->phase, "decode") && handle_read(&a->from, o->handle) && here;
     if (a->has_from) {
@@ -116,18 +116,18 @@ static int begin(struct err *e, struct serve *v, struct assignment *a, enum answ
     return 0;
 }
 
-int work_take(struct err *e, struct serve *v, struct worker_told *t)
+int work_take(struct err *e, struct serve *v, const struct wire_order *o)
 {
     enum answer_end end = ANSWER_OPEN;
     struct assignment *a = calloc(1, sizeof *a);
     if (!a) {
-        worker_told_free(t);
+        worker_order_release(o);
         return err_nomem(e, "an assignment", sizeof *a);
     }
-    a->told = t;
-    a->q.priority = t->o->priority;
-    a->q.chunk = t->o->chunk;
-    a->q.hands_over = is(t->o->phase, "prefill");
+    a->order = o;
+    a->q.priority = o->priority;
+    a->q.chunk = o->chunk;
+    a->q.hands_over = is(o->phase, "prefill");
     int rc = read_body(e, v, a);
     if (!rc && !a->q.err.code)
         rc = known_answer(e, v, a, &end);

@@ -244,7 +244,7 @@ static int gateway(const char *url, char **arg)
 #define ORDERS_MAX 1024
 
 static struct task {
-    struct worker_told *told;
+    const struct wire_order *order;
     uint64_t end_ns;
 } task[ORDERS_MAX];
 static struct worker_link *worker;
@@ -254,7 +254,7 @@ static void report(const struct task *t, const char *what)
 {
     static uint32_t ids[65536];
     static const uint8_t handle[16] = {1};
-    const struct wire_order *o = t->told->o;
+    const struct wire_order *o = t->order;
     struct wire_report r = {.what = wire_str_of(what), .n_done = o->n_prompt, .n_out = o->n_out};
     uint32_t n = o->max_tokens < 65536 ? o->max_tokens : 65536;
     if (!strcmp(what, "prefilled")) {
@@ -270,41 +270,41 @@ static void report(const struct task *t, const char *what)
         ids[i] = i + 1;
     r.out = ids + o->n_out;
     r.n_out_id = r.n_out - o->n_out;
-    must(worker_link_report(&e, worker, t->told->order, &r));
+    must(worker_link_report(&e, worker, t->order->order, &r));
 }
 
 static void close_task(uint32_t i, const char *what)
 {
     report(&task[i], what);
-    worker_told_free(task[i].told);
+    worker_order_release(task[i].order);
     task[i] = task[--n_task];
 }
 
-static void take_told(struct worker_told *t, uint64_t prefill_ns, uint64_t token_ns)
+static void take_event(const struct worker_event *ev, uint64_t prefill_ns, uint64_t token_ns)
 {
-    if (t->what == TOLD_ORDER && n_task < ORDERS_MAX) {
-        const struct wire_order *o = t->o;
+    if (ev->type == WORKER_EV_ASSIGNED && n_task < ORDERS_MAX) {
+        const struct wire_order *o = ev->assigned;
         bool prefill = o->phase.n == 7 && !memcmp(o->phase.p, "prefill", 7);
         bool decode = o->phase.n == 6 && !memcmp(o->phase.p, "decode", 6);
         uint64_t ns = decode ? 0 : prefill_ns;
         if (!prefill)
             ns += token_ns * (o->max_tokens - o->n_out);
-        task[n_task++] = (struct task){t, time_now_ns() + ns};
+        task[n_task++] = (struct task){o, time_now_ns() + ns};
         return;
     }
-    for (uint32_t i = 0; i < n_task && (t->what == TOLD_CANCEL || t->what == TOLD_PREEMPT); i++)
-        if (task[i].told->order == t->order) {
-            close_task(i, t->what == TOLD_CANCEL ? "cancelled" : "preempted");
+    for (uint32_t i = 0; i < n_task && (ev->type == WORKER_EV_CANCEL || ev->type == WORKER_EV_PREEMPT); i++)
+        if (task[i].order->order == ev->order) {
+            close_task(i, ev->type == WORKER_EV_CANCEL ? "cancelled" : "preempted");
             break;
         }
-    worker_told_free(t);
+    worker_order_release(ev->assigned);
 }
 
 static void finish_some(void)
 {
     uint64_t now = time_now_ns();
     for (uint32_t i = n_task; i-- > 0;) {
-        const struct wire_order *o = task[i].told->o;
+        const struct wire_order *o = task[i].order;
         bool prefill = o->phase.n == 7 && !memcmp(o->phase.p, "prefill", 7);
         if (task[i].end_ns <= now)
             close_task(i, prefill && o->max_tokens > 1 ? "prefilled" : "ended");
@@ -326,9 +326,9 @@ static void work(const char *url, char **arg)
                                        .chunk = 512};
     must(worker_link_open(&e, &worker, &o));
     for (uint32_t before = UINT32_MAX;;) {
-        struct worker_told *t;
-        while ((t = worker_link_take(worker)))
-            take_told(t, prefill_ns, token_ns);
+        struct worker_event ev;
+        while (worker_link_take(worker, &ev))
+            take_event(&ev, prefill_ns, token_ns);
         finish_some();
         if (n_task != before) {
             uint32_t left = n_task < seqs ? seqs - n_task : 0;

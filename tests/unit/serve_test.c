@@ -163,17 +163,17 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
 /* ---- in place of lib/link/worker.c ---- */
 
-struct told_item {
-    struct worker_told t; /* first */
-    struct wire_order o;
+struct queued_event {
+    struct wire_order o; /* first */
+    struct worker_event ev;
     uint32_t ids[TOKENS_MAX];
     uint8_t handle[WIRE_HANDLE_BYTES_MAX];
-    struct told_item *next;
+    struct queued_event *next;
 };
 
 struct worker_link {
     char role[16];
-    struct told_item *first, **last;
+    struct queued_event *first, **last;
     int fd;
     bool drains, gone;
     struct worker_room room;
@@ -216,12 +216,12 @@ void worker_link_room(struct worker_link *w, const struct worker_room *r)
     pthread_mutex_unlock(&lock);
 }
 
-static struct told_item *tell(struct worker_link *w, enum worker_told_what what, uint64_t order)
+static struct queued_event *put_event(struct worker_link *w, enum worker_event_type type, uint64_t order)
 {
-    struct told_item *i = calloc(1, sizeof *i);
+    struct queued_event *i = calloc(1, sizeof *i);
     MUST(i);
-    i->t.what = what;
-    i->t.order = order;
+    i->ev.type = type;
+    i->ev.order = order;
     *w->last = i;
     w->last = &i->next;
     eventfd_write(w->fd, 1);
@@ -232,15 +232,15 @@ void worker_link_drain(struct worker_link *w, bool on)
 {
     pthread_mutex_lock(&lock);
     w->drains = on;
-    tell(w, TOLD_DRAIN, 0);
+    put_event(w, WORKER_EV_DRAIN, 0);
     pthread_mutex_unlock(&lock);
 }
 
-struct worker_told *worker_link_take(struct worker_link *w)
+bool worker_link_take(struct worker_link *w, struct worker_event *ev)
 {
     eventfd_t v;
     pthread_mutex_lock(&lock);
-    struct told_item *i = w->first;
+    struct queued_event *i = w->first;
     if (i) {
         w->first = i->next;
         if (!w->first)
@@ -249,12 +249,17 @@ struct worker_told *worker_link_take(struct worker_link *w)
         eventfd_read(w->fd, &v);
     }
     pthread_mutex_unlock(&lock);
-    return i ? &i->t : NULL;
+    if (!i)
+        return false;
+    *ev = i->ev;
+    if (!ev->assigned)
+        free(i);
+    return true;
 }
 
-void worker_told_free(struct worker_told *t)
+void worker_order_release(const struct wire_order *o)
 {
-    free(t);
+    free((void *)(uintptr_t)o); /* the first member of its struct queued_event */
 }
 
 int worker_link_fd(const struct worker_link *w)
@@ -396,7 +401,7 @@ static void give(struct job *j)
     j->attempts++;
     j->w = w;
     j->at = split ? AT_PREFILL : AT_DECODE;
-    struct told_item *i = tell(w, TOLD_ORDER, j->order);
+    struct queued_event *i = put_event(w, WORKER_EV_ASSIGNED, j->order);
     i->o = (struct wire_order){.order = j->order,
                                .gw = {"gw", 2},
                                .job = j->r.seq,
@@ -416,7 +421,7 @@ static void give(struct job *j)
         memcpy(i->handle, j->handle, j->n_handle);
         i->o.handle = (struct wire_bytes){i->handle, j->n_handle};
     }
-    i->t.o = &i->o;
+    i->ev.assigned = &i->o;
 }
 
 static void give_all(void)
@@ -456,7 +461,7 @@ static void run_jobs(int chaos, unsigned seed)
         wait_some(20);
         struct job *j = &jobs[rand_r(&seed) % (unsigned)n_job];
         if ((int)(rand_r(&seed) % 100) < chaos && j->order && !j->closing && !j->log.ended) {
-            tell(j->w, TOLD_PREEMPT, j->order);
+            put_event(j->w, WORKER_EV_PREEMPT, j->order);
             j->closing = true;
         }
     }
@@ -1002,7 +1007,7 @@ static void cancels(void)
             wait_some(3);
             struct job *j = &jobs[rand_r(&seed) % (unsigned)n_job];
             if (j->order && !j->closing && !j->log.ended && rand_r(&seed) % 20 == 0) {
-                tell(j->w, TOLD_CANCEL, j->order);
+                put_event(j->w, WORKER_EV_CANCEL, j->order);
                 j->closing = true;
             }
         }

@@ -309,33 +309,40 @@ static struct wire_frame control(uint64_t id, const char *what)
 }
 
 /* The next event; the scheduler runs meanwhile, the gateway does not. */
-static struct worker_told *take(uint64_t ms)
+static struct worker_event *take(uint64_t ms)
 {
-    struct worker_told *t;
-    for (uint64_t end = now_ms() + ms; !(t = worker_link_take(w)) && now_ms() < end;) {
+    static struct worker_event ev;
+    bool any;
+    for (uint64_t end = now_ms() + ms; !(any = worker_link_take(w, &ev)) && now_ms() < end;) {
         struct pollfd p[] = {{worker_link_fd(w), POLLIN, 0}, {sched.hub ? session_hub_fd(sched.hub) : -1, POLLIN, 0}};
         poll(p, 2, 10);
         if (sched.hub)
             pump(&sched, 0);
     }
-    return t;
+    return any ? &ev : NULL;
 }
 
-static void told(enum worker_told_what what, uint64_t id)
+static void no_event(void)
 {
-    struct worker_told *t = take(WAIT_MS);
+    struct worker_event ev;
+    assert_false(worker_link_take(w, &ev));
+}
+
+static void told(enum worker_event_type what, uint64_t id)
+{
+    struct worker_event *t = take(WAIT_MS);
     if (!t)
         fail_msg("nothing was told, not %d of %d", (int)what, (int)id);
-    assert_int_equal(t->what, what);
+    assert_int_equal(t->type, what);
     assert_int_equal(t->order, id);
-    worker_told_free(t);
+    worker_order_release(t->assigned);
 }
 
 static void nothing_told(void)
 {
-    struct worker_told *t = take(100);
+    struct worker_event *t = take(100);
     if (t)
-        fail_msg("%d of order %d was told", (int)t->what, (int)t->order);
+        fail_msg("%d of order %d was told", (int)t->type, (int)t->order);
 }
 
 /* Joined, and with one order that was taken. */
@@ -346,7 +353,7 @@ static void begin(uint64_t id, const char *phase)
     capacity_with(&sched, 4, 0);
     struct wire_frame f = order(id, phase);
     send_frames(&sched, &f, 1);
-    told(TOLD_ORDER, id);
+    told(WORKER_EV_ASSIGNED, id);
 }
 
 static void send(uint64_t id, uint32_t at)
@@ -461,23 +468,24 @@ static void orders_are_taken_once(void **state)
     capacity_with(&sched, 4, 0);
     struct wire_frame f[] = {order(71, "whole"), order(72, "prefill"), order(73, "decode")};
     send_frames(&sched, f, 2);
-    struct worker_told *t = take(WAIT_MS);
+    struct worker_event *t = take(WAIT_MS);
     assert_non_null(t);
-    assert_int_equal(t->what, TOLD_ORDER);
+    assert_int_equal(t->type, WORKER_EV_ASSIGNED);
     assert_int_equal(t->order, 71);
-    assert_true(t->o->body.n == 4 && !memcmp(t->o->body.p, "body", 4) && is(t->o->phase, "whole"));
-    assert_int_equal(t->o->job, 1071);
+    const struct wire_order *o = t->assigned;
+    assert_true(o->body.n == 4 && !memcmp(o->body.p, "body", 4) && is(o->phase, "whole"));
+    assert_int_equal(o->job, 1071);
     /* The room that is set now counts the first; the second, which is not taken, the scheduler has to subtract. */
     worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 3, 1);
     forget(&sched);
-    told(TOLD_ORDER, 72);
+    told(WORKER_EV_ASSIGNED, 72);
     pump(&sched, 50);
     assert_null(find(&sched, WIRE_CAPACITY)); /* taken, and in no room yet */
     worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 3, 2); /* is news, though the room is the same */
     send_frames(&sched, &f[2], 1);
-    told(TOLD_ORDER, 73);
+    told(WORKER_EV_ASSIGNED, 73);
     worker_link_room(w, &(struct worker_room){.seqs = 1, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 1, 3);
     /* One that runs already is no order of this scheduler's: both begin again. */
@@ -490,8 +498,15 @@ static void orders_are_taken_once(void **state)
     /* What the caller took lives until it is freed, whatever became of the link. */
     worker_link_close(w);
     w = NULL;
-    assert_true(t->o->body.n == 4 && !memcmp(t->o->body.p, "body", 4) && is(t->o->phase, "whole"));
-    worker_told_free(t);
+    assert_true(o->body.n == 4 && !memcmp(o->body.p, "body", 4) && is(o->phase, "whole"));
+    worker_order_release(o);
+}
+
+static void wait_for_event(void)
+{
+    struct pollfd p = {worker_link_fd(w), POLLIN, 0};
+    for (uint64_t end = now_ms() + WAIT_MS; now_ms() < end && poll(&p, 1, 10) <= 0;)
+        pump(&sched, 0);
 }
 
 /* Orders of an earlier connection are in the join: the next capacity counts those of its own connection. */
@@ -502,19 +517,14 @@ static void orders_are_counted_by_connection(void **state)
     take_join(&sched);
     struct wire_frame f[] = {order(71, "whole"), order(72, "whole")};
     send_frames(&sched, f, 1);
-    for (uint64_t end = now_ms() + WAIT_MS; now_ms() < end;) { /* received, not taken */
-        struct pollfd p = {worker_link_fd(w), POLLIN, 0};
-        if (poll(&p, 1, 10) > 0)
-            break;
-        pump(&sched, 0);
-    }
+    wait_for_event(); /* received, not taken */
     break_session(&sched);
     assert_int_equal(need(&sched, WIRE_JOIN)->join.n_run, 1);
-    told(TOLD_ORDER, 71);
+    told(WORKER_EV_ASSIGNED, 71);
     worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 3, 0);
     send_frames(&sched, &f[1], 1);
-    told(TOLD_ORDER, 72);
+    told(WORKER_EV_ASSIGNED, 72);
     worker_link_room(w, &(struct worker_room){.seqs = 2, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 2, 1);
 }
@@ -526,8 +536,8 @@ static void controls_are_told_once(void **state)
     struct wire_frame f[] = {control(71, "preempt"), control(71, "preempt"), control(71, "cancel"),
                              control(71, "cancel")};
     send_frames(&sched, f, 4);
-    told(TOLD_PREEMPT, 71);
-    told(TOLD_CANCEL, 71);
+    told(WORKER_EV_PREEMPT, 71);
+    told(WORKER_EV_CANCEL, 71);
     nothing_told();
     report(71, "cancelled", 0);
     const struct wire_report *r = next_report(&sched);
@@ -540,6 +550,23 @@ static void controls_are_told_once(void **state)
     until_idle();
     assert_int_equal(count(&sched, WIRE_REPORT), 1);
     assert_int_equal(sched.n_up, 1);
+}
+
+/* An order that its worker has closed needs no event any more, and the descriptor is quiet again. */
+static void events_of_a_closed_order_are_dropped(void **state)
+{
+    (void)state;
+    begin(71, "whole");
+    struct wire_frame f = control(71, "cancel"), next = order(72, "whole");
+    send_frames(&sched, &f, 1);
+    wait_for_event();
+    report(71, "ended", 0);
+    no_event();
+    struct pollfd p = {worker_link_fd(w), POLLIN, 0};
+    assert_int_equal(poll(&p, 1, 0), 0);
+    send_frames(&sched, &next, 1);
+    told(WORKER_EV_ASSIGNED, 72);
+    until_idle();
 }
 
 static void tokens_go_before_reports(void **state)
@@ -576,7 +603,7 @@ static void tokens_go_before_reports(void **state)
     assert_int_equal(worker_link_report(&e, w, 71, &p), ERR_NO);
     struct wire_frame g = order(72, "whole");
     send_frames(&sched, &g, 1);
-    told(TOLD_ORDER, 72);
+    told(WORKER_EV_ASSIGNED, 72);
     p.what = wire_str_of("no such report");
     assert_int_equal(worker_link_report(&e, w, 72, &p), ERR_USAGE);
 }
@@ -588,7 +615,7 @@ static void reports_of_others_do_not_wait(void **state)
     begin(71, "whole");
     struct wire_frame f = order(72, "whole");
     send_frames(&sched, &f, 1);
-    told(TOLD_ORDER, 72);
+    told(WORKER_EV_ASSIGNED, 72);
     send(71, 0);
     need(&gw, WIRE_OUT);
     report(71, "ended", 1);
@@ -648,17 +675,16 @@ static void gateway_reads_nothing(void **state)
     begin(71, "whole");
     struct wire_frame f = order(72, "whole");
     send_frames(&sched, &f, 1);
-    told(TOLD_ORDER, 72);
+    told(WORKER_EV_ASSIGNED, 72);
     uint32_t n = 0;
-    struct worker_told *t = NULL;
-    while (n < 200 && !t) {
+    struct worker_event t = {0};
+    while (n < 200 && !t.type) {
         send_long(71, n++, 1000000);
         assert_true(worker_link_queued(w) <= WORKER_GATEWAY_BYTES_MAX);
-        t = worker_link_take(w);
+        worker_link_take(w, &t);
     }
-    assert_true(t && t->what == TOLD_CANCEL && t->order == 71);
+    assert_true(t.type == WORKER_EV_CANCEL && t.order == 71);
     assert_true(n >= 60 && n <= 68);
-    worker_told_free(t);
     for (uint64_t end = now_ms() + WAIT_MS; worker_link_queued(w) > (20u << 20) && now_ms() < end;)
         usleep(1000);
     assert_true(worker_link_queued(w) <= (20u << 20)); /* the rest of its answer is dropped */
@@ -686,7 +712,7 @@ static void frame_is_too_long(void **state)
     struct wire_frame f = {.kind = WIRE_OUT};
     f.out = (struct wire_out){.prompt = true, .ids = ids, .n_id = 4000000, .text = {text, sizeof text}};
     OK(worker_link_send(&e, w, 71, &f, 0));
-    told(TOLD_CANCEL, 71);
+    told(WORKER_EV_CANCEL, 71);
     report(71, "cancelled", 0);
     const struct wire_report *r = next_report(&sched);
     if (!is(r->what, "failed") || r->order != 71 || r->code != ERR_NO)
@@ -704,7 +730,7 @@ static void scheduler_is_restarted(void **state)
     begin(71, "whole");
     struct wire_frame f = order(72, "decode");
     send_frames(&sched, &f, 1);
-    told(TOLD_ORDER, 72);
+    told(WORKER_EV_ASSIGNED, 72);
     send(71, 0);
     receive_token(0);
     report(71, "ended", 1);
@@ -729,7 +755,7 @@ static void scheduler_is_restarted(void **state)
     /* A join after its acknowledgement has 71 no longer. */
     struct wire_frame g = order(90, "whole");
     send_frames(&sched, &g, 1);
-    told(TOLD_ORDER, 90);
+    told(WORKER_EV_ASSIGNED, 90);
     pump(&gw, 0);
     pump(&sched, 50);
     break_session(&sched);
@@ -746,7 +772,7 @@ static void reports_are_sent_again(void **state)
     begin(71, "whole");
     struct wire_frame f = order(72, "whole");
     send_frames(&sched, &f, 1);
-    told(TOLD_ORDER, 72);
+    told(WORKER_EV_ASSIGNED, 72);
     report(72, "preempted", 0);
     need(&sched, WIRE_REPORT);
     report(71, "failed", 0);
@@ -828,21 +854,20 @@ static void lease_runs_out(void **state)
     struct wire_frame f[] = {order(71, "whole"), order(72, "whole")};
     f[0].order.lease_ns = f[1].order.lease_ns = 400000000;
     send_frames(&sched, f, 2);
-    told(TOLD_ORDER, 71);
-    told(TOLD_ORDER, 72);
+    told(WORKER_EV_ASSIGNED, 71);
+    told(WORKER_EV_ASSIGNED, 72);
     send(71, 0);
     receive_token(0);
     pump(&gw, 20);
     uint64_t since = now_ms();
     side_kill(&sched);
-    struct worker_told *t = take(WAIT_MS);
+    struct worker_event *t = take(WAIT_MS);
     assert_non_null(t);
-    assert_int_equal(t->what, TOLD_CANCEL);
+    assert_int_equal(t->type, WORKER_EV_CANCEL);
     assert_true(now_ms() - since >= 350 && now_ms() - since < 2000);
     uint64_t first = t->order;
-    worker_told_free(t);
     send(71, 1);
-    told(TOLD_CANCEL, 71 + 72 - first);
+    told(WORKER_EV_CANCEL, 71 + 72 - first);
     nothing_told();
     report(71, "ended", 2);
     report(72, "cancelled", 0);
@@ -870,9 +895,9 @@ static void lease_is_renewed(void **state)
     struct wire_frame f = order(71, "whole");
     f.order.lease_ns = 400000000;
     send_frames(&sched, &f, 1);
-    told(TOLD_ORDER, 71);
+    told(WORKER_EV_ASSIGNED, 71);
     for (uint64_t end = now_ms() + 1200; now_ms() < end; pump(&sched, 100))
-        assert_null(worker_link_take(w));
+        no_event();
     /* So does one that is up again in time. */
     for (int i = 0; i < 3; i++) {
         side_kill(&sched);
@@ -880,7 +905,7 @@ static void lease_is_renewed(void **state)
         side_open(&sched);
         take_join(&sched);
         pump(&sched, 50);
-        assert_null(worker_link_take(w));
+        no_event();
     }
 }
 
@@ -951,12 +976,12 @@ static void drains(void **state)
     struct wire_frame f = order(72, "whole"), c = control(0, "drain"); /* the order is on its way already */
     worker_link_drain(w, true);
     send_frames(&sched, &f, 1);
-    told(TOLD_ORDER, 72);
+    told(WORKER_EV_ASSIGNED, 72);
     while (!need(&sched, WIRE_CAPACITY)->capacity.drain)
         drop(&sched, need(&sched, WIRE_CAPACITY));
     nothing_told();
     send_frames(&sched, &c, 1);
-    told(TOLD_DRAIN, 0);
+    told(WORKER_EV_DRAIN, 0);
     /* It stays so over a reconnect. */
     break_session(&sched);
     take_join(&sched);
@@ -975,21 +1000,18 @@ static void drain_and_role_by_the_scheduler(void **state)
     struct wire_frame c[] = {control(0, "drain"), control(0, "drain"), control(0, "role")};
     c[2].control.role = wire_str_of("prefill");
     send_frames(&sched, c, 3);
-    told(TOLD_DRAIN, 0);
-    struct worker_told *t = take(WAIT_MS);
-    assert_true(t && t->what == TOLD_ROLE && !strcmp(t->role, "prefill"));
-    worker_told_free(t);
+    told(WORKER_EV_DRAIN, 0);
     c[0] = control(0, "resume");
     c[1] = control(0, "drain");
     send_frames(&sched, c, 2);
-    told(TOLD_RESUME, 0);
-    told(TOLD_DRAIN, 0);
+    told(WORKER_EV_RESUME, 0);
+    told(WORKER_EV_DRAIN, 0);
     /* The next scheduler gives no drain, and gets the role that the last one chose. */
     break_session(&sched);
     struct wire_frame *m = need(&sched, WIRE_JOIN);
     assert_true(is(m->join.role, "prefill"));
     pump(&sched, 0);
-    told(TOLD_RESUME, 0);
+    told(WORKER_EV_RESUME, 0);
     nothing_told();
 }
 
@@ -1049,6 +1071,7 @@ int main(void)
         T(orders_are_taken_once),
         T(orders_are_counted_by_connection),
         T(controls_are_told_once),
+        T(events_of_a_closed_order_are_dropped),
         T(tokens_go_before_reports),
         T(reports_of_others_do_not_wait),
         T(tokens_are_held),

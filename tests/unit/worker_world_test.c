@@ -325,7 +325,7 @@ static void sched_step(void)
 /* ---- workers ---- */
 
 struct task {
-    struct worker_told *t;
+    const struct wire_order *o;
     uint32_t n_out;
     bool prefilled;
 };
@@ -334,7 +334,7 @@ static struct worker {
     struct worker_link *link;
     struct task task[64];
     uint32_t n;
-    bool drain, told_drain;
+    bool drain, sched_drains;
 } worker[WORKERS];
 
 static void worker_room(struct worker *w)
@@ -365,13 +365,13 @@ static void worker_end(int i)
 {
     worker_link_close(worker[i].link);
     while (worker[i].n)
-        worker_told_free(worker[i].task[--worker[i].n].t);
+        worker_order_release(worker[i].task[--worker[i].n].o);
 }
 
 static void close_task(struct worker *w, uint32_t i, const char *what)
 {
     struct task *k = &w->task[i];
-    const struct wire_order *o = k->t->o;
+    const struct wire_order *o = k->o;
     uint32_t out[TOKENS_MAX], handle = 7;
     for (uint32_t n = 0; n < k->n_out; n++)
         out[n] = token_of(o->job, n);
@@ -383,41 +383,40 @@ static void close_task(struct worker *w, uint32_t i, const char *what)
         r.code = ERR_SYS;
     if (!strcmp(what, "prefilled"))
         r.handle = (struct wire_bytes){(const uint8_t *)&handle, sizeof handle};
-    OK(worker_link_report(&e, w->link, k->t->order, &r));
-    worker_told_free(k->t);
+    OK(worker_link_report(&e, w->link, k->o->order, &r));
+    worker_order_release(k->o);
     *k = w->task[--w->n];
 }
 
-static void worker_told(struct worker *w)
+static void take_events(struct worker *w)
 {
-    struct worker_told *t;
-    while ((t = worker_link_take(w->link))) {
-        if (t->what == TOLD_ORDER) {
+    struct worker_event ev;
+    while (worker_link_take(w->link, &ev)) {
+        if (ev.type == WORKER_EV_ASSIGNED) {
             assert_true(w->n < 64);
             for (uint32_t i = 0; i < w->n; i++)
-                assert_true(w->task[i].t->order != t->order);
-            const struct wire_order *o = t->o;
+                assert_true(w->task[i].o->order != ev.order);
+            const struct wire_order *o = ev.assigned;
             for (uint32_t i = 0; i < o->n_out_id; i++)
                 assert_int_equal(o->out[i], token_of(o->job, o->n_out - o->n_out_id + i));
             assert_true(o->n_out <= job_of(o->job)->n); /* no more than the gateway has */
-            w->task[w->n++] = (struct task){t, o->n_out, false};
+            w->task[w->n++] = (struct task){o, o->n_out, false};
             continue;
         }
         for (uint32_t i = 0; i < w->n; i++)
-            if (w->task[i].t->order == t->order && (t->what == TOLD_CANCEL || t->what == TOLD_PREEMPT)) {
-                close_task(w, i, t->what == TOLD_CANCEL ? "cancelled" : "preempted");
+            if (w->task[i].o->order == ev.order && (ev.type == WORKER_EV_CANCEL || ev.type == WORKER_EV_PREEMPT)) {
+                close_task(w, i, ev.type == WORKER_EV_CANCEL ? "cancelled" : "preempted");
                 break;
             }
-        w->told_drain = t->what == TOLD_DRAIN || (w->told_drain && t->what != TOLD_RESUME);
-        worker_told_free(t);
+        w->sched_drains = ev.type == WORKER_EV_DRAIN || (w->sched_drains && ev.type != WORKER_EV_RESUME);
     }
 }
 
 static void step_task(struct worker *w, uint32_t i)
 {
     struct task *k = &w->task[i];
-    const struct wire_order *o = k->t->o;
-    uint64_t id = k->t->order;
+    const struct wire_order *o = k->o;
+    uint64_t id = k->o->order;
     bool prefill = is(o->phase, "prefill");
     if (!is(o->phase, "decode") && !k->prefilled && draw(3)) {
         if (draw(2))
@@ -446,7 +445,7 @@ static void step_task(struct worker *w, uint32_t i)
 
 static void worker_step(struct worker *w)
 {
-    worker_told(w);
+    take_events(w);
     for (uint32_t i = w->n; i-- > 0;)
         if (draw(2))
             step_task(w, i);
