@@ -201,7 +201,8 @@ static void send_answers(struct server *s, struct peer *p)
         while (a->sent < a->frames.n) {
             const uint8_t *at = a->frames.p + a->sent;
             size_t n = 0;
-            if (wire_frame_size(&e, &n, at, a->frames.n - a->sent) || session_send_bytes(&e, p->s, at, n))
+            if (wire_frame_size(&e, &n, at, a->frames.n - a->sent, SESSION_FRAME_BYTES_MAX) ||
+                session_send_bytes(&e, p->s, at, n))
                 return;
             a->sent += n;
         }

@@ -7,33 +7,24 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/buf.h"
+#include "base/list.h"
 #include "base/loop.h"
-#include "base/vec.h"
 #include "link/socket.h"
 
 #define READ_BYTES ((size_t)64 << 10) /* of one connection at a time, so that none keeps the others waiting */
 #define PAUSE_BYTES ((size_t)1 << 20) /* queued: until this has gone out, nothing more is read */
-#define KEEP_BYTES ((size_t)1 << 20)  /* a buffer over this is given back when it is empty */
 #define ACCEPTS 64                    /* of one turn */
-
-struct out { /* bytes to go, with a descriptor beside the first */
-    struct list node;
-    size_t n, at;
-    int fd;
-    uint8_t *bytes;
-};
 
 struct link_conn {
     struct link_server *s;
     struct list node; /* link_server.conns */
     struct loop_fd sock;
-    int fd_in;
+    int fd_in, fd_out; /* received; to be sent beside the byte after the first `fd_after` of out. -1: none */
+    size_t fd_after;
     int64_t pid;
     void *data;
-    uint8_t *in;
-    size_t in_size, in_n;
-    struct list outs;
-    uint64_t queued;
+    struct buf in, out;
     bool closing; /* after what is queued */
 };
 
@@ -54,20 +45,11 @@ static void watch(struct link_conn *c)
 {
     struct err e;
     uint32_t want = EPOLLRDHUP;
-    if (!list_empty(&c->outs))
+    if (buf_left(&c->out))
         want |= EPOLLOUT;
-    if (!c->closing && c->queued < PAUSE_BYTES)
+    if (!c->closing && buf_left(&c->out) < PAUSE_BYTES)
         want |= EPOLLIN;
     (void)loop_fd_set(&e, &c->sock, want); /* cannot fail for a descriptor that is in the loop */
-}
-
-static void out_free(struct out *o)
-{
-    list_remove(&o->node);
-    if (o->fd >= 0)
-        close(o->fd);
-    free(o->bytes);
-    free(o);
 }
 
 static void end(struct link_conn *c)
@@ -79,31 +61,43 @@ static void end(struct link_conn *c)
     close(c->sock.fd);
     if (c->fd_in >= 0)
         close(c->fd_in);
-    list_each_safe (struct out, o, &c->outs, node)
-        out_free(o);
-    free(c->in);
+    if (c->fd_out >= 0)
+        close(c->fd_out);
+    free(c->in.p);
+    free(c->out.p);
     free(c);
+}
+
+static void sent(struct link_conn *c, size_t n)
+{
+    buf_take(&c->out, n);
+    if (c->fd_out < 0)
+        return;
+    if (c->fd_after) {
+        c->fd_after -= n;
+        return;
+    }
+    close(c->fd_out);
+    c->fd_out = -1;
 }
 
 /* False: the connection is at its end. */
 static bool flush(struct link_conn *c)
 {
-    while (!list_empty(&c->outs)) {
-        struct out *o = list_entry(c->outs.next, struct out, node);
-        ssize_t n = socket_send(c->sock.fd, o->bytes + o->at, o->n - o->at, o->at ? -1 : o->fd);
+    while (buf_left(&c->out)) {
+        bool first = c->fd_out >= 0 && c->fd_after;
+        ssize_t n = socket_send(c->sock.fd, c->out.p + c->out.at, first ? c->fd_after : buf_left(&c->out),
+                                first ? -1 : c->fd_out);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             break;
         if (n <= 0)
             return false;
-        o->at += (size_t)n;
-        c->queued -= (size_t)n;
-        if (o->at == o->n)
-            out_free(o);
+        sent(c, (size_t)n);
     }
     watch(c);
-    return !c->closing || !list_empty(&c->outs);
+    return !c->closing || buf_left(&c->out);
 }
 
 void link_send(struct link_conn *c, const struct wire_frame *f, int fd)
@@ -111,17 +105,17 @@ void link_send(struct link_conn *c, const struct wire_frame *f, int fd)
     struct err e;
     if (c->closing)
         return;
-    struct out *o = calloc(1, sizeof *o);
-    if (!o || frame_bytes(&e, &o->bytes, &o->n, f)) {
-        free(o);
-        c->closing = true; /* without memory, or a frame that is none: it must not wait for ever */
-        watch(c);
+    size_t before = buf_left(&c->out);
+    if ((fd >= 0 && c->fd_out >= 0) || !buf_reserve(&c->out, 0) ||
+        wire_encode_add(&e, &c->out.p, &c->out.n, &c->out.cap, f)) {
+        link_close(c); /* so that the peer does not wait for this frame */
         return;
     }
-    o->fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
-    list_push_back(&c->outs, &o->node);
-    c->queued += o->n;
-    if (c->queued > LINK_QUEUE_BYTES_MAX) {
+    if (fd >= 0) {
+        c->fd_out = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        c->fd_after = before;
+    }
+    if (buf_left(&c->out) > LINK_QUEUE_BYTES_MAX) {
         c->closing = true;
         shutdown(c->sock.fd, SHUT_RDWR); /* the next turn sees it, and ends it */
     }
@@ -130,13 +124,13 @@ void link_send(struct link_conn *c, const struct wire_frame *f, int fd)
 
 uint64_t link_queued(const struct link_conn *c)
 {
-    return c->queued;
+    return buf_left(&c->out);
 }
 
 void link_close(struct link_conn *c)
 {
     c->closing = true;
-    if (list_empty(&c->outs))
+    if (!buf_left(&c->out))
         shutdown(c->sock.fd, SHUT_RDWR);
     watch(c);
 }
@@ -165,51 +159,40 @@ void *link_data(const struct link_conn *c)
 
 /* ---- what comes in ---- */
 
-static void refuse(struct link_conn *c, const struct err *e)
+static int next_frame(struct err *e, struct link_conn *c, size_t *n)
 {
-    c->s->ops.bad(c->s->arg, c, e);
-    link_close(c);
+    struct wire_frame f;
+    const uint8_t *p = c->in.p + c->in.at;
+    int rc = wire_frame_size(e, n, p, buf_left(&c->in), LINK_FRAME_BYTES_MAX);
+    if (rc || !*n)
+        return rc;
+    wire_arena_reset(c->s->arena);
+    rc = wire_decode(e, &f, c->s->arena, p + WIRE_PREFIX_BYTES, *n - WIRE_PREFIX_BYTES);
+    if (!rc)
+        c->s->ops.frame(c->s->arg, c, &f);
+    return rc;
 }
 
-/* The whole frames of the buffer; what is left moves to its front. */
 static void frames(struct link_conn *c)
 {
-    struct err e = {0};
-    size_t at = 0;
-    uint64_t size;
-    while (!c->closing && !frame_size(&e, &size, c->in + at, c->in_n - at, LINK_FRAME_BYTES_MAX) && size &&
-           c->in_n - at >= size) {
-        struct wire_frame f;
-        wire_arena_reset(c->s->arena);
-        if (wire_decode(&e, &f, c->s->arena, c->in + at + FRAME_PREFIX, size - FRAME_PREFIX)) {
-            refuse(c, &e);
+    struct err e;
+    for (size_t n = 1; n && !c->closing; buf_take(&c->in, n))
+        if (next_frame(&e, c, &n)) {
+            c->s->ops.bad(c->s->arg, c, &e);
+            link_close(c);
             return;
         }
-        c->s->ops.frame(c->s->arg, c, &f);
-        at += size;
-    }
-    if (e.code) {
-        refuse(c, &e);
-        return;
-    }
-    memmove(c->in, c->in + at, c->in_n - at);
-    c->in_n -= at;
-    if (!c->in_n && c->in_size > KEEP_BYTES) {
-        free(c->in);
-        c->in = NULL;
-        c->in_size = 0;
-    }
 }
 
 /* The buffer grows with what has come, not with what a frame says of itself. False: the connection is at its end. */
 static bool take(struct link_conn *c)
 {
-    if (!vec_grow(&c->in, &c->in_size, c->in_n + READ_BYTES, 1))
+    if (!buf_reserve(&c->in, READ_BYTES))
         return false;
-    ssize_t n = socket_recv(c->sock.fd, c->in + c->in_n, READ_BYTES, &c->fd_in);
+    ssize_t n = socket_recv(c->sock.fd, c->in.p + c->in.n, READ_BYTES, &c->fd_in);
     if (n <= 0)
         return n < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK);
-    c->in_n += (size_t)n;
+    c->in.n += (size_t)n;
     frames(c);
     return true;
 }
@@ -238,8 +221,7 @@ static void admit(struct link_server *s, int sock)
         return;
     }
     c->s = s;
-    c->fd_in = -1;
-    list_init(&c->outs);
+    c->fd_in = c->fd_out = -1;
     if (!getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &u, &n))
         c->pid = u.pid;
     list_push_front(&s->conns, &c->node);

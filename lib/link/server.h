@@ -38,7 +38,8 @@ int link_server_new(struct err *e, struct link_server **out, bool *stale, struct
 void link_server_free(struct link_server *s); /* closes all, removes the socket */
 void link_server_stop_accepting(struct link_server *s);
 
-/* Queues a frame, and a copy of a descriptor beside it (-1: none). A failure closes the connection. */
+/* Queues a frame, and a copy of a descriptor beside it (-1: none), of which one may wait at a time. A failure closes
+ * the connection. */
 void link_send(struct link_conn *c, const struct wire_frame *f, int fd);
 uint64_t link_queued(const struct link_conn *c); /* bytes that wait to go out */
 void link_close(struct link_conn *c);            /* after what is queued went out */

@@ -5,30 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/vec.h"
-#include "link/socket.h"
-
-/* ---- buffers ---- */
-
-static bool reserve(struct core_buf *b, size_t n)
-{
-    return vec_grow(&b->p, &b->cap, b->n + n, 1);
-}
-
-static void empty(struct core_buf *b)
-{
-    b->n = 0;
-    if (b->cap <= CORE_KEEP_BYTES)
-        return;
-    free(b->p);
-    *b = (struct core_buf){0};
-}
-
 /* ---- the end ---- */
 
 static size_t unwritten(const struct core *c)
 {
-    return c->out.n + c->writing.n - c->writing_at;
+    return buf_left(&c->out) + buf_left(&c->writing);
 }
 
 static void set_down(struct core *c, int code, const char *text)
@@ -181,7 +162,7 @@ void core_free(struct core *c)
 static uint64_t in_limit(const struct core *c)
 {
     uint64_t w = c->o.window > SESSION_WINDOW_BYTES ? c->o.window : SESSION_WINDOW_BYTES;
-    return w + SESSION_FRAME_BYTES_MAX + CORE_KEEP_BYTES;
+    return w + SESSION_FRAME_BYTES_MAX + BUF_KEEP_BYTES;
 }
 
 void core_received(struct core *c, const uint8_t *p, size_t n, uint64_t now)
@@ -189,19 +170,14 @@ void core_received(struct core *c, const uint8_t *p, size_t n, uint64_t now)
     c->seen_ms = now;
     if (c->state == CORE_ENDED || c->lost || !n)
         return;
-    if (c->in.n - c->in_at + n > in_limit(c)) {
+    if (buf_left(&c->in) + n > in_limit(c)) {
         struct err e;
         err_set(&e, ERR_PROTO, "more than %llu bytes were sent ahead", (unsigned long long)in_limit(c));
         refuse(c, now, &e);
         return;
     }
-    if (c->in_at && (c->in_at == c->in.n || c->in_at >= c->in.cap / 2)) {
-        memmove(c->in.p, c->in.p + c->in_at, c->in.n - c->in_at);
-        c->in.n -= c->in_at;
-        c->in_at = 0;
-    }
-    if (!reserve(&c->in, n)) {
-        core_end(c, ERR_SYS, NULL, now, "out of memory for received bytes (%zu)", c->in.n + n);
+    if (!buf_reserve(&c->in, n)) {
+        core_end(c, ERR_SYS, NULL, now, "out of memory for received bytes (%zu)", buf_left(&c->in) + n);
         return;
     }
     memcpy(c->in.p + c->in.n, p, n);
@@ -285,27 +261,23 @@ static enum core_event on_own(struct core *c, const uint8_t *p, size_t n, uint64
 static bool take_frame(struct core *c, enum core_event *ev, const uint8_t **p, size_t *n, uint64_t now)
 {
     struct err e;
-    uint64_t size;
-    size_t left = c->in.n - c->in_at;
     *ev = CORE_EV_NONE;
-    if (!left)
-        return false;
-    const uint8_t *at = c->in.p + c->in_at;
-    if (frame_size(&e, &size, at, left, c->state == CORE_HELLO ? CORE_HELLO_BYTES_MAX : SESSION_FRAME_BYTES_MAX)) {
+    *p = c->in.p + c->in.at;
+    if (wire_frame_size(&e, n, *p, buf_left(&c->in),
+                        c->state == CORE_HELLO ? CORE_HELLO_BYTES_MAX : SESSION_FRAME_BYTES_MAX)) {
         refuse(c, now, &e);
         return false;
     }
-    if (!size || size > left)
+    if (!*n)
         return false;
-    c->in_at += (size_t)size;
-    unsigned kind = kind_of(at + FRAME_PREFIX, (size_t)size - FRAME_PREFIX);
-    if (!c->o.plain && (c->state == CORE_HELLO || c->bye_received || is_session_kind(kind))) {
-        *ev = on_own(c, at + FRAME_PREFIX, (size_t)size - FRAME_PREFIX, now);
+    c->in.at += *n; /* the bytes stay where they are until the next event is taken */
+    const uint8_t *map = *p + WIRE_PREFIX_BYTES;
+    size_t n_map = *n - WIRE_PREFIX_BYTES;
+    if (!c->o.plain && (c->state == CORE_HELLO || c->bye_received || is_session_kind(kind_of(map, n_map)))) {
+        *ev = on_own(c, map, n_map, now);
         return c->state != CORE_ENDED;
     }
-    c->taken = (uint32_t)size;
-    *p = at;
-    *n = (size_t)size;
+    c->taken = (uint32_t)*n;
     *ev = CORE_EV_FRAME;
     return true;
 }
@@ -346,10 +318,7 @@ enum core_event core_next(struct core *c, const uint8_t **p, size_t *n, uint64_t
             return ev;
     if (c->state != CORE_ENDED)
         at_rest(c, now);
-    if (c->state == CORE_ENDED || c->in_at == c->in.n) {
-        empty(&c->in);
-        c->in_at = 0;
-    }
+    buf_take(&c->in, c->state == CORE_ENDED ? buf_left(&c->in) : 0);
     if (!c->down_due)
         return CORE_EV_NONE;
     c->down_due = false;
@@ -358,7 +327,7 @@ enum core_event core_next(struct core *c, const uint8_t **p, size_t *n, uint64_t
 
 int session_frame(struct err *e, struct wire_frame *f, struct wire_arena *a, const struct session_event *ev)
 {
-    int rc = wire_decode(e, f, a, ev->p + FRAME_PREFIX, ev->n - FRAME_PREFIX);
+    int rc = wire_decode(e, f, a, ev->p + WIRE_PREFIX_BYTES, ev->n - WIRE_PREFIX_BYTES);
     return rc || f->kind != WIRE_BLK ? rc : err_set(e, ERR_PROTO, "a blk frame over a session");
 }
 
@@ -370,24 +339,18 @@ const uint8_t *core_out(struct core *c, size_t *n)
         *n = 0;
         return NULL;
     }
-    if (c->writing_at == c->writing.n && c->out.n) {
-        struct core_buf b = c->writing;
+    if (!buf_left(&c->writing)) {
+        struct buf b = c->writing;
         c->writing = c->out;
-        c->writing_at = 0;
         c->out = b;
-        empty(&c->out);
     }
-    *n = c->writing.n - c->writing_at;
-    return *n ? c->writing.p + c->writing_at : NULL;
+    *n = buf_left(&c->writing);
+    return *n ? c->writing.p + c->writing.at : NULL;
 }
 
 void core_wrote(struct core *c, size_t n)
 {
-    c->writing_at += n;
-    if (c->writing_at < c->writing.n)
-        return;
-    empty(&c->writing);
-    c->writing_at = 0;
+    buf_take(&c->writing, n);
 }
 
 bool core_has_room(const struct core *c, size_t n)
@@ -427,14 +390,13 @@ static int queued(struct err *e, struct core *c, size_t before, uint64_t now)
     size_t n = c->out.n - before;
     int rc = 0;
     c->out.n = before; /* of a plain session the room is counted without it */
-    if (n > SESSION_FRAME_BYTES_MAX + FRAME_PREFIX)
+    if (n > SESSION_FRAME_BYTES_MAX + WIRE_PREFIX_BYTES)
         rc = err_set(e, ERR_PROTO, "a frame of %zu bytes, the limit is %u", n, SESSION_FRAME_BYTES_MAX);
     else if (!core_has_room(c, n))
         rc = err_set(e, ERR_NO, "the window of the session is full: %llu bytes are not acknowledged",
                      (unsigned long long)(c->o.plain ? unwritten(c) : c->unacked_bytes));
     if (rc) {
-        if (!before)
-            empty(&c->out);
+        buf_take(&c->out, 0);
         return rc;
     }
     c->out.n = before + n;
@@ -459,15 +421,14 @@ int core_send(struct err *e, struct core *c, const struct wire_frame *f, uint64_
 
 int core_send_bytes(struct err *e, struct core *c, const uint8_t *p, size_t n, uint64_t now)
 {
-    uint64_t size;
-    size_t before = c->out.n;
+    size_t before = c->out.n, size;
     int rc = can_send(e, c);
-    rc = rc ? rc : frame_size(e, &size, p, n, SESSION_FRAME_BYTES_MAX);
-    if (!rc && (size != n || is_session_kind(kind_of(p + FRAME_PREFIX, n - FRAME_PREFIX))))
+    rc = rc ? rc : wire_frame_size(e, &size, p, n, SESSION_FRAME_BYTES_MAX);
+    if (!rc && (!size || size != n || is_session_kind(kind_of(p + WIRE_PREFIX_BYTES, n - WIRE_PREFIX_BYTES))))
         rc = err_set(e, ERR_PROTO, "%zu bytes that are not one frame", n);
     if (!rc && !core_has_room(c, n))
         rc = err_set(e, ERR_NO, "the window of the session is full");
-    if (!rc && !reserve(&c->out, n))
+    if (!rc && !buf_reserve(&c->out, n))
         rc = err_nomem(e, "a frame", n);
     if (rc)
         return rc;

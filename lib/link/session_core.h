@@ -11,13 +11,13 @@
 #ifndef LINK_SESSION_CORE_H
 #define LINK_SESSION_CORE_H
 
+#include "base/buf.h"
 #include "link/session.h"
 
 #define CORE_HELLO_BYTES_MAX 4096 /* a frame before the hello was accepted */
 #define CORE_LINGER_MS 1000
 #define CORE_ACK_FRAMES 256 /* processed: an acknowledgement is due although there are further events */
 #define CORE_ACK_BYTES (256u << 10)
-#define CORE_KEEP_BYTES ((size_t)1 << 20) /* a buffer over this is released when it is empty */
 
 struct core_opts {
     const struct session_self *self; /* borrowed, as are roles and arena */
@@ -29,11 +29,6 @@ struct core_opts {
 };
 
 enum core_state { CORE_HELLO = 1, CORE_UP, CORE_LEAVING, CORE_ENDED };
-
-struct core_buf {
-    uint8_t *p;
-    size_t n, cap;
-};
 
 struct core {
     struct core_opts o;
@@ -49,16 +44,14 @@ struct core {
     uint64_t inc;
     uint32_t ping_ms;
 
-    struct core_buf in;
-    size_t in_at;       /* the next frame */
+    struct buf in;
     uint32_t taken;     /* bytes of the frame of the last CORE_EV_FRAME, until the next event is taken; 0: none */
     uint64_t processed; /* frames of the peer */
     uint64_t reported;  /* of them, in the last acknowledgement that was queued */
     uint64_t unreported_bytes;
 
-    struct core_buf out, writing; /* queued; being written, from writing_at */
-    size_t writing_at;
-    uint64_t sent, acked; /* frames of ours, without session_* */
+    struct buf out, writing; /* queued; being written, where it stays */
+    uint64_t sent, acked;    /* frames of ours, without session_* */
     uint64_t unacked_bytes;
     uint32_t *sizes; /* of frames acked … sent-1, a ring */
     size_t sizes_cap;

@@ -1,7 +1,7 @@
 #include "link/socket.h"
 
 #include <errno.h>
-#include <stdlib.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -94,41 +94,4 @@ ssize_t socket_recv(int sock, void *p, size_t n, int *fd)
     if (got >= 0)
         take_fds(&m, fd);
     return got;
-}
-
-int frame_bytes(struct err *e, uint8_t **out, size_t *n, const struct wire_frame *f)
-{
-    uint8_t *body;
-    size_t size;
-    int rc = wire_encode(e, &body, &size, f);
-    if (rc)
-        return rc;
-    uint8_t *all = malloc(size + FRAME_PREFIX);
-    if (!all) {
-        free(body);
-        return err_nomem(e, "a frame", size);
-    }
-    all[0] = 0xce;
-    for (int i = 0; i < 4; i++)
-        all[1 + i] = (uint8_t)(size >> (24 - 8 * i));
-    memcpy(all + FRAME_PREFIX, body, size);
-    free(body);
-    *out = all;
-    *n = size + FRAME_PREFIX;
-    return 0;
-}
-
-int frame_size(struct err *e, uint64_t *size, const uint8_t *p, size_t n, uint64_t max)
-{
-    *size = 0;
-    if (n && p[0] != 0xce)
-        return err_set(e, ERR_PROTO, "not a frame (byte 0x%02x)", p[0]);
-    if (n < FRAME_PREFIX)
-        return 0;
-    uint64_t body = (uint64_t)p[1] << 24 | (uint64_t)p[2] << 16 | (uint64_t)p[3] << 8 | p[4];
-    if (body > max)
-        return err_set(e, ERR_PROTO, "a frame of %llu bytes, the limit is %llu", (unsigned long long)body,
-                       (unsigned long long)max);
-    *size = body + FRAME_PREFIX;
-    return 0;
 }

@@ -4,13 +4,11 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/un.h>
 
 #include "err/err.h"
-#include "wire/wire.h"
 
 /* "unix:PATH" as an address; ERR_USAGE. */
 int socket_address(struct err *e, struct sockaddr_un *out, const char *url);
@@ -21,12 +19,5 @@ int socket_make_way(struct err *e, const char *path, bool *stale);
  * held before being closed. */
 ssize_t socket_send(int sock, const void *p, size_t n, int fd);
 ssize_t socket_recv(int sock, void *p, size_t n, int *fd);
-
-/* A frame with its length before it. *out: malloc'd. */
-int frame_bytes(struct err *e, uint8_t **out, size_t *n, const struct wire_frame *f);
-#define FRAME_PREFIX 5
-/* Bytes of the frame that begins at p, prefix and all; 0: more must come to know. ERR_PROTO: it is none, or over max.
- */
-int frame_size(struct err *e, uint64_t *size, const uint8_t *p, size_t n, uint64_t max);
 
 #endif

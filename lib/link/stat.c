@@ -21,7 +21,7 @@ static int decode(struct err *e, struct link_stat *s)
     wire_arena_reset(s->arena);
     s->n = 0;
     for (size_t at = 0; at < s->n_bytes && !rc; at += size) {
-        rc = wire_frame_size(e, &size, s->bytes + at, s->n_bytes - at);
+        rc = wire_frame_size(e, &size, s->bytes + at, s->n_bytes - at, SESSION_FRAME_BYTES_MAX);
         struct session_event ev = {.type = SESSION_FRAME, .p = s->bytes + at, .n = size};
         rc = rc ? rc : session_frame(e, &f, s->arena, &ev);
         if (!rc && f.kind == WIRE_STAT)

@@ -8,10 +8,10 @@
 #include <unistd.h>
 
 #include "base/time.h"
-#include "base/vec.h"
 
 #define TIMEOUT_MS 10000
 #define FRAME_MAX (64u << 20)
+#define READ_BYTES ((size_t)64 << 10)
 #define AGAIN_MS 20 /* between tries to connect */
 
 int64_t client_now_ms(void)
@@ -30,11 +30,9 @@ static int lost(struct err *e, struct store_client *c)
 
 static int send_all(struct err *e, struct store_client *c, const struct wire_frame *f, int fd, int64_t end_ms)
 {
-    uint8_t *p;
-    size_t n, at = 0;
-    int rc = frame_bytes(e, &p, &n, f);
-    if (rc)
-        return rc;
+    uint8_t *p = NULL;
+    size_t n = 0, at = 0, cap = 0;
+    int rc = wire_encode_add(e, &p, &n, &cap, f);
     pthread_mutex_lock(&c->wlock);
     while (at < n && !rc) {
         ssize_t k = socket_send(c->sock, p + at, n - at, at ? -1 : fd);
@@ -56,31 +54,19 @@ static int send_all(struct err *e, struct store_client *c, const struct wire_fra
     return rc;
 }
 
-static bool grow(struct store_client *c)
-{
-    return vec_grow(&c->in, &c->in_size, c->in_n ? c->in_n + 4096 : 65536, 1);
-}
-
 /* The next frame, borrowed until the next call. ERR_NO: none in time. */
 int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, int64_t end_ms)
 {
-    uint64_t size;
-    memmove(c->in, c->in + c->skip, c->in_n - c->skip);
-    c->in_n -= c->skip;
-    c->skip = 0;
-    for (;;) {
-        int rc = frame_size(e, &size, c->in, c->in_n, FRAME_MAX);
-        if (!rc && size && c->in_n >= size) {
-            wire_arena_reset(c->mem);
-            rc = wire_decode(e, f, c->mem, c->in + FRAME_PREFIX, size - FRAME_PREFIX);
-            c->skip = size;
-            c->broken = c->broken || rc;
+    buf_take(&c->in, c->skip);
+    for (c->skip = 0;;) {
+        const uint8_t *p = c->in.p + c->in.at;
+        int rc = wire_frame_size(e, &c->skip, p, buf_left(&c->in), FRAME_MAX);
+        wire_arena_reset(c->mem);
+        if (!rc && c->skip)
+            rc = wire_decode(e, f, c->mem, p + WIRE_PREFIX_BYTES, c->skip - WIRE_PREFIX_BYTES);
+        c->broken = c->broken || rc;
+        if (rc || c->skip)
             return rc ? err_prefix(e, "kvstore") : 0;
-        }
-        if (rc) {
-            c->broken = true;
-            return err_prefix(e, "kvstore");
-        }
         struct pollfd pf = {c->sock, POLLIN, 0};
         int64_t left = end_ms - client_now_ms();
         int got = poll(&pf, 1, left > 0 ? (int)left : 0);
@@ -88,12 +74,13 @@ int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, 
             return err_set(e, ERR_NO, "kvstore says nothing in time");
         if (got < 0)
             continue;
-        ssize_t n = grow(c) ? socket_recv(c->sock, c->in + c->in_n, c->in_size - c->in_n, &c->fd_in) : 0;
+        ssize_t n =
+            buf_reserve(&c->in, READ_BYTES) ? socket_recv(c->sock, c->in.p + c->in.n, READ_BYTES, &c->fd_in) : 0;
         if (n < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
         if (n <= 0)
             return lost(e, c);
-        c->in_n += (size_t)n;
+        c->in.n += (size_t)n;
     }
 }
 
@@ -271,7 +258,7 @@ static int connect_once(struct err *e, struct store_client *c, bool *again, int6
     if (c->fd_in >= 0)
         close(c->fd_in);
     c->fd_in = -1;
-    c->in_n = c->skip = 0;
+    c->in.at = c->in.n = c->skip = 0;
     c->why = 0;
     c->sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (c->sock < 0)
@@ -374,7 +361,7 @@ int store_client_open(struct err *e, struct store_client **out, const struct sto
     c->has_kind = o->kind != NULL;
     if (o->kind)
         c->kind = *o->kind;
-    int rc = c->name && c->mem && grow(c) ? socket_address(e, &c->address, o->url) : err_nomem(e, "a client", 65536);
+    int rc = c->name && c->mem ? socket_address(e, &c->address, o->url) : err_nomem(e, "a client", sizeof *c);
     rc = rc ? rc : connect_until(e, c, client_now_ms() + c->timeout_ms);
     if (!rc && !o->no_thread) {
         c->has_thread = !pipe(c->stop) && !pthread_create(&c->thread, NULL, keep_alive, c);
@@ -423,7 +410,7 @@ void store_client_close(struct store_client *c)
     free_queue(&c->events);
     kv_arena_free(c->arena);
     wire_arena_free(c->mem);
-    free(c->in);
+    free(c->in.p);
     free(c->name);
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->wlock);

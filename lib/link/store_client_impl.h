@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/buf.h"
 #include "base/list.h"
 #include "link/socket.h"
 #include "link/store_client.h"
@@ -33,8 +34,8 @@ struct store_client {
     _Atomic uint64_t lease_ms;
     struct kv_arena *arena;
     enum kv_why why;
-    uint8_t *in;
-    size_t in_n, in_size, skip; /* skip: bytes of the frame given out last */
+    struct buf in;
+    size_t skip; /* bytes of the frame that was given out last, still in `in` */
     struct wire_arena *mem;
     struct list seqs, events; /* queued */
 

@@ -179,7 +179,7 @@ void peer_acked(struct serve *v, struct peer *p)
     while (p->queue_at < p->queue_n) {
         const uint8_t *q = p->queue + p->queue_at;
         size_t n = p->queue_n - p->queue_at;
-        int rc = wire_frame_size(&e, &n, q, n);
+        int rc = wire_frame_size(&e, &n, q, n, SESSION_FRAME_BYTES_MAX);
         rc = rc ? rc : session_send_bytes(&e, p->s, q, n);
         if (rc == ERR_NO)
             return;

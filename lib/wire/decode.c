@@ -391,24 +391,27 @@ int wire_decode(struct err *e, struct wire_frame *f, struct wire_arena *a, const
     return wire_check_frame(e, f);
 }
 
-#define PREFIX 5
-
-int wire_frame_size(struct err *e, size_t *size, const uint8_t *p, size_t n)
+int wire_frame_size(struct err *e, size_t *size, const uint8_t *p, size_t n, size_t max)
 {
-    if (n < PREFIX || p[0] != 0xce)
-        return err_set(e, ERR_PROTO, "%zu bytes that are no frame", n);
+    *size = 0;
+    if (n && p[0] != 0xce)
+        return err_set(e, ERR_PROTO, "not a frame (byte 0x%02x)", p[0]);
+    if (n < WIRE_PREFIX_BYTES)
+        return 0;
     size_t body = (size_t)p[1] << 24 | (size_t)p[2] << 16 | (size_t)p[3] << 8 | p[4];
-    if (body > n - PREFIX)
-        return err_set(e, ERR_PROTO, "a frame of %zu bytes in %zu", body, n - PREFIX);
-    *size = PREFIX + body;
+    if (body > max)
+        return err_set(e, ERR_PROTO, "a frame of %zu bytes, the limit is %zu", body, max);
+    *size = body <= n - WIRE_PREFIX_BYTES ? WIRE_PREFIX_BYTES + body : 0;
     return 0;
 }
 
 int wire_decode_next(struct err *e, struct wire_frame *f, struct wire_arena *a, const uint8_t **p, size_t *n)
 {
-    size_t size = 0;
-    int rc = wire_frame_size(e, &size, *p, *n);
-    rc = rc ? rc : wire_decode(e, f, a, *p + PREFIX, size - PREFIX);
+    size_t size;
+    int rc = wire_frame_size(e, &size, *p, *n, WIRE_FRAME_BYTES_MAX);
+    if (!rc && !size)
+        rc = err_set(e, ERR_PROTO, "%zu bytes that are not a whole frame", *n);
+    rc = rc ? rc : wire_decode(e, f, a, *p + WIRE_PREFIX_BYTES, size - WIRE_PREFIX_BYTES);
     if (rc)
         return rc;
     *p += size;

@@ -253,16 +253,14 @@ int wire_encode(struct err *e, uint8_t **out, size_t *n, const struct wire_frame
     return rc;
 }
 
-#define PREFIX 5
-
 int wire_encode_add(struct err *e, uint8_t **p, size_t *n, size_t *cap, const struct wire_frame *f)
 {
-    static const char room[PREFIX] = {(char)0xce};
+    static const char room[WIRE_PREFIX_BYTES] = {(char)0xce};
     msgpack_sbuffer buf = {.size = *n, .data = (char *)*p, .alloc = *cap};
-    int rc = msgpack_sbuffer_write(&buf, room, PREFIX) ? err_nomem(e, "a frame", buf.alloc * 2) : 0;
+    int rc = msgpack_sbuffer_write(&buf, room, WIRE_PREFIX_BYTES) ? err_nomem(e, "a frame", buf.alloc * 2) : 0;
     rc = rc ? rc : wire_encode_into(e, &buf, f);
     if (!rc) {
-        size_t size = buf.size - *n - PREFIX;
+        size_t size = buf.size - *n - WIRE_PREFIX_BYTES;
         for (int i = 0; i < 4; i++)
             buf.data[*n + 1 + (size_t)i] = (char)(size >> (24 - 8 * i));
         *n = buf.size;

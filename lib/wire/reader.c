@@ -18,7 +18,6 @@
 #define BUFFER_BYTES ((size_t)64 << 10)
 #define READ_BYTES ((size_t)16 << 10) /* asked for while a head is awaited; more would only copy payloads */
 #define KEEP_BYTES ((size_t)1 << 20)  /* a buffer over this is given back when it is empty */
-#define PREFIX 5                      /* 0xce and a big endian uint32 */
 #define IOV_N 64
 
 enum place { BEFORE_HELLO, IN_STREAM, AFTER_BYE };
@@ -184,8 +183,8 @@ static uint32_t length_of(const uint8_t *p)
  */
 static void survey(const struct wire_reader *r, uint64_t *kind, size_t *head)
 {
-    const uint8_t *p = r->buf + r->start + PREFIX;
-    size_t n = buffered(r) - PREFIX, length = length_of(r->buf + r->start);
+    const uint8_t *p = r->buf + r->start + WIRE_PREFIX_BYTES;
+    size_t n = buffered(r) - WIRE_PREFIX_BYTES, length = length_of(r->buf + r->start);
     size_t have = n < length ? n : length;
     *kind = peek_kind(p, have);
     *head = *kind == WIRE_BLK ? blk_head(p, have) : 0;
@@ -215,11 +214,12 @@ static int await_head(struct err *e, struct wire_reader *r, size_t *n)
         size_t got = buffered(r);
         if (got && r->buf[r->start] != 0xce)
             return not_a_frame(e, r);
-        if (got >= PREFIX && (got >= 2 * tried || r->eof || got - PREFIX >= length_of(r->buf + r->start))) {
+        if (got >= WIRE_PREFIX_BYTES &&
+            (got >= 2 * tried || r->eof || got - WIRE_PREFIX_BYTES >= length_of(r->buf + r->start))) {
             uint64_t kind;
             survey(r, &kind, n);
-            r->frame_bytes = PREFIX + (uint64_t)length_of(r->buf + r->start);
-            int rc = check_length(e, r, kind, got - PREFIX);
+            r->frame_bytes = WIRE_PREFIX_BYTES + (uint64_t)length_of(r->buf + r->start);
+            int rc = check_length(e, r, kind, got - WIRE_PREFIX_BYTES);
             if (rc || *n)
                 return rc;
             tried = got; /* a survey again only once the bytes have doubled, so that it stays linear */
@@ -276,7 +276,7 @@ static int check_place(struct err *e, struct wire_reader *r)
 
 static int check_payload(struct err *e, struct wire_reader *r, size_t head)
 {
-    uint64_t rest = r->frame_bytes - PREFIX - head;
+    uint64_t rest = r->frame_bytes - WIRE_PREFIX_BYTES - head;
     uint64_t data = r->frame.kind == WIRE_BLK ? r->frame.blk.n_data : 0;
     if (data == rest)
         return 0;
@@ -309,15 +309,15 @@ int wire_read(struct err *e, struct wire_reader *r, struct wire_frame **out)
                            (unsigned long long)r->offset, r->from);
         return 0;
     }
-    rc = wire_decode(e, &r->frame, r->arena, r->buf + r->start + PREFIX, n);
+    rc = wire_decode(e, &r->frame, r->arena, r->buf + r->start + WIRE_PREFIX_BYTES, n);
     if (rc)
         return err_prefix(e, "%s: frame at byte %llu", r->name, (unsigned long long)r->frame_at);
     rc = check_payload(e, r, n);
     rc = rc ? rc : check_place(e, r);
     if (rc)
         return rc;
-    consume(r, PREFIX + n);
-    r->data_left = r->frame_bytes - PREFIX - n;
+    consume(r, WIRE_PREFIX_BYTES + n);
+    r->data_left = r->frame_bytes - WIRE_PREFIX_BYTES - n;
     *out = &r->frame;
     return 0;
 }
@@ -332,7 +332,7 @@ bool wire_reader_ready(const struct wire_reader *r)
     uint64_t kind;
     if (r->eof || (n && next.buf[next.start] != 0xce))
         return true;
-    if (n < PREFIX)
+    if (n < WIRE_PREFIX_BYTES)
         return false;
     survey(&next, &kind, &head);
     return head > 0;

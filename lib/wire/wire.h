@@ -378,9 +378,10 @@ int wire_encode(struct err *e, uint8_t **out, size_t *n, const struct wire_frame
 /* The same, with its length before it as on a pipe, behind the *n bytes at *p (malloc'd, *cap long; NULL, 0 and 0 to
  * begin with). On failure nothing is behind them. */
 int wire_encode_add(struct err *e, uint8_t **p, size_t *n, size_t *cap, const struct wire_frame *f);
-/* The bytes, with its length before it, of the frame at p. ERR_PROTO: the n bytes there do not begin with a whole one.
- */
-int wire_frame_size(struct err *e, size_t *size, const uint8_t *p, size_t n);
+#define WIRE_PREFIX_BYTES 5 /* the length before a frame: 0xce and a big endian uint32 */
+/* *size: bytes of the frame at p, its length before it included; 0: the n bytes there are not yet a whole frame.
+ * ERR_PROTO: they are the beginning of none, or of one that has more than max bytes after its length. */
+int wire_frame_size(struct err *e, size_t *size, const uint8_t *p, size_t n, size_t max);
 /* wire_decode of the frame at *p, with its length before it; *p and *n move to the next one. */
 int wire_decode_next(struct err *e, struct wire_frame *f, struct wire_arena *a, const uint8_t **p, size_t *n);
 

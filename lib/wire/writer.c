@@ -9,7 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PREFIX 5
 #define IOV_N 256
 #define PIPE_BYTES (1 << 20)
 #define KEEP_BYTES ((size_t)1 << 20)
@@ -114,13 +113,13 @@ static void put_length(struct wire_writer *w, size_t at, uint64_t n)
 /* Leaves the buffer with what is held and the prefix, its length still to be put. */
 static int begin(struct err *e, struct wire_writer *w)
 {
-    static const char room[PREFIX] = {(char)0xce};
+    static const char room[WIRE_PREFIX_BYTES] = {(char)0xce};
     w->buf.size = w->held;
     if (w->buf.alloc > KEEP_BYTES && !w->held) {
         msgpack_sbuffer_destroy(&w->buf);
         msgpack_sbuffer_init(&w->buf);
     }
-    return msgpack_sbuffer_write(&w->buf, room, PREFIX) ? err_nomem(e, "a frame", PREFIX) : 0;
+    return msgpack_sbuffer_write(&w->buf, room, WIRE_PREFIX_BYTES) ? err_nomem(e, "a frame", WIRE_PREFIX_BYTES) : 0;
 }
 
 static int encode(struct err *e, struct wire_writer *w, const struct wire_frame *f, uint64_t n_data)
@@ -129,7 +128,7 @@ static int encode(struct err *e, struct wire_writer *w, const struct wire_frame 
     rc = rc ? rc : wire_encode_into(e, &w->buf, f);
     if (rc)
         return rc;
-    uint64_t n = w->buf.size - w->held - PREFIX + n_data;
+    uint64_t n = w->buf.size - w->held - WIRE_PREFIX_BYTES + n_data;
     if (n > WIRE_FRAME_BYTES_MAX)
         return err_set(e, ERR_PROTO, "%s frame: %llu bytes, the limit is %u", wire_kind_name(f->kind),
                        (unsigned long long)n, WIRE_FRAME_BYTES_MAX);

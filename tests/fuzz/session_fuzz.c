@@ -64,8 +64,8 @@ static void check(const struct end *s)
         bytes += s->sizes[i];
     assert(bytes == c->unacked_bytes);
     assert(bytes <= WINDOW || c->sent - c->acked == 1);
-    assert(c->in.n - c->in_at <= SESSION_WINDOW_BYTES + SESSION_FRAME_BYTES_MAX + CORE_KEEP_BYTES);
-    assert(c->out.n + c->writing.n - c->writing_at <= OUT_MAX);
+    assert(buf_left(&c->in) <= SESSION_WINDOW_BYTES + SESSION_FRAME_BYTES_MAX + BUF_KEEP_BYTES);
+    assert(buf_left(&c->out) + buf_left(&c->writing) <= OUT_MAX);
     assert(c->reported <= c->processed && c->processed <= s->came);
     if (!s->hostile) /* never more than the other end has processed */
         assert(c->acked <= other->processed);
@@ -270,7 +270,7 @@ static void settle(void)
             check(&ends[0]);
             check(&ends[1]);
             core_out(c, &n);
-            now_there += n + c->in.n - c->in_at + 1000003 * (ends[i].came + c->processed + c->reported + c->acked);
+            now_there += n + buf_left(&c->in) + 1000003 * (ends[i].came + c->processed + c->reported + c->acked);
         }
         same = now_there == last ? same + 1 : 0;
         last = now_there;

@@ -1,4 +1,4 @@
-/* The growing vector, the string builder and the units of time. */
+/* The growing vector, the queue of bytes, the string builder and the units of time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "base/buf.h"
 #include "base/str.h"
 #include "base/time.h"
 #include "base/vec.h"
@@ -31,6 +32,37 @@ static void test_vec_keeps_its_elements(void **state)
     assert_true(cap >= 1000000);
     assert_int_equal(v[99999], 99999);
     free(v);
+}
+
+/* Half of what is appended is taken at once: the order stays, and the memory is that of what is left. */
+static void test_buf_is_a_queue(void **state)
+{
+    (void)state;
+    struct buf b = {0};
+    uint32_t in = 0, out = 0, x;
+    for (int round = 0; round < 100000; round++) {
+        size_t n_in = round < 50000 ? 2 : 0, n_out = buf_left(&b) ? 1 : 0;
+        for (size_t i = 0; i < n_in; i++, in++) {
+            assert_true(buf_reserve(&b, sizeof in));
+            memcpy(b.p + b.n, &in, sizeof in);
+            b.n += sizeof in;
+        }
+        for (size_t i = 0; i < n_out; i++, out++) {
+            memcpy(&x, b.p + b.at, sizeof x);
+            assert_int_equal(x, out);
+            buf_take(&b, sizeof x);
+        }
+        assert_true(b.cap <= 4 * 50000 * sizeof x);
+    }
+    assert_int_equal(out, 100000 - 1);
+    buf_take(&b, buf_left(&b));
+    assert_true(!b.at && !b.n && b.cap <= BUF_KEEP_BYTES);
+    assert_true(buf_reserve(&b, 2 * BUF_KEEP_BYTES));
+    b.n = 1;
+    buf_take(&b, 0);
+    assert_non_null(b.p);
+    buf_take(&b, 1);
+    assert_null(b.p);
 }
 
 static void test_vec_large_elements(void **state)
@@ -159,6 +191,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_vec_keeps_its_elements),
         cmocka_unit_test(test_vec_large_elements),
+        cmocka_unit_test(test_buf_is_a_queue),
         cmocka_unit_test(test_vec_failure_changes_nothing),
         cmocka_unit_test(test_str_builds),
         cmocka_unit_test(test_str_printf_grows),

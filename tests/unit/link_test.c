@@ -19,6 +19,7 @@
 #include "base/loop.h"
 #include "link/notify.h"
 #include "link/server.h"
+#include "link/socket.h"
 
 #define OK(call)                                                                                                       \
     do {                                                                                                               \
@@ -252,6 +253,35 @@ static void descriptors_pass_and_none_is_left(void **state)
     close(file);
 }
 
+/* One descriptor waits at a time, and comes with the first byte of its own frame. */
+static void a_descriptor_goes_with_its_frame(void **state)
+{
+    struct seen *v = *state;
+    const struct wire_frame f = {.kind = WIRE_KV_RENEW, .kv_handle = {.tag = 5}};
+    uint8_t got[4 * sizeof renew];
+    int file = memfd_create("x", 0), sock = dial(), fd = -1;
+    assert_int_equal(write(sock, renew, sizeof renew), sizeof renew);
+    turn(v);
+    int before = open_fds();
+    link_send(v->conn, &f, -1);
+    link_send(v->conn, &f, file);
+    link_send(v->conn, &f, -1);
+    turn(v);
+    assert_int_equal(socket_recv(sock, got, 2 * sizeof renew, &fd), 2 * sizeof renew);
+    assert_int_equal(fd, -1);
+    assert_int_equal(socket_recv(sock, got, sizeof got, &fd), 2 * sizeof renew);
+    assert_true(fd >= 0 && open_fds() == before + 1);
+    assert_memory_equal(got + sizeof renew, renew, sizeof renew);
+    close(fd);
+    link_send(v->conn, &f, file);
+    link_send(v->conn, &f, file);
+    turn(v);
+    assert_int_equal(v->n_closed, 1);
+    assert_int_equal(open_fds(), before - 1);
+    close(sock);
+    close(file);
+}
+
 static void a_socket_in_use_is_not_taken(void **state)
 {
     struct seen *v = *state;
@@ -335,6 +365,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(what_is_no_frame_ends_its_connection, setup, teardown),
         cmocka_unit_test_setup_teardown(a_slow_reader_slows_itself, setup, teardown),
         cmocka_unit_test_setup_teardown(descriptors_pass_and_none_is_left, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_descriptor_goes_with_its_frame, setup, teardown),
         cmocka_unit_test_setup_teardown(a_socket_in_use_is_not_taken, setup, teardown),
         cmocka_unit_test(the_manager_is_told),
         cmocka_unit_test(readiness_is_one_message),

@@ -358,7 +358,7 @@ static void takes_frames_one_after_another(void **state)
     struct wire_arena *a = wire_arena_new();
     size_t first = put_golden(buf, gold_hello), whole = first + put_golden(buf + first, gold_tok), size = 0;
     (void)state;
-    OK(wire_frame_size(&e, &size, buf, whole));
+    OK(wire_frame_size(&e, &size, buf, whole, WIRE_HEAD_BYTES_MAX));
     assert_int_equal(size, first);
     for (size_t n = first; n <= whole; n++) {
         const uint8_t *p = buf;
@@ -375,7 +375,7 @@ static void takes_frames_one_after_another(void **state)
         assert_int_equal(left, 0);
     }
     buf[0] = 0xcf;
-    assert_int_equal(wire_frame_size(&e, &size, buf, whole), ERR_PROTO);
+    assert_int_equal(wire_frame_size(&e, &size, buf, whole, WIRE_HEAD_BYTES_MAX), ERR_PROTO);
     wire_arena_free(a);
 }
 
