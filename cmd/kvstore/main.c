@@ -10,8 +10,8 @@
 #include "cli/cli.h"
 #include "cmd/kvstore/kvstore.h"
 #include "engine/engine.h"
-#include "link/notify.h"
 #include "model/model.h"
+#include "proc/notify.h"
 #include "proc/proc.h"
 
 #define BYTES_DEFAULT ((uint64_t)1 << 30)
@@ -84,7 +84,7 @@ void kvstore_say_arena(const struct kvstore *k, const char *what)
                  h->n_slot, KV_BLOCK, (double)h->bytes / 1048576.0, (double)k->huge_bytes / 1048576.0,
                  *kv_arena_small_why(k->arena) ? "; " : "", kv_arena_small_why(k->arena));
     snprintf(keep, sizeof keep, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", FD_NAME);
-    if (link_notify(&e, keep, kv_arena_fd(k->arena)))
+    if (proc_notify(&e, keep, kv_arena_fd(k->arena)))
         cli_warn(PROG, "%s", e.text);
 }
 
@@ -93,7 +93,7 @@ static void adopt_kept(struct kvstore *k)
 {
     struct err e = {0};
     struct kv_arena *a;
-    int fd = link_kept_fd(FD_NAME);
+    int fd = proc_kept_fd(FD_NAME);
     if (fd < 0)
         return;
     int rc = kv_arena_adopt(&e, &a, fd, &k->kind);
@@ -173,7 +173,7 @@ static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool s
             ready = true;
             absent = true;
             struct err manager = {0};
-            rc = link_ready(e, &manager, f->has_ready ? (int)f->ready_fd : -1);
+            rc = proc_ready(e, &manager, f->has_ready ? (int)f->ready_fd : -1);
             if (manager.code)
                 cli_warn(PROG, "%s", manager.text);
         }
@@ -181,7 +181,7 @@ static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool s
             struct err n = {0};
             k->draining = true;
             drain_ns = now + f->drain_s * NS_S;
-            link_notify(&n, "STOPPING=1", -1);
+            proc_notify(&n, "STOPPING=1", -1);
         }
         if (k->draining && (!k->store || !kv_store_busy(k->store) || now >= drain_ns))
             break;

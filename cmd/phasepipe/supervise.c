@@ -17,7 +17,7 @@
 #include "base/time.h"
 #include "cli/cli.h"
 #include "cmd/phasepipe/service.h"
-#include "link/notify.h"
+#include "proc/notify.h"
 
 #define WAIT_MS_MAX 1000
 #define POLLS_MAX (3 + CLIENTS_MAX + 2 * SERVICES_MAX)
@@ -182,10 +182,10 @@ static void is_ready(struct super *s, struct service *v, const char *message)
     announce(s);
 }
 
-/* The readiness message is one write that fits a pipe (link/notify.h), so one read has all of it. */
+/* The readiness message is one write that fits a pipe (proc/notify.h), so one read has all of it. */
 static void read_ready(struct super *s, struct service *v)
 {
-    char text[LINK_READY_BYTES_MAX + 96];
+    char text[PROC_READY_BYTES_MAX + 96];
     ssize_t n = read(v->ready_fd, text, sizeof text - 1);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
@@ -330,7 +330,7 @@ void super_end(struct super *s, uint64_t timeout_ms)
         return;
     s->ending = true;
     s->turn = -1;
-    if (link_notify(&e, "STOPPING=1", -1))
+    if (proc_notify(&e, "STOPPING=1", -1))
         super_say(s, "%s", e.text);
     edge_close(s); /* the server closes its own copies when it drains */
     for (size_t i = 0; i < s->n; i++)

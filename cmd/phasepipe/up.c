@@ -12,7 +12,7 @@
 #include "cli/cli.h"
 #include "cmd/phasepipe/phasepipe.h"
 #include "cmd/phasepipe/service.h"
-#include "link/notify.h"
+#include "proc/notify.h"
 #include "proc/proc.h"
 
 static int parse(struct err *e, struct plan *p, int argc, char **argv)
@@ -91,7 +91,7 @@ static void parted(void *arg)
 {
     struct parting *p = arg;
     struct err e = {0};
-    if (link_notify(&e, "READY=1", -1))
+    if (proc_notify(&e, "READY=1", -1))
         cli_warn(UP, "%s", e.text);
     if (p->words < 0)
         return;

@@ -10,8 +10,8 @@
 
 #include "api/api.h"
 #include "cmd/stream/stream.h"
-#include "link/notify.h"
 #include "model/model.h"
+#include "proc/notify.h"
 #include "proc/proc.h"
 
 struct ready {
@@ -63,14 +63,14 @@ static void address_lines(char *out, size_t n, const struct ready *r)
 static void on_ready(void *arg)
 {
     struct ready *r = arg;
-    char text[256], addresses[LINK_READY_BYTES_MAX];
+    char text[256], addresses[PROC_READY_BYTES_MAX];
     struct err e, manager = {0};
     for (size_t i = 0; api_address(r->a, i); i++) {
         snprintf(text, sizeof text, "listens at %s", api_address(r->a, i));
         on_say(&r->lost, text);
     }
     address_lines(addresses, sizeof addresses, r);
-    if (link_ready_at(&e, &manager, r->f->ready_given ? (int)r->f->ready_fd : -1, addresses))
+    if (proc_ready_at(&e, &manager, r->f->ready_given ? (int)r->f->ready_fd : -1, addresses))
         on_say(&r->lost, e.text);
     if (manager.code)
         on_say(&r->lost, manager.text);
@@ -113,8 +113,8 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         .n_name = f->name.n,
         .http = f->listen.v,
         .n_http = f->listen.n,
-        .http_fd = link_kept_fd("http"),
-        .ollama_fd = link_kept_fd("ollama"),
+        .http_fd = proc_kept_fd("http"),
+        .ollama_fd = proc_kept_fd("ollama"),
         .ollama = f->ollama,
         .ollama_if_free = f->ollama_if_free,
         .key_file = f->key_file,

@@ -13,8 +13,8 @@
 #include "base/loop.h"
 #include "base/time.h"
 #include "cmd/tokenize/tokenize.h"
-#include "link/notify.h"
 #include "link/session.h"
+#include "proc/notify.h"
 #include "proc/proc.h"
 
 #define LONG_BYTES 65536                      /* a line from here on is for the second thread */
@@ -429,7 +429,7 @@ int service(struct err *e, const struct tokenize *t, const struct ask *base, con
     pthread_sigmask(SIG_BLOCK, &term, &was); /* so that no thread of nng takes the signal that ends our wait */
     int rc = server_open(e, &s, t, base, url);
     pthread_sigmask(SIG_SETMASK, &was, NULL);
-    rc = rc ? rc : link_ready(e, NULL, ready_fd);
+    rc = rc ? rc : proc_ready(e, NULL, ready_fd);
     rc = rc ? rc : serve(e, &s);
     server_close(&s);
     return rc;

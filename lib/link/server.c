@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/list.h"
 #include "base/loop.h"
+#include "base/socket.h"
 #include "link/socket.h"
 
 #define READ_BYTES ((size_t)64 << 10) /* of one connection at a time, so that none keeps the others waiting */

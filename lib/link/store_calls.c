@@ -101,12 +101,6 @@ int store_client_renew(struct err *e, struct store_client *c)
     return client_done(c, client_call(e, c, &f, WIRE_KV_RENEW));
 }
 
-int store_client_watch(struct err *e, struct store_client *c)
-{
-    struct wire_frame f = {.kind = WIRE_KV_WATCH};
-    return client_done(c, client_call(e, c, &f, WIRE_KV_WATCH));
-}
-
 int store_client_stat(struct err *e, struct store_client *c, struct wire_kv_stat *out)
 {
     struct wire_frame f = {.kind = WIRE_KV_STAT};
@@ -118,44 +112,22 @@ int store_client_stat(struct err *e, struct store_client *c, struct wire_kv_stat
     return client_done(c, rc);
 }
 
-/* ---- what comes unasked ---- */
-
-static int unasked(struct err *e, struct store_client *c, struct queued **out, struct list *from, int timeout_ms)
+int store_client_news(struct err *e, struct store_client *c, struct kv_seq_info *out, int timeout_ms)
 {
     struct wire_frame f;
     int64_t end_ms = client_now_ms() + timeout_ms;
     pthread_mutex_lock(&c->lock);
     int rc = client_ready(e, c, end_ms);
-    while (!rc && list_empty(from) && !c->expired) {
+    while (!rc && list_empty(&c->news)) {
         rc = client_receive(e, c, &f, end_ms);
         if (!rc)
-            client_keep(c, &f);
+            client_unasked(c, &f);
+        rc = rc ? rc : client_ready(e, c, end_ms);
     }
-    if (!rc && list_empty(from))
-        rc = client_ready(e, c, end_ms);
-    if (!rc)
-        *out = list_entry(list_pop_front(from), struct queued, node);
+    if (!rc) {
+        struct queued *q = list_entry(list_pop_front(&c->news), struct queued, node);
+        *out = q->seq;
+        free(q);
+    }
     return client_done(c, rc);
-}
-
-int store_client_news(struct err *e, struct store_client *c, struct kv_seq_info *out, int timeout_ms)
-{
-    struct queued *q;
-    int rc = unasked(e, c, &q, &c->seqs, timeout_ms);
-    if (rc)
-        return rc;
-    *out = q->seq;
-    free(q);
-    return 0;
-}
-
-int store_client_event(struct err *e, struct store_client *c, struct store_event *out, int timeout_ms)
-{
-    struct queued *q;
-    int rc = unasked(e, c, &q, &c->events, timeout_ms);
-    if (rc)
-        return rc;
-    *out = q->event;
-    free(q);
-    return 0;
 }

@@ -94,36 +94,23 @@ void client_info(struct kv_seq_info *out, const struct wire_kv_seq *q)
                                 .pending = q->pending};
 }
 
-static uint8_t *digests_copy(uint64_t *n, struct wire_bytes b)
+/* The tag of a response; all kinds begin with it. 0: the frame is none. */
+static uint64_t tag_of(const struct wire_frame *f)
 {
-    uint8_t *p = malloc(b.n + 1);
-    *n = p ? b.n / KV_DIGEST : 0;
-    if (p && b.n)
-        memcpy(p, b.p, b.n);
-    return p;
+    return f->kind == WIRE_KV_EVENT ? 0 : f->kv_tag.tag;
 }
 
-/* What came unasked; a late answer is dropped. */
-void client_keep(struct store_client *c, const struct wire_frame *f)
+void client_unasked(struct store_client *c, const struct wire_frame *f)
 {
-    if (client_tag(f))
+    if (tag_of(f))
         return;
-    if (f->kind == WIRE_KV_NO) {
+    if (f->kind == WIRE_KV_NO)
         c->expired = c->expired || f->kv_no.why == WIRE_KV_EXPIRED;
-        return;
-    }
-    struct queued *q = f->kind == WIRE_KV_SEQ || f->kind == WIRE_KV_EVENT ? calloc(1, sizeof *q) : NULL;
+    struct queued *q = f->kind == WIRE_KV_SEQ ? malloc(sizeof *q) : NULL;
     if (!q)
         return;
-    if (f->kind == WIRE_KV_SEQ) {
-        client_info(&q->seq, &f->kv_seq);
-        list_push_back(&c->seqs, &q->node);
-        return;
-    }
-    q->event.reset = f->kv_event.reset;
-    q->event.stored = digests_copy(&q->event.n_stored, f->kv_event.stored);
-    q->event.evicted = digests_copy(&q->event.n_evicted, f->kv_event.evicted);
-    list_push_back(&c->events, &q->node);
+    client_info(&q->seq, &f->kv_seq);
+    list_push_back(&c->news, &q->node);
 }
 
 static int refused(struct err *e, struct store_client *c, const struct wire_kv_no *no)
@@ -131,12 +118,6 @@ static int refused(struct err *e, struct store_client *c, const struct wire_kv_n
     c->why = (enum kv_why)no->why;
     c->expired = c->expired || no->why == WIRE_KV_EXPIRED;
     return err_set(e, (int)no->code, "%.*s", (int)(no->text.n < 400 ? no->text.n : 400), no->text.p);
-}
-
-/* The tag of an answer; all kinds begin with it. */
-uint64_t client_tag(const struct wire_frame *f)
-{
-    return f->kind == WIRE_KV_EVENT ? 0 : f->kv_tag.tag;
 }
 
 static int answer(struct err *e, struct store_client *c, struct wire_frame *out, enum wire_kind want, uint64_t tag,
@@ -151,8 +132,8 @@ static int answer(struct err *e, struct store_client *c, struct wire_frame *out,
         }
         if (rc)
             return rc;
-        if (client_tag(out) != tag) {
-            client_keep(c, out);
+        if (tag_of(out) != tag) {
+            client_unasked(c, out);
             if (c->expired && !was) { /* no answer comes any more */
                 c->why = KV_WHY_EXPIRED;
                 return err_set(e, ERR_NO, "the lease has ended: all that was held is gone");
@@ -165,11 +146,6 @@ static int answer(struct err *e, struct store_client *c, struct wire_frame *out,
             return 0;
         return err_set(e, ERR_PROTO, "kvstore answers with a %s frame", wire_kind_name(out->kind));
     }
-}
-
-int client_send(struct err *e, struct store_client *c, const struct wire_frame *f, int64_t end_ms)
-{
-    return send_all(e, c, f, -1, end_ms);
 }
 
 /* A call while the connection is being made anew waits for it. */
@@ -351,8 +327,7 @@ int store_client_open(struct err *e, struct store_client **out, const struct sto
     if (!c)
         return err_nomem(e, "a client", sizeof *c);
     c->sock = c->fd_in = c->stop[0] = c->stop[1] = -1;
-    list_init(&c->seqs);
-    list_init(&c->events);
+    list_init(&c->news);
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->wlock, NULL);
     c->timeout_ms = o->timeout_ms ? o->timeout_ms : TIMEOUT_MS;
@@ -375,20 +350,11 @@ int store_client_open(struct err *e, struct store_client **out, const struct sto
     return 0;
 }
 
-void store_event_free(struct store_event *v)
+static void free_news(struct store_client *c)
 {
-    free(v->stored);
-    free(v->evicted);
-    *v = (struct store_event){0};
-}
-
-static void free_queue(struct list *l)
-{
-    list_each_safe (struct queued, q, l, node) {
-        store_event_free(&q->event);
+    list_each_safe (struct queued, q, &c->news, node)
         free(q);
-    }
-    list_init(l);
+    list_init(&c->news);
 }
 
 void store_client_close(struct store_client *c)
@@ -406,8 +372,7 @@ void store_client_close(struct store_client *c)
         close(c->sock);
     if (c->fd_in >= 0)
         close(c->fd_in);
-    free_queue(&c->seqs);
-    free_queue(&c->events);
+    free_news(c);
     kv_arena_free(c->arena);
     wire_arena_free(c->mem);
     free(c->in.p);
@@ -436,7 +401,7 @@ int store_client_renew_all(struct err *e, struct store_client *c)
     if (come_and_go(e, c))
         return client_done(c, e->code);
     c->id = c->key = 0;
-    free_queue(&c->seqs);
+    free_news(c);
     int rc = connect_until(e, c, client_now_ms() + c->timeout_ms);
     c->expired = rc != 0 && c->expired;
     if (rc) {

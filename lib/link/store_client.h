@@ -18,7 +18,7 @@ struct store_client;
 struct store_client_opts {
     const char *url;            /* "unix:PATH" */
     const char *name;           /* of this program */
-    const struct kv_kind *kind; /* NULL: only stat and watch */
+    const struct kv_kind *kind; /* NULL: only stat */
     int timeout_ms;             /* of a call; 0: 10 s. To connect too */
     bool no_thread;             /* tests: no heartbeat, no connecting again */
 };
@@ -47,16 +47,6 @@ int store_client_stat(struct err *e, struct store_client *c, struct wire_kv_stat
 
 /* News of a sequence that waited: ERR_NO where none came in time. */
 int store_client_news(struct err *e, struct store_client *c, struct kv_seq_info *out, int timeout_ms);
-
-/* After store_client_watch, what is there and what changes: digests, owned by the caller. ERR_NO: none in time. */
-struct store_event {
-    bool reset;
-    uint8_t *stored, *evicted; /* [n][32] */
-    uint64_t n_stored, n_evicted;
-};
-int store_client_watch(struct err *e, struct store_client *c);
-int store_client_event(struct err *e, struct store_client *c, struct store_event *out, int timeout_ms);
-void store_event_free(struct store_event *v);
 
 /* After KV_WHY_EXPIRED: a new client on a new connection. The arena may be another one: the old mapping is gone. */
 int store_client_renew_all(struct err *e, struct store_client *c);

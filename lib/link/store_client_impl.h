@@ -8,13 +8,13 @@
 
 #include "base/buf.h"
 #include "base/list.h"
+#include "base/socket.h"
 #include "link/socket.h"
 #include "link/store_client.h"
 
-struct queued { /* a frame that came unasked */
+struct queued { /* news of a sequence */
     struct list node;
     struct kv_seq_info seq;
-    struct store_event event;
 };
 
 struct store_client {
@@ -37,7 +37,7 @@ struct store_client {
     struct buf in;
     size_t skip; /* bytes of the frame that was given out last, still in `in` */
     struct wire_arena *mem;
-    struct list seqs, events; /* queued */
+    struct list news; /* queued */
 
     pthread_t thread;
     bool has_thread;
@@ -55,12 +55,8 @@ int client_done(struct store_client *c, int rc); /* returns rc */
 int client_ready(struct err *e, struct store_client *c, int64_t end_ms);
 /* The next frame, borrowed until the next one. ERR_NO: none in time. */
 int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, int64_t end_ms);
-/* Queues what came unasked. */
-void client_keep(struct store_client *c, const struct wire_frame *f);
-
-/* Sends without waiting. With the lock held. */
-int client_send(struct err *e, struct store_client *c, const struct wire_frame *f, int64_t end_ms);
-uint64_t client_tag(const struct wire_frame *f); /* 0: it came unasked */
+/* A frame that is not the response to the call under way: news are queued, a late response is dropped. */
+void client_unasked(struct store_client *c, const struct wire_frame *f);
 void client_info(struct kv_seq_info *out, const struct wire_kv_seq *q);
 
 #endif

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "link/notify.h"
+#include "proc/notify.h"
 #include "proc/proc.h"
 
 #define WAIT_IDLE_MS 200 /* looks at signals and at what is due */
@@ -155,7 +155,7 @@ static int drain(struct err *e, struct serve *v, bool *over)
         v->term_ns = now;
         v->drain_ns = now + v->r.s.o->drain_s * 1000 * NS_MS;
         worker_link_drain(v->link, true);
-        link_notify(&n, "STOPPING=1", -1);
+        proc_notify(&n, "STOPPING=1", -1);
     }
     for (struct request *q = v->r.head; q && !rc && now >= v->drain_ns; q = q->next)
         if (q->state != REQUEST_CLOSED)
@@ -228,7 +228,7 @@ static int run(struct err *e, struct serve *v)
     struct err manager = {0};
     tell_room(v);
     v->r.s.load_ns = 0; /* no request waits for what was loaded before it came */
-    int rc = link_ready(e, &manager, v->r.s.o->ready_fd);
+    int rc = proc_ready(e, &manager, v->r.s.o->ready_fd);
     if (manager.code)
         serve_say(v, "%s", manager.text);
     return rc ? rc : runner_run(e, &v->r);

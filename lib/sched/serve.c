@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/time.h"
-#include "link/notify.h"
+#include "proc/notify.h"
 #include "proc/proc.h"
 #include "sched/serve_impl.h"
 
@@ -244,7 +244,7 @@ int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o
     rc = rc ? rc : session_hub_new(e, &v.hub, &opts);
     rc = rc ? rc : session_listen(e, &v.listener, v.hub, o->url, "worker gateway tool", NULL);
     rc = rc ? rc : stores_open(e, &v);
-    rc = rc ? rc : link_ready(e, NULL, o->ready_fd);
+    rc = rc ? rc : proc_ready(e, NULL, o->ready_fd);
     rc = rc ? rc : run(e, &v);
     sched_set_sink(s, &(struct sched_sink){0});
     handle_tell(s, NULL, NULL);

@@ -3,7 +3,7 @@
  * d of `prompt SEED N` is the same for the same seed and, below block SHARED, for all seeds.
  *
  *   kv_client URL MODEL_BYTE ARITH   the kind has 2 layers, 1 head of 64, int8, a fingerprint of 32 times MODEL_BYTE
- *   kv_client URL watch              prints events until the end of its input
+ *   kv_client URL watch              prints events until the store ends
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/time.h"
+#include "link/session.h"
 #include "link/store_client.h"
 
 #define BLOCKS_MAX 16384
@@ -245,18 +246,45 @@ static int one(struct err *e, struct store_client *c, const char *line)
     return err_set(e, ERR_USAGE, "what is '%s'?", word);
 }
 
-static int watch(struct err *e, struct store_client *c)
+static int watch_event(struct err *e, struct wire_arena *a, const struct session_event *ev)
 {
-    struct store_event v;
-    int rc = store_client_watch(e, c);
-    while (!rc) {
-        rc = store_client_event(e, c, &v, 100000);
-        if (rc)
-            break;
-        printf("%sstored %" PRIu64 " evicted %" PRIu64 "\n", v.reset ? "reset " : "", v.n_stored, v.n_evicted);
-        fflush(stdout);
-        store_event_free(&v);
+    struct wire_frame f = {.kind = WIRE_KV_OPEN, .kv_open = {.tag = 1, .from = wire_str_of("kv_client")}};
+    int rc = 0;
+    wire_arena_reset(a);
+    if (ev->type == SESSION_UP) {
+        rc = session_send(e, ev->s, &f);
+        f = (struct wire_frame){.kind = WIRE_KV_WATCH, .kv_tag = {.tag = 2}};
+        return rc ? rc : session_send(e, ev->s, &f);
     }
+    if (ev->type != SESSION_FRAME)
+        return err_set(e, ERR_SYS, "%s", ev->err.text);
+    rc = session_frame(e, &f, a, ev);
+    if (!rc && f.kind == WIRE_KV_ARENA)
+        puts("here");
+    if (!rc && f.kind == WIRE_KV_EVENT)
+        printf("%sstored %zu evicted %zu\n", f.kv_event.reset ? "reset " : "", f.kv_event.stored.n / KV_DIGEST,
+               f.kv_event.evicted.n / KV_DIGEST);
+    fflush(stdout);
+    return rc;
+}
+
+static int watch(struct err *e, const char *url)
+{
+    struct session_hub *h = NULL;
+    struct session *s;
+    struct session_event ev;
+    struct session_hub_opts o = {.self = {"tool", "", 0}};
+    struct wire_arena *a = wire_arena_new();
+    int rc = a ? session_hub_new(e, &h, &o) : err_nomem(e, "an arena", 0);
+    rc = rc ? rc : session_dial_plain(e, &s, h, url, NULL);
+    while (!rc) {
+        session_hub_wait(h, -1);
+        while (!rc && session_hub_next(h, &ev))
+            rc = watch_event(e, a, &ev);
+    }
+    session_hub_free(h);
+    wire_arena_free(a);
+    fprintf(stderr, "kv_client: %s\n", e->text);
     return rc;
 }
 
@@ -265,26 +293,25 @@ int main(int argc, char **argv)
     struct err e = {0};
     struct store_client *c;
     struct kv_kind k = {.type = KERN_KV_INT8, .n_layer = 2, .n_kv_head = 1, .head_dim = 64};
-    bool only_watch = argc == 3 && !strcmp(argv[2], "watch");
     if (argc < 3)
         return ERR_USAGE;
+    if (argc == 3 && !strcmp(argv[2], "watch"))
+        return watch(&e, argv[1]);
     memset(k.model, (int)strtol(argv[2], NULL, 16), sizeof k.model);
     snprintf(k.arith, sizeof k.arith, "%s", argc > 3 ? argv[3] : "pp1");
     snprintf(k.layout, sizeof k.layout, "%s", "cpu-hl1");
-    struct store_client_opts o = {
-        .url = argv[1], .name = "kv_client", .kind = only_watch ? NULL : &k, .timeout_ms = 3000};
+    struct store_client_opts o = {.url = argv[1], .name = "kv_client", .kind = &k, .timeout_ms = 3000};
     if (store_client_open(&e, &c, &o)) {
         fprintf(stderr, "kv_client: %s\n", e.text);
         return e.code;
     }
     puts("here");
     fflush(stdout);
-    int rc = only_watch ? watch(&e, c) : 0;
-    for (char line[256]; !only_watch && fgets(line, sizeof line, stdin);) {
+    for (char line[256]; fgets(line, sizeof line, stdin);) {
         if (one(&e, c, line))
             printf("no %d: %s\n", (int)store_client_why(c), e.text);
         fflush(stdout);
     }
     store_client_close(c);
-    return rc;
+    return 0;
 }

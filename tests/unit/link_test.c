@@ -17,9 +17,9 @@
 #include <unistd.h>
 
 #include "base/loop.h"
-#include "link/notify.h"
+#include "base/socket.h"
 #include "link/server.h"
-#include "link/socket.h"
+#include "proc/notify.h"
 
 #define OK(call)                                                                                                       \
     do {                                                                                                               \
@@ -306,22 +306,22 @@ static void the_manager_is_told(void **state)
     snprintf(file, sizeof file, "/tmp/link_test.%d.n", (int)getpid());
     snprintf(a.sun_path, sizeof a.sun_path, "%s", file);
     unsetenv("NOTIFY_SOCKET");
-    OK(link_notify(&e, "READY=1", -1));
+    OK(proc_notify(&e, "READY=1", -1));
     int sock = socket(AF_UNIX, SOCK_DGRAM, 0);
     assert_int_equal(bind(sock, (struct sockaddr *)&a, sizeof a), 0);
     setenv("NOTIFY_SOCKET", file, 1);
-    OK(link_notify(&e, "READY=1", -1));
+    OK(proc_notify(&e, "READY=1", -1));
     assert_int_equal(recv(sock, got, sizeof got, MSG_DONTWAIT), 7);
     assert_memory_equal(got, "READY=1", 7);
     close(sock);
     unlink(file);
-    assert_int_equal(link_notify(&e, "READY=1", -1), ERR_SYS);
+    assert_int_equal(proc_notify(&e, "READY=1", -1), ERR_SYS);
     unsetenv("NOTIFY_SOCKET");
-    assert_int_equal(link_kept_fd("arena"), -1);
+    assert_int_equal(proc_kept_fd("arena"), -1);
     setenv("LISTEN_FDS", "2", 1);
     setenv("LISTEN_FDNAMES", "other:arena", 1);
     setenv("LISTEN_PID", "1", 1);
-    assert_int_equal(link_kept_fd("arena"), -1);
+    assert_int_equal(proc_kept_fd("arena"), -1);
 }
 
 /* The readiness message is one piece, and its descriptor is closed after it. */
@@ -329,7 +329,7 @@ static void readiness_is_one_message(void **state)
 {
     (void)state;
     struct err e = {0};
-    char got[LINK_READY_BYTES_MAX + 64], many[LINK_READY_BYTES_MAX + 1];
+    char got[PROC_READY_BYTES_MAX + 64], many[PROC_READY_BYTES_MAX + 1];
     memset(many, 'x', sizeof many - 1);
     many[sizeof many - 1] = 0;
     const char *const addresses[] = {"", "HTTP=http://127.0.0.1:8000\nOLLAMA=unix:there\n", many};
@@ -338,7 +338,7 @@ static void readiness_is_one_message(void **state)
         int p[2];
         size_t n = strlen(addresses[i]);
         assert_int_equal(pipe(p), 0);
-        OK(i ? link_ready_at(&e, NULL, p[1], addresses[i]) : link_ready(&e, NULL, p[1]));
+        OK(i ? proc_ready_at(&e, NULL, p[1], addresses[i]) : proc_ready(&e, NULL, p[1]));
         assert_int_equal(read(p[0], got, sizeof got), 6 + n);
         assert_memory_equal(got, "ready\n", 6);
         assert_memory_equal(got + 6, addresses[i], n);
@@ -347,12 +347,12 @@ static void readiness_is_one_message(void **state)
     }
     memset(got, 'x', sizeof got - 1);
     got[sizeof got - 1] = 0;
-    assert_int_equal(link_ready_at(&e, NULL, 0, got), ERR_USAGE);
-    OK(link_ready(&e, NULL, -1));
+    assert_int_equal(proc_ready_at(&e, NULL, 0, got), ERR_USAGE);
+    OK(proc_ready(&e, NULL, -1));
     setenv("NOTIFY_SOCKET", "/nowhere/at/all", 1);
     struct err manager = {0};
-    assert_int_equal(link_ready(&e, NULL, -1), ERR_SYS);
-    OK(link_ready(&e, &manager, -1));
+    assert_int_equal(proc_ready(&e, NULL, -1), ERR_SYS);
+    OK(proc_ready(&e, &manager, -1));
     assert_int_equal(manager.code, ERR_SYS);
     unsetenv("NOTIFY_SOCKET");
 }

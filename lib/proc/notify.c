@@ -1,17 +1,19 @@
-#include "link/notify.h"
+#include "proc/notify.h"
 
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
-#include "link/socket.h"
+#include "base/socket.h"
 
 #define FIRST_FD 3
 
-int link_notify(struct err *e, const char *text, int fd)
+int proc_notify(struct err *e, const char *text, int fd)
 {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -34,19 +36,19 @@ int link_notify(struct err *e, const char *text, int fd)
     return rc;
 }
 
-int link_ready(struct err *e, struct err *manager, int fd)
+int proc_ready(struct err *e, struct err *manager, int fd)
 {
-    return link_ready_at(e, manager, fd, "");
+    return proc_ready_at(e, manager, fd, "");
 }
 
-int link_ready_at(struct err *e, struct err *manager, int fd, const char *addresses)
+int proc_ready_at(struct err *e, struct err *manager, int fd, const char *addresses)
 {
-    char text[LINK_READY_BYTES_MAX + 8];
+    char text[PROC_READY_BYTES_MAX + 8];
     int n = snprintf(text, sizeof text, "ready\n%s", addresses);
     if (n >= (int)sizeof text)
         return err_set(e, ERR_USAGE, "the addresses of a readiness message have %zu bytes, the limit is %d",
-                       strlen(addresses), LINK_READY_BYTES_MAX);
-    if (link_notify(manager ? manager : e, "READY=1", -1) && !manager)
+                       strlen(addresses), PROC_READY_BYTES_MAX);
+    if (proc_notify(manager ? manager : e, "READY=1", -1) && !manager)
         return e->code;
     if (fd < 0)
         return 0;
@@ -69,7 +71,7 @@ static int place_of(const char *names, const char *name)
     return -1;
 }
 
-int link_kept_fd(const char *name)
+int proc_kept_fd(const char *name)
 {
     const char *fds = getenv("LISTEN_FDS"), *pid = getenv("LISTEN_PID");
     if (!fds || !pid || strtol(pid, NULL, 10) != getpid())

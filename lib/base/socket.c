@@ -1,0 +1,58 @@
+#include "base/socket.h"
+
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+ssize_t socket_send(int sock, const void *p, size_t n, int fd)
+{
+    struct iovec iov = {(void *)(uintptr_t)p, n};
+    union {
+        char room[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } u;
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (fd >= 0) {
+        memset(&u, 0, sizeof u);
+        m.msg_control = u.room;
+        m.msg_controllen = sizeof u.room;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    return sendmsg(sock, &m, MSG_NOSIGNAL);
+}
+
+#define FDS_MAX 16
+
+/* However many are sent, none is left open unseen. */
+static void take_fds(struct msghdr *m, int *fd)
+{
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < n; i++) {
+            if (*fd >= 0)
+                close(*fd);
+            memcpy(fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+        }
+    }
+}
+
+ssize_t socket_recv(int sock, void *p, size_t n, int *fd)
+{
+    struct iovec iov = {p, n};
+    union {
+        char room[CMSG_SPACE(FDS_MAX * sizeof(int))];
+        struct cmsghdr align;
+    } u;
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = u.room, .msg_controllen = sizeof u.room};
+    ssize_t got = recvmsg(sock, &m, MSG_CMSG_CLOEXEC);
+    if (got >= 0)
+        take_fds(&m, fd);
+    return got;
+}

@@ -1,0 +1,17 @@
+/*
+ * Bytes over a socket with a descriptor beside them (SCM_RIGHTS). Like send and recv, with errno, but never raising a
+ * signal.
+ */
+#ifndef BASE_SOCKET_H
+#define BASE_SOCKET_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+/* fd: a copy of it goes beside the first byte; -1: none. */
+ssize_t socket_send(int sock, const void *p, size_t n, int fd);
+/* *fd: in, a descriptor that the caller holds (-1: none); out, the one that was received last, if any. The one held
+ * before is then closed, as are all that came before the last. */
+ssize_t socket_recv(int sock, void *p, size_t n, int *fd);
+
+#endif
