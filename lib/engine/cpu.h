@@ -9,8 +9,9 @@
 
 #define BLOCK_ROWS 64
 #define LOGITS_ROWS 32 /* logits of a pass of cpu_sample; a multiple of 8 */
-#define ROWS_ALONE 8   /* up to so many, each thread computes its own copy of the normed rows: waiting would cost more \
-                        */
+#define ROWS_ALONE                                                                                                     \
+    8 /* up to so many, each thread computes its own copy of the normed rows: waiting would cost more                  \
+       */
 
 struct thread_ctx {               /* buffers of one thread */
     struct kern_act act;          /* normed rows, up to ROWS_ALONE */

@@ -13,8 +13,9 @@
 #include "proc/proc.h"
 
 #define LINE 64
-#define SPIN 4000 /* about 40 µs of pauses: longer than a stage's imbalance, shorter than a time slice of the kernel  \
-                   */
+#define SPIN                                                                                                           \
+    4000 /* about 40 µs of pauses: longer than a stage's imbalance, shorter than a time slice of the kernel           \
+          */
 
 struct stage {
     _Alignas(LINE) _Atomic int64_t next; /* first unit that no thread has taken; with claims, a bit a unit */

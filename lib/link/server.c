@@ -280,22 +280,17 @@ int link_server_new(struct err *e, struct link_server **out, bool *stale, struct
     return 0;
 }
 
-void link_server_stop_accepting(struct link_server *s)
-{
-    if (!s->sock.loop)
-        return;
-    loop_fd_remove(&s->sock);
-    close(s->sock.fd);
-    unlink(s->address.sun_path);
-}
-
 void link_server_free(struct link_server *s)
 {
     if (!s)
         return;
     list_each_safe (struct link_conn, c, &s->conns, node)
         end(c);
-    link_server_stop_accepting(s);
+    if (s->sock.loop) {
+        loop_fd_remove(&s->sock);
+        close(s->sock.fd);
+        unlink(s->address.sun_path);
+    }
     wire_arena_free(s->arena);
     free(s);
 }

@@ -36,7 +36,6 @@ struct link_ops {
 int link_server_new(struct err *e, struct link_server **out, bool *stale, struct loop *l, const char *url,
                     const struct link_ops *ops, void *arg);
 void link_server_free(struct link_server *s); /* closes all, removes the socket */
-void link_server_stop_accepting(struct link_server *s);
 
 /* Queues a frame, and a copy of a descriptor beside it (-1: none), of which one may wait at a time. A failure closes
  * the connection. */

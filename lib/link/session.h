@@ -134,7 +134,7 @@ void session_bye(struct session *s, uint32_t timeout_ms);
 int session_send(struct err *e, struct session *s, const struct wire_frame *f);
 /* The same for one frame that is encoded already, with its length prefix. */
 int session_send_bytes(struct err *e, struct session *s, const uint8_t *p, size_t n);
-/* Whether a frame of n bytes would be taken now. */
+/* Whether a frame of n bytes would be accepted now. */
 bool session_has_room(const struct session *s, size_t n);
 
 /* Frames queued and acknowledged on the present connection, cumulative; both 0 after SESSION_DOWN. A frame that was

@@ -153,7 +153,7 @@ void core_free(struct core *c)
     free(c->in.p);
     free(c->out.p);
     free(c->writing.p);
-    free(c->sizes);
+    free(c->sizes.p);
     memset(c, 0, sizeof *c);
 }
 
@@ -204,8 +204,10 @@ static int on_ack(struct err *e, struct core *c, uint64_t n)
     if (n > c->sent || n < c->acked)
         return err_set(e, ERR_PROTO, "%llu frames acknowledged, %llu were before and %llu were sent",
                        (unsigned long long)n, (unsigned long long)c->acked, (unsigned long long)c->sent);
-    for (; c->acked < n; c->acked++)
-        c->unacked_bytes -= c->sizes[c->acked % c->sizes_cap];
+    for (uint32_t size; c->acked < n; c->acked++, buf_take(&c->sizes, sizeof size)) {
+        memcpy(&size, c->sizes.p + c->sizes.at, sizeof size);
+        c->unacked_bytes -= size;
+    }
     return 0;
 }
 
@@ -359,29 +361,11 @@ bool core_has_room(const struct core *c, size_t n)
     return c->state == CORE_UP && !c->lost && (!ahead || ahead + n <= c->o.window);
 }
 
-/* Room in the ring for one more size. */
-static bool reserve_size(struct core *c)
-{
-    uint64_t n = c->sent - c->acked;
-    if (n < c->sizes_cap || c->o.plain)
-        return true;
-    size_t cap = c->sizes_cap ? 2 * c->sizes_cap : 64;
-    uint32_t *sizes = malloc(cap * sizeof *sizes);
-    if (!sizes)
-        return false;
-    for (uint64_t i = c->acked; i < c->sent; i++)
-        sizes[i % cap] = c->sizes[i % c->sizes_cap];
-    free(c->sizes);
-    c->sizes = sizes;
-    c->sizes_cap = cap;
-    return true;
-}
-
 static int can_send(struct err *e, struct core *c)
 {
     if (c->state != CORE_UP || c->lost)
         return err_set(e, ERR_USAGE, "the session is not connected");
-    return reserve_size(c) ? 0 : err_nomem(e, "a session", c->sizes_cap * 2 * sizeof *c->sizes);
+    return buf_reserve(&c->sizes, sizeof(uint32_t)) ? 0 : err_nomem(e, "a session", buf_left(&c->sizes));
 }
 
 /* The frame lies behind the first `before` bytes of out: it is counted, or taken away again. */
@@ -401,7 +385,9 @@ static int queued(struct err *e, struct core *c, size_t before, uint64_t now)
     }
     c->out.n = before + n;
     if (!c->o.plain) {
-        c->sizes[c->sent % c->sizes_cap] = (uint32_t)n;
+        uint32_t size = (uint32_t)n;
+        memcpy(c->sizes.p + c->sizes.n, &size, sizeof size);
+        c->sizes.n += sizeof size;
         c->unacked_bytes += n;
     }
     c->sent++;

@@ -53,8 +53,7 @@ struct core {
     struct buf out, writing; /* queued; being written, where it stays */
     uint64_t sent, acked;    /* frames of ours, without session_* */
     uint64_t unacked_bytes;
-    uint32_t *sizes; /* of frames acked … sent-1, a ring */
-    size_t sizes_cap;
+    struct buf sizes; /* of the frames that are sent and not acked, a uint32_t each */
 
     uint64_t born_ms, seen_ms, wrote_ms; /* wrote: the last frame was queued */
     uint64_t end_ms;                     /* LEAVING, ENDED: not later than this */

@@ -72,17 +72,12 @@ static int begin(struct err *e, struct worker_link *w)
 static int copy_opts(struct err *e, struct worker_link *w, const struct worker_link_opts *o)
 {
     w->o = *o;
-    w->url = strdup(o->sched);
-    w->name = strdup(o->name);
-    w->store = strdup(o->store ? o->store : "");
-    w->compat = strdup(o->compat ? o->compat : "");
     w->mem = wire_arena_new();
-    if (!w->url || !w->name || !w->store || !w->compat || !w->mem)
+    if (!w->mem)
         return err_nomem(e, "a worker", sizeof *w);
     if (strlen(o->role) >= sizeof w->role)
         return err_set(e, ERR_USAGE, "'%.80s' is no role", o->role);
     memcpy(w->role, o->role, strlen(o->role) + 1);
-    w->o.sched = w->o.name = w->o.role = w->o.store = w->o.compat = NULL;
     while (!w->inc)
         if (getrandom(&w->inc, sizeof w->inc, 0) < 0)
             return err_sys(e, "random bytes");
@@ -142,10 +137,6 @@ void worker_link_close(struct worker_link *w)
         close(w->fd);
     pthread_mutex_destroy(&w->lock);
     wire_arena_free(w->mem);
-    free(w->url);
-    free(w->name);
-    free(w->store);
-    free(w->compat);
     free(w);
 }
 

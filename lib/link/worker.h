@@ -30,12 +30,12 @@
 
 struct worker_link;
 
-struct worker_link_opts {
-    const char *sched;  /* url */
-    const char *name;   /* unique among the workers of a scheduler */
-    const char *role;   /* prefill, decode or both */
-    const char *store;  /* name of its kvstore; "": none */
-    const char *compat; /* model, KV type and arithmetic */
+struct worker_link_opts { /* the strings are borrowed until worker_link_close */
+    const char *sched;    /* url */
+    const char *name;     /* unique among the workers of a scheduler */
+    const char *role;     /* prefill, decode or both */
+    const char *store;    /* name of its kvstore; "": none */
+    const char *compat;   /* model, KV type and arithmetic */
     uint32_t seqs;
     uint64_t blocks;
     uint32_t max_len, chunk;

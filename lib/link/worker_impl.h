@@ -73,7 +73,6 @@ struct worker_link {
     struct session_hub *hub;
     int fd;
 
-    char *url, *name, *store, *compat;
     char role[WIRE_NAME_BYTES_MAX + 1];
     struct worker_link_opts o;
     uint64_t inc;

@@ -71,13 +71,13 @@ int report_add(struct err *e, struct worker_link *w, struct order *o, const stru
     if (word < 0)
         return err_set(e, ERR_USAGE, "'%.*s' is no report", (int)r->what.n, r->what.p);
     struct wire_frame f = {.kind = WIRE_REPORT, .report = *r};
-    f.report.worker = wire_str_of(w->name);
+    f.report.worker = wire_str_of(w->o.name);
     f.report.inc = w->inc;
     f.report.gw = wire_str_of(o->gw);
     f.report.job = o->job;
     f.report.order = o->id;
     f.report.attempt = o->attempt;
-    f.report.store = wire_str_of(word == PREFILLED ? w->store : NULL);
+    f.report.store = wire_str_of(word == PREFILLED ? w->o.store : NULL);
     f.report.extra = (struct wire_extra){0};
     int rc = message_new(e, &m, o, &f);
     if (rc)

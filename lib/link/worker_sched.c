@@ -9,7 +9,7 @@
 
 static int dial(struct err *e, struct worker_link *w)
 {
-    return session_dial(e, &w->sched, w->hub, w->url, "sched", NULL);
+    return session_dial(e, &w->sched, w->hub, w->o.sched, "sched", NULL);
 }
 
 /* ---- join ---- */
@@ -41,11 +41,11 @@ static int encode_join(struct err *e, uint8_t **p, size_t *n, const struct worke
         return err_nomem(e, "a join", (n_run + 1) * sizeof *run);
     put_runs(run, n_run, w);
     struct wire_frame f = {.kind = WIRE_JOIN,
-                           .join = {.worker = wire_str_of(w->name),
+                           .join = {.worker = wire_str_of(w->o.name),
                                     .inc = w->inc,
                                     .role = wire_str_of(w->role),
-                                    .store = wire_str_of(w->store),
-                                    .compat = wire_str_of(w->compat),
+                                    .store = wire_str_of(w->o.store),
+                                    .compat = wire_str_of(w->o.compat),
                                     .seqs = w->o.seqs,
                                     .blocks = w->o.blocks,
                                     .max_len = w->o.max_len,
@@ -67,7 +67,7 @@ int sched_open(struct err *e, struct worker_link *w)
 {
     uint8_t *p;
     size_t n;
-    struct session_hub_opts o = {.self = {"worker", w->name, w->inc}};
+    struct session_hub_opts o = {.self = {"worker", w->o.name, w->inc}};
     int rc = encode_join(e, &p, &n, w); /* names that cannot be encoded are found now */
     free(p);
     rc = rc ? rc : session_hub_new(e, &w->hub, &o);
@@ -131,7 +131,7 @@ static struct wire_frame capacity_now(const struct worker_link *w)
 {
     const struct worker_room *r = &w->room;
     return (struct wire_frame){.kind = WIRE_CAPACITY,
-                               .capacity = {.worker = wire_str_of(w->name),
+                               .capacity = {.worker = wire_str_of(w->o.name),
                                             .inc = w->inc,
                                             .orders = w->n_counted,
                                             .seqs = r->seqs,
