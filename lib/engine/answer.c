@@ -194,12 +194,6 @@ int answer_stop_index(const struct answer *a)
     return a->stop_index;
 }
 
-const uint32_t *answer_ids(const struct answer *a, size_t *n)
-{
-    *n = a->n;
-    return a->ids;
-}
-
 const uint32_t *answer_banned(const struct answer *a, size_t *n)
 {
     *n = a->n < a->p.min_tokens ? a->n_banned : 0;

@@ -37,7 +37,6 @@ int answer_push(struct err *e, struct answer *a, uint32_t id, const char **text,
 
 /* The index of the stop string that matched (ANSWER_STOP_TEXT). */
 int answer_stop_index(const struct answer *a);
-const uint32_t *answer_ids(const struct answer *a, size_t *n);
 
 /* Ids that must not be chosen next: end tokens and stop ids before min_tokens. */
 const uint32_t *answer_banned(const struct answer *a, size_t *n);

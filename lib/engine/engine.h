@@ -78,7 +78,8 @@ int engine_step(struct err *e, struct engine *g, const struct engine_chunk *chun
                 engine_layer_fn *layer_done, void *arg);
 
 /* Logits of wanted rows first … first+n-1 (first a multiple of 8) of the last step; out: [n][ld], 64-byte aligned, ld =
- * engine_logits_ld. ERR_NO: the backend has none. */
+ * engine_logits_ld. ERR_NO: the backend has none. The programs sample with engine_sample; this is the only way to see
+ * logits for the tests of a backend and for tests/tools/logits, which compares them with the float32 reference. */
 int64_t engine_logits_ld(const struct engine *g);
 int engine_logits(struct err *e, struct engine *g, float *out, int64_t first, int64_t n);
 

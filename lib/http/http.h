@@ -77,9 +77,7 @@ int http_step(struct err *e, struct http *h); /* does not wait; sends what was w
 const char *http_method(const struct http_request *r); /* "GET" */
 const char *http_path(const struct http_request *r);   /* without host and query, percent-decoded */
 int http_surface(const struct http_request *r);
-bool http_is_tls(const struct http_request *r);
 const char *http_header(const struct http_request *r, const char *name); /* of any case; NULL: none */
-const char *http_query(const struct http_request *r, const char *name);  /* NULL: none; "" without a value */
 const char *http_body(const struct http_request *r, size_t *n);          /* NUL-terminated */
 const char *http_peer(const struct http_request *r);                     /* "127.0.0.1", or "unix" */
 uint64_t http_arrived_ns(const struct http_request *r);                  /* CLOCK_MONOTONIC: its first line had come */

@@ -411,23 +411,9 @@ int http_surface(const struct http_request *r)
     return r->k->l->surface;
 }
 
-bool http_is_tls(const struct http_request *r)
-{
-    return r->k->tls;
-}
-
 const char *http_header(const struct http_request *r, const char *name)
 {
     return MHD_lookup_connection_value(r->k->c, MHD_HEADER_KIND, name);
-}
-
-const char *http_query(const struct http_request *r, const char *name)
-{
-    const char *v = NULL;
-    size_t n = 0;
-    if (MHD_lookup_connection_value_n(r->k->c, MHD_GET_ARGUMENT_KIND, name, strlen(name), &v, &n) != MHD_YES)
-        return NULL;
-    return v ? v : "";
 }
 
 const char *http_body(const struct http_request *r, size_t *n)

@@ -18,7 +18,6 @@
 #define BUFFER_BYTES ((size_t)64 << 10)
 #define READ_BYTES ((size_t)16 << 10) /* asked for while a head is awaited; more would only copy payloads */
 #define KEEP_BYTES ((size_t)1 << 20)  /* a buffer over this is given back when it is empty */
-#define IOV_N 64
 
 enum place { BEFORE_HELLO, IN_STREAM, AFTER_BYE };
 
@@ -340,79 +339,39 @@ bool wire_reader_ready(const struct wire_reader *r)
 
 /* ---- payloads ---- */
 
-/* Fills iov from the descriptor, the free end of the buffer coming last. The head before it must stay where it is. */
-static int read_direct(struct err *e, struct wire_reader *r, struct iovec *iov, int n_iov)
+/* Fills dst from the descriptor, then the free end of the buffer. The head before it must stay where it is. */
+static int read_direct(struct err *e, struct wire_reader *r, uint8_t *dst)
 {
-    int i = 0;
     r->start = r->end; /* nothing is buffered: bytes before are the borrowed frame's */
     while (r->data_left) {
-        struct iovec part[IOV_N + 1];
-        int n = 0;
-        for (int k = i; k < n_iov && n < IOV_N; k++)
-            part[n++] = iov[k];
-        bool last = i + n == n_iov;
         size_t spare = r->size - r->end;
-        if (last && spare)
-            part[n++] = (struct iovec){r->buf + r->end, spare < READ_BYTES ? spare : READ_BYTES};
-        ssize_t got = readv(r->fd, part, n);
+        struct iovec part[2] = {{dst, r->data_left}, {r->buf + r->end, spare < READ_BYTES ? spare : READ_BYTES}};
+        ssize_t got = readv(r->fd, part, spare ? 2 : 1);
         if (got < 0 && !fd_again(r->fd, POLLIN))
             return err_sys(e, "%s: read failed at byte %llu", r->name, (unsigned long long)r->offset);
         if (got == 0) {
             r->eof = true;
             return truncated(e, r, r->offset - r->frame_at);
         }
-        size_t left = got < 0 ? 0 : (size_t)got;
-        for (; i < n_iov && left >= iov[i].iov_len; i++) {
-            left -= iov[i].iov_len;
-            r->offset += iov[i].iov_len;
-            r->data_left -= iov[i].iov_len;
-            iov[i].iov_len = 0;
-        }
-        if (i < n_iov) {
-            iov[i].iov_base = (char *)iov[i].iov_base + left;
-            iov[i].iov_len -= left;
-            r->offset += left;
-            r->data_left -= left;
-        } else {
-            r->end += left;
-        }
+        size_t all = got < 0 ? 0 : (size_t)got, n = all < r->data_left ? all : (size_t)r->data_left;
+        dst += n;
+        r->offset += n;
+        r->data_left -= n;
+        r->end += all - n;
     }
     return 0;
 }
 
-int wire_read_datav(struct err *e, struct wire_reader *r, const struct iovec *iov, int n_iov)
-{
-    uint64_t total = 0;
-    for (int i = 0; i < n_iov; i++)
-        total += iov[i].iov_len;
-    if (total != r->data_left)
-        return err_set(e, ERR_PROTO, "%s: frame at byte %llu: a payload of %llu bytes where %llu are awaited", r->name,
-                       (unsigned long long)r->frame_at, (unsigned long long)r->data_left, (unsigned long long)total);
-    struct iovec few[IOV_N], *rest = few;
-    if (n_iov > IOV_N) {
-        rest = malloc((size_t)n_iov * sizeof *rest);
-        if (!rest)
-            return err_nomem(e, "a payload", (size_t)n_iov * sizeof *rest);
-    }
-    int n_rest = 0;
-    for (int i = 0; i < n_iov; i++) {
-        size_t n = iov[i].iov_len < buffered(r) ? iov[i].iov_len : buffered(r);
-        if (n) {
-            memcpy(iov[i].iov_base, r->buf + r->start, n);
-            consume(r, n);
-            r->data_left -= n;
-        }
-        if (n < iov[i].iov_len)
-            rest[n_rest++] = (struct iovec){(char *)iov[i].iov_base + n, iov[i].iov_len - n};
-    }
-    int rc = r->data_left ? read_direct(e, r, rest, n_rest) : 0;
-    if (rest != few)
-        free(rest);
-    return rc;
-}
-
 int wire_read_data(struct err *e, struct wire_reader *r, void *dst, uint64_t n)
 {
-    struct iovec iov = {dst, (size_t)n};
-    return wire_read_datav(e, r, &iov, 1);
+    if (n != r->data_left)
+        return err_set(e, ERR_PROTO, "%s: frame at byte %llu: a payload of %llu bytes where %llu are awaited", r->name,
+                       (unsigned long long)r->frame_at, (unsigned long long)r->data_left, (unsigned long long)n);
+    size_t had = n < buffered(r) ? (size_t)n : buffered(r);
+    if (had) {
+        memcpy(dst, r->buf + r->start, had);
+        consume(r, had);
+        r->data_left -= had;
+    }
+    return r->data_left ? read_direct(e, r, (uint8_t *)dst + had) : 0;
 }

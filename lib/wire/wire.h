@@ -411,7 +411,6 @@ bool wire_reader_ready(
 /* Reads the payload of the blk frame just read into dst (n_data bytes), then checks nothing: the caller compares
  * wire_sum(dst) with blk.sum. Scattered: iov lengths must add up to n_data. */
 int wire_read_data(struct err *e, struct wire_reader *r, void *dst, uint64_t n);
-int wire_read_datav(struct err *e, struct wire_reader *r, const struct iovec *iov, int n_iov);
 
 struct wire_writer;
 int wire_writer_new(struct err *e, struct wire_writer **out, int fd, const char *name);
@@ -427,10 +426,8 @@ int wire_flush(struct err *e, struct wire_writer *w);
 int wire_write_raw(struct err *e, struct wire_writer *w, const uint8_t *frame, size_t n);
 /* A blk frame and its payload (n_data is set from iov). */
 int wire_write_blk(struct err *e, struct wire_writer *w, const struct wire_blk *b, const struct iovec *iov, int n_iov);
-uint64_t wire_writer_bytes(const struct wire_writer *w);
 
-uint64_t wire_sum(const void *p, size_t n);             /* XXH3-64 */
-uint64_t wire_sumv(const struct iovec *iov, int n_iov); /* the same over pieces */
+uint64_t wire_sum(const void *p, size_t n); /* XXH3-64 */
 
 /* ---- frames as JSON, for jq (cmd/frames) ---- */
 

@@ -59,11 +59,6 @@ void wire_writer_free(struct wire_writer *w)
     free(w);
 }
 
-uint64_t wire_writer_bytes(const struct wire_writer *w)
-{
-    return __atomic_load_n(&w->n_bytes, __ATOMIC_RELAXED);
-}
-
 static int write_failed(struct wire_writer *w)
 {
     if (errno == EPIPE || errno == ECONNRESET)
@@ -93,7 +88,7 @@ static int write_all(struct wire_writer *w, const struct iovec *iov, int n_iov)
                 return write_failed(w);
             continue;
         }
-        __atomic_store_n(&w->n_bytes, w->n_bytes + (uint64_t)put, __ATOMIC_RELAXED);
+        w->n_bytes += (uint64_t)put;
         size_t left = (size_t)put;
         int k = 0;
         while (k < n && left >= part[k].iov_len)

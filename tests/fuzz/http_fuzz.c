@@ -41,11 +41,10 @@ static void on_request(void *arg, struct http_request *r)
     (void)arg;
     size_t n;
     const char *path = http_path(r), *body = http_body(r, &n), *header = http_header(r, "X-A");
-    const char *query = http_query(r, "a");
     char text[300];
     assert(!body[n] && *http_method(r) && *http_peer(r) && !wrong);
     n_given++;
-    int k = snprintf(text, sizeof text, "%.100s %zu %.50s %.50s", path, n, header ? header : "-", query ? query : "-");
+    int k = snprintf(text, sizeof text, "%.100s %zu %.50s", path, n, header ? header : "-");
     http_add_header(r, "X-Echo", header ? header : "");
     switch (*path ? path[strlen(path) - 1] : 0) {
     case 's':
