@@ -102,7 +102,8 @@ static bool stamp(struct client *c, struct request *r)
     return true;
 }
 
-void request_fail(struct request *r, enum fail kind, const char *text, size_t n)
+/* Keeps the first one; text up to n bytes or its end. */
+static void request_fail(struct request *r, enum fail kind, const char *text, size_t n)
 {
     if (r->fail)
         return;

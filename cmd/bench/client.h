@@ -45,7 +45,4 @@ struct client {
     struct cli_progress bar;
 };
 
-/* Keeps the first one; text up to n bytes or its end. */
-void request_fail(struct request *r, enum fail kind, const char *text, size_t n);
-
 #endif

@@ -55,7 +55,6 @@ void kvstore_news(void *arg, const struct kv_news *n);
 void kvstore_tell_watchers(struct kvstore *k);
 /* Clients of the store before whose processes have ended are gone. True while some are absent. */
 bool kvstore_bury_absent(struct kvstore *k);
-uint64_t kvstore_pid_start(int64_t pid); /* 0: there is none */
 
 /* serve.c: what a client asks for, once it is open. */
 void kvstore_serve(struct kvstore *k, struct peer *p, const struct wire_frame *f);

@@ -13,7 +13,8 @@
 #define EVENT_BYTES ((size_t)WIRE_KV_EVENT_BYTES_MAX / 2)
 #define LAG_BYTES ((uint64_t)8 << 20) /* a watcher that has so much before it is told anew when it has read it */
 
-uint64_t kvstore_pid_start(int64_t pid)
+/* When the process started, in clock ticks after the boot; 0: it does not exist. */
+static uint64_t pid_start(int64_t pid)
 {
     char path[64], line[1024];
     snprintf(path, sizeof path, "/proc/%" PRId64 "/stat", pid);
@@ -37,7 +38,7 @@ bool kvstore_bury_absent(struct kvstore *k)
     bool any = false;
     while (k->store && kv_store_absent(k->store, &c, &pid, &start)) {
         any = true;
-        if (!start || kvstore_pid_start(pid) != start)
+        if (!start || pid_start(pid) != start)
             kv_store_gone(k->store, c, time_now_ns());
     }
     return any;
@@ -201,7 +202,7 @@ static int join(struct err *e, struct kvstore *k, struct peer *p, const struct w
         return err_set(e, ERR_NO, "the store is ending");
     } else {
         int64_t pid = link_pid(p->conn);
-        rc = kv_store_join(e, k->store, &p->client, pid, kvstore_pid_start(pid), time_now_ns());
+        rc = kv_store_join(e, k->store, &p->client, pid, pid_start(pid), time_now_ns());
     }
     return rc;
 }

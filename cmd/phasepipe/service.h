@@ -73,7 +73,6 @@ enum service_state {
     SERVICE_DRAINING,
     SERVICE_EXITED,
 };
-const char *service_state_name(enum service_state s);
 
 /* What is run: the words are owned. `--ready-fd N` is put behind them. */
 struct command {

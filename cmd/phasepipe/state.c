@@ -15,7 +15,7 @@
 
 #define STALE_MS_EACH 2000 /* by itself, then after a SIGTERM, then after a SIGKILL */
 
-const char *service_state_name(enum service_state s)
+static const char *state_name(enum service_state s)
 {
     static const char *const names[] = {"waiting", "starting", "ready", "backing-off", "draining", "exited"};
     return names[s];
@@ -24,7 +24,7 @@ const char *service_state_name(enum service_state s)
 static json_t *describe(const struct service *v)
 {
     return json_pack("{s:s,s:s,s:s,s:s,s:i,s:I,s:I}", "name", v->name, "program", command_program(&v->command), "role",
-                     v->role, "state", service_state_name(v->state), "pid", (int)v->pid, "born", (json_int_t)v->born,
+                     v->role, "state", state_name(v->state), "pid", (int)v->pid, "born", (json_int_t)v->born,
                      "restarts", (json_int_t)v->restarts);
 }
 

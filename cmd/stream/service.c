@@ -26,7 +26,8 @@ void pieces_add(struct pieces *l, struct piece *x)
     l->last = &x->next;
 }
 
-struct piece *pieces_all(struct pieces *l)
+/* Takes all pieces out of the list. */
+static struct piece *pieces_all(struct pieces *l)
 {
     struct piece *all = l->first;
     l->first = NULL;

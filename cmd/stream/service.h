@@ -51,7 +51,6 @@ struct service {
 };
 
 void pieces_add(struct pieces *l, struct piece *x);
-struct piece *pieces_all(struct pieces *l); /* and leaves it empty */
 void service_wake(struct service *s);
 
 /* reader.c: the thread that reads requests. */

@@ -54,8 +54,6 @@ void page_family(struct page *p, const char *name, const char *type, const char 
 void page_u64(struct page *p, const struct label *l, size_t n, uint64_t v);
 void page_number(struct page *p, const struct label *l, size_t n, double v);
 void page_histogram(struct page *p, const struct label *l, size_t n, const struct histogram *h);
-/* A number as it is written: as short as it can be and still be read as the same. */
-void number_text(char out[32], double v);
 
 /* ---- what is counted ---- */
 
@@ -94,10 +92,7 @@ void metrics_phases(struct page *p, const struct metrics *m);
 void metrics_http_rows(struct page *p, const struct metrics *m, const struct metrics_now *now);
 void metrics_sched(struct page *p, const struct api_watch *w);
 void metrics_store(struct page *p, const struct api_watch *w);
-void metrics_process(struct page *p, const struct metrics *m);
 double process_start_s(void);
-/* Of the store's pool, held / all; false: nobody has said. */
-bool metrics_kv_usage(double *out, const struct api_watch *w);
 /* Status of a column, 0: the client had gone, 1: any other. */
 int metrics_code(size_t column);
 

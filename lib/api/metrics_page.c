@@ -93,7 +93,8 @@ void page_family(struct page *p, const char *name, const char *type, const char 
     str_add_text(&p->out, "\n");
 }
 
-void number_text(char out[32], double v)
+/* As short as it can be and still be read as the same number. */
+static void number_text(char out[32], double v)
 {
     if (!isfinite(v)) {
         snprintf(out, 32, "%s", isnan(v) ? "NaN" : v > 0 ? "+Inf" : "-Inf");

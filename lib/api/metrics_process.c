@@ -73,7 +73,7 @@ static void gauge(struct page *p, const char *name, const char *help, bool known
     page_number(p, NULL, 0, v);
 }
 
-void metrics_process(struct page *p, const struct metrics *m)
+static void metrics_process(struct page *p, const struct metrics *m)
 {
     struct timespec cpu = {0};
     struct rlimit limit = {0};

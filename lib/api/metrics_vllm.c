@@ -43,7 +43,7 @@ static bool usage_of_workers(double *out, const struct api_watch *w)
 
 /* What a new request could not have: blocks that are held, also those that wait to be handed over, those given out to
  * be written, and those of a client that died, until nobody reads them. What is only cached is free, as in vLLM. */
-bool metrics_kv_usage(double *out, const struct api_watch *w)
+static bool kv_usage(double *out, const struct api_watch *w)
 {
     const struct wire_kv_stat *s = watch_store(w);
     if (!s || !s->total)
@@ -95,7 +95,7 @@ static void cache(struct page *p, const struct api_watch *w)
         blocks = x[i].blocks_all > blocks ? x[i].blocks_all : blocks;
     page_family(p, "vllm:kv_cache_usage_perc", "gauge",
                 "KV blocks that are held, of all; 1 is all. Cached ones that nobody holds do not count.");
-    if (metrics_kv_usage(&used, w))
+    if (kv_usage(&used, w))
         page_number(p, NULL, 0, used);
     if (blocks)
         snprintf(n, sizeof n, "%llu", (unsigned long long)blocks);

@@ -42,9 +42,6 @@ int ollama_pass(struct err *e, json_t *line, const char *key);
 /* Sampling of `options`, NULL for the defaults, as fields of the line. */
 int ollama_options(struct err *e, json_t *line, const struct api_model *m, const json_t *options);
 
-/* Whether keep_alive asks for none: 0, "0", "0s". ERR_NO where it is no duration. */
-int ollama_keep_none(struct err *e, bool *none, const json_t *keep_alive);
-
 /* A prompt behind an earlier conversation: its ids, closed as the chat template closes an answer, then the new turn
  * without what only begins a conversation. *out: a new list of ids. `system`: n_system 0 for none. */
 int ollama_continue(struct err *e, json_t **out, const struct api_model *m, const json_t *context, const char *system,
@@ -81,12 +78,10 @@ size_t ollama_time(char out[OLLAMA_TIME_BYTES], int64_t s, uint32_t ns);
 
 /* ---- what is served: ollama_model.c; new references, NULL where memory is short ---- */
 
-json_t *ollama_details(const struct api_model *m);
 json_t *ollama_show(const struct api_model *m, bool verbose);
 json_t *ollama_tags(const struct api_model *m, const char *const *name, size_t n_name);
 /* `bytes`, `context`: of what workers hold; now_s: Unix time. */
 json_t *ollama_ps(const struct api_model *m, const char *const *name, size_t n_name, int64_t now_s);
-void ollama_tagged(char *out, size_t room, const char *name); /* "m" is "m:latest" */
-void ollama_human(char *out, size_t room, uint64_t n_param);  /* "134.52M" */
+void ollama_human(char *out, size_t room, uint64_t n_param); /* "134.52M" */
 
 #endif

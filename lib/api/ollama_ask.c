@@ -72,7 +72,8 @@ static size_t duration_part(bool *zero, const char *s)
     return 0;
 }
 
-int ollama_keep_none(struct err *e, bool *none, const json_t *v)
+/* Whether keep_alive asks for none: 0, "0", "0s". ERR_NO where it is no duration. */
+static int keep_none(struct err *e, bool *none, const json_t *v)
 {
     *none = false;
     if (!v || json_is_null(v))
@@ -176,8 +177,8 @@ static int read_both(struct err *e, struct ollama_ask *q, const struct api_model
     if (!q->line)
         return err_nomem(e, "a request", 0);
     if (ollama_bool(e, &q->stream, o, "stream") || ollama_bool(e, &unused, o, "truncate") ||
-        ollama_bool(e, &unused, o, "shift") || ollama_keep_none(e, none, json_object_get(o, "keep_alive")) ||
-        refuse(e, o) || ollama_options(e, q->line, m, json_object_get(o, "options")) || logprobs(e, q, o))
+        ollama_bool(e, &unused, o, "shift") || keep_none(e, none, json_object_get(o, "keep_alive")) || refuse(e, o) ||
+        ollama_options(e, q->line, m, json_object_get(o, "options")) || logprobs(e, q, o))
         return e->code;
     return pass_unknown(e, q->line, o);
 }

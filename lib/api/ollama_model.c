@@ -22,13 +22,14 @@ void ollama_human(char *out, size_t room, uint64_t n)
         snprintf(out, room, "%" PRIu64, n);
 }
 
-void ollama_tagged(char *out, size_t room, const char *name)
+/* "m" is "m:latest". */
+static void with_tag(char *out, size_t room, const char *name)
 {
     const char *slash = strrchr(name, '/');
     snprintf(out, room, strchr(slash ? slash : name, ':') ? "%s" : "%s:latest", name);
 }
 
-json_t *ollama_details(const struct api_model *m)
+static json_t *details(const struct api_model *m)
 {
     char size[32];
     ollama_human(size, sizeof size, m->n_param);
@@ -46,10 +47,10 @@ json_t *ollama_tags(const struct api_model *m, const char *const *name, size_t n
     json_t *list = json_array();
     ollama_time(when, m->created, 0);
     for (size_t i = 0; i < n_name && list; i++) {
-        ollama_tagged(tagged, sizeof tagged, name[i]);
+        with_tag(tagged, sizeof tagged, name[i]);
         json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:I,s:s,s:o,s:[s]}", "name", tagged, "model", tagged,
                                               "modified_at", when, "size", (json_int_t)m->bytes, "digest", m->digest,
-                                              "details", ollama_details(m), "capabilities", "completion"));
+                                              "details", details(m), "capabilities", "completion"));
     }
     return json_pack("{s:o}", "models", list);
 }
@@ -63,11 +64,11 @@ json_t *ollama_ps(const struct api_model *m, const char *const *name, size_t n_n
     json_t *list = json_array();
     ollama_time(when, now_s + NEVER_S, 0);
     for (size_t i = 0; i < n_name && list; i++) {
-        ollama_tagged(tagged, sizeof tagged, name[i]);
+        with_tag(tagged, sizeof tagged, name[i]);
         json_array_append_new(list,
                               json_pack("{s:s,s:s,s:I,s:s,s:o,s:s,s:i,s:I}", "name", tagged, "model", tagged, "size",
-                                        (json_int_t)m->bytes, "digest", m->digest, "details", ollama_details(m),
-                                        "expires_at", when, "size_vram", 0, "context_length", (json_int_t)m->context));
+                                        (json_int_t)m->bytes, "digest", m->digest, "details", details(m), "expires_at",
+                                        when, "size_vram", 0, "context_length", (json_int_t)m->context));
     }
     return json_pack("{s:o}", "models", list);
 }
@@ -226,7 +227,7 @@ json_t *ollama_show(const struct api_model *m, bool verbose)
     json_object_set_new(o, "modelfile", text_of(&file));
     json_object_set_new(o, "parameters", text_of(&parameters));
     json_object_set_new(o, "template", json_string(m->chat_template ? m->chat_template : "{{ .Prompt }}"));
-    json_object_set_new(o, "details", ollama_details(m));
+    json_object_set_new(o, "details", details(m));
     json_object_set_new(o, "model_info", model_info(m, verbose));
     if (verbose)
         json_object_set_new(o, "tensors", tensors(m->gguf));

@@ -40,7 +40,6 @@ json_t *openai_body(struct openai_no *no, struct http_request *r);
 /* A field that has no effect is logged, once a name: `where` is "" or what it lies in. At most a few a request: *left
  * counts down, from OPENAI_UNKNOWN_MAX. */
 #define OPENAI_UNKNOWN_MAX 32
-void openai_unknown(struct api *a, unsigned *left, const char *where, const char *name);
 /* All fields of o but those of `known`, which ends with NULL. */
 void openai_unknown_all(struct api *a, unsigned *left, const char *where, const json_t *o, const char *const *known);
 /* What is absent or null leaves *out as it is; path: how the field is called in words. */

@@ -234,7 +234,7 @@ static const char *const of_completions[] = {"prompt", NULL}, *const of_chats[] 
 
 /* ---- what has no effect ---- */
 
-void openai_unknown(struct api *a, unsigned *left, const char *where, const char *name)
+static void unknown(struct api *a, unsigned *left, const char *where, const char *name)
 {
     enum { SIZE = 4096 };
     static uint64_t said[SIZE];
@@ -265,7 +265,7 @@ void openai_unknown_all(struct api *a, unsigned *left, const char *where, const 
     json_object_foreach((json_t *)(uintptr_t)o, key, v)
     {
         if (!json_is_null(v) && !is_one_of(key, known))
-            openai_unknown(a, left, where, key);
+            unknown(a, left, where, key);
     }
 }
 
@@ -298,13 +298,13 @@ static json_t *base_line(const struct openai_ask *q, struct api *a)
         if (json_is_null(v) || is_no_seed(key, v))
             continue;
         if (is_one_of(key, q->chat ? of_completions : of_chats) || is_one_of(key, idle))
-            openai_unknown(a, &left, "", key);
+            unknown(a, &left, "", key);
         else if (is_one_of(key, own))
             continue;
         else if (ask_knows(key))
             bad |= json_object_set(line, key, v) != 0;
         else
-            openai_unknown(a, &left, "", key);
+            unknown(a, &left, "", key);
     }
     unknown_within(a, &left, q->body);
     if (bad)

@@ -37,7 +37,7 @@ void str_add_char(struct str *s, char c)
 }
 
 /* Most texts fit into what is there; one that does not is formatted a second time. */
-void str_vprintf(struct str *s, const char *fmt, va_list ap)
+static void __attribute__((format(printf, 2, 0))) str_vprintf(struct str *s, const char *fmt, va_list ap)
 {
     va_list again;
     va_copy(again, ap);

@@ -22,7 +22,6 @@ void str_add(struct str *s, const void *bytes, size_t n);
 void str_add_text(struct str *s, const char *text); /* NUL-terminated */
 void str_add_char(struct str *s, char c);
 void str_printf(struct str *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void str_vprintf(struct str *s, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0)));
 
 /* Room for n bytes at the end, for a writer that fills them itself and then adds to s->n and sets the NUL with
  * str_cut(s, s->n). NULL: no memory (failed). */

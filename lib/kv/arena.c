@@ -67,7 +67,7 @@ int kv_kind_check(struct err *e, const struct kv_kind *have, const struct kv_kin
     return 0;
 }
 
-void kv_arena_kind(const struct kv_arena *a, struct kv_kind *out)
+static void kind_of(const struct kv_arena *a, struct kv_kind *out)
 {
     const struct kv_arena_head *h = kv_arena_head(a);
     *out = (struct kv_kind){
@@ -273,7 +273,7 @@ static int map_checked(struct err *e, struct kv_arena *a, const struct kv_kind *
     a->hugetlb = st.st_blksize >= (blksize_t)HUGE_BYTES;
     set_places(a, &p);
     struct kv_kind have;
-    kv_arena_kind(a, &have);
+    kind_of(a, &have);
     madvise(a->map, a->map_bytes, MADV_HUGEPAGE); /* best effort */
     return want ? kv_kind_check(e, want, &have, "it") : 0;
 }

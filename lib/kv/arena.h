@@ -95,7 +95,6 @@ void kv_arena_free(struct kv_arena *a); /* unmaps; the memory goes with the last
 
 int kv_arena_fd(const struct kv_arena *a); /* borrowed */
 const struct kv_arena_head *kv_arena_head(const struct kv_arena *a);
-void kv_arena_kind(const struct kv_arena *a, struct kv_kind *out);
 const struct kv_layout *kv_arena_layout(const struct kv_arena *a);
 
 /* Bytes of this process's mapping that lie in huge pages; why not all do, or "". */

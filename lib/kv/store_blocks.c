@@ -49,7 +49,7 @@ void slot_link_writer(struct kv_store *s, uint32_t i, uint32_t client)
     *first = i;
 }
 
-void slot_unlink_writer(struct kv_store *s, uint32_t i)
+static void slot_unlink_writer(struct kv_store *s, uint32_t i)
 {
     struct slot_side *d = &s->slot[i];
     uint32_t writer = slot_of(s, i)->writer;

@@ -39,7 +39,8 @@ static struct claim *make(struct kv_store *s, uint32_t seq, const uint8_t *diges
     return c;
 }
 
-bool claim_make(struct kv_store *s, uint32_t seq, const uint8_t *digest)
+/* False: no memory. */
+static bool claim_make(struct kv_store *s, uint32_t seq, const uint8_t *digest)
 {
     struct claim *c = make(s, seq, digest);
     if (c)
@@ -57,7 +58,7 @@ struct claim *claim_read(struct kv_store *s, const uint8_t *digest, uint64_t end
     return c;
 }
 
-void claim_wait(struct kv_store *s, struct claim *c, uint32_t seq)
+static void claim_wait(struct kv_store *s, struct claim *c, uint32_t seq)
 {
     struct seq_side *q = &s->seq[seq];
     q->waits_for = c;
@@ -69,7 +70,7 @@ void claim_wait(struct kv_store *s, struct claim *c, uint32_t seq)
     s->n_waiting++;
 }
 
-void claim_unwait(struct kv_store *s, uint32_t seq)
+static void claim_unwait(struct kv_store *s, uint32_t seq)
 {
     struct seq_side *q = &s->seq[seq];
     struct claim *c = q->waits_for;
@@ -100,7 +101,7 @@ void claim_end(struct kv_store *s, struct claim *c, uint32_t *first, uint32_t *l
     free(c);
 }
 
-void claims_end(struct kv_store *s, uint32_t seq, uint32_t *first, uint32_t *last)
+static void claims_end(struct kv_store *s, uint32_t seq, uint32_t *first, uint32_t *last)
 {
     list_each_safe (struct claim, c, &s->seq[seq].claims, node)
         claim_end(s, c, first, last);

@@ -121,7 +121,6 @@ void slot_evictable(struct kv_store *s, uint32_t i); /* into the heap, where it 
 uint64_t slots_available(const struct kv_store *s);
 uint32_t slot_get(struct kv_store *s); /* a free one, evicting for it; KV_NONE */
 void slot_link_writer(struct kv_store *s, uint32_t i, uint32_t client);
-void slot_unlink_writer(struct kv_store *s, uint32_t i);
 void slot_released(struct kv_store *s, uint32_t i, uint64_t tick); /* nobody holds it: it may be evicted */
 
 /* ---- store_tier.c: the file tier below the slots ---- */
@@ -147,7 +146,6 @@ bool seq_append(struct kv_store *s, uint32_t i, uint32_t slot); /* holds it too;
 void seq_info(const struct kv_store *s, struct kv_seq_info *out, uint32_t i);
 int store_client(struct err *e, struct kv_store *s, uint32_t client); /* is it one, and has it its lease? */
 void seq_hand_link(struct kv_store *s, uint32_t i, uint64_t now_ns);
-uint64_t pages_for(uint64_t n_block);
 uint32_t seq_block(const struct kv_store *s, uint32_t i, uint64_t n); /* slot of block n: the last one fast */
 
 /* ---- store_credit.c: slots to write ---- */
@@ -159,13 +157,9 @@ int check_credit(struct err *e, struct kv_store *s, uint32_t client, const uint3
 /* ---- store_claim.c: who computes what, and who waits for it ---- */
 
 struct claim *claim_find(const struct kv_store *s, const uint8_t *digest);
-bool claim_make(struct kv_store *s, uint32_t seq, const uint8_t *digest); /* false: no memory */
-void claim_wait(struct kv_store *s, struct claim *c, uint32_t seq);
-void claim_unwait(struct kv_store *s, uint32_t seq);
 struct claim *claim_read(struct kv_store *s, const uint8_t *digest, uint64_t end_ns); /* NULL: no memory */
 /* Ends a claim; those that waited are added to the list that begins at *first, *last (by wait_next). */
 void claim_end(struct kv_store *s, struct claim *c, uint32_t *first, uint32_t *last);
-void claims_end(struct kv_store *s, uint32_t seq, uint32_t *first, uint32_t *last);
 void claims_wake(struct kv_store *s, uint32_t first); /* goes on with the look-up of each, and tells their owners */
 void seq_grow(struct kv_store *s, uint32_t i);        /* the look-up */
 

@@ -7,7 +7,7 @@
 
 /* ---- tables and lists ---- */
 
-uint64_t pages_for(uint64_t n_block)
+static uint64_t pages_for(uint64_t n_block)
 {
     return (n_block + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
 }

@@ -34,7 +34,7 @@ static int join(struct err *e, char *out, size_t n, const char *a, const char *b
 }
 
 /* A relative $XDG_CACHE_HOME is ignored, as its specification says. */
-int model_cache_dir(struct err *e, char *out, size_t n)
+static int cache_dir(struct err *e, char *out, size_t n)
 {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (xdg && xdg[0] == '/')
@@ -47,7 +47,7 @@ int model_cache_dir(struct err *e, char *out, size_t n)
 int model_default_path(struct err *e, char *out, size_t n)
 {
     char dir[PATH_BYTES];
-    int rc = model_cache_dir(e, dir, sizeof dir);
+    int rc = cache_dir(e, dir, sizeof dir);
     if (!rc)
         rc = join(e, out, n, dir, DEFAULT_MODEL);
     if (!rc && access(out, F_OK) != 0)
@@ -79,7 +79,7 @@ struct places {
 static int find_places(struct err *e, struct places *at, const struct gguf *g)
 {
     char cache[PATH_BYTES - 64], whole[33], name[96];
-    int rc = model_cache_dir(e, cache, sizeof cache);
+    int rc = cache_dir(e, cache, sizeof cache);
     if (!rc)
         rc = join(e, at->dir, sizeof at->dir, cache, "packed");
     if (!rc)

@@ -75,9 +75,6 @@ uint64_t model_huge_bytes(const struct model *m);
 /* Shape alone, without weights: for tokenize and tests. */
 int model_config_read(struct err *e, struct model_config *out, const struct gguf *g);
 
-/* The cache directory: $XDG_CACHE_HOME/phasepipe or $HOME/.cache/phasepipe. ERR_SYS where neither is set. */
-int model_cache_dir(struct err *e, char *out, size_t n);
-
 /* Path of the default model; ERR_NO saying how to get it (scripts/get-model) where it is not there. */
 int model_default_path(struct err *e, char *out, size_t n);
 

@@ -45,7 +45,7 @@ int ask_wrong(struct err *e, const struct ask_path *path, const char *what, cons
 /* ---- values of one type ---- */
 
 /* A whole number; 3.0 is one, because some clients write every number with a point. */
-bool field_whole(int64_t *out, const json_t *v)
+static bool field_whole(int64_t *out, const json_t *v)
 {
     if (json_is_integer(v)) {
         *out = json_integer_value(v);
@@ -81,7 +81,7 @@ int field_f32(struct err *e, float *out, const struct ask_path *at, const json_t
     return 0;
 }
 
-int field_bool(struct err *e, bool *out, const struct ask_path *at, const json_t *v)
+static int field_bool(struct err *e, bool *out, const struct ask_path *at, const json_t *v)
 {
     if (!json_is_boolean(v))
         return ask_wrong(e, at, "true or false", v);

@@ -10,10 +10,8 @@ int field_id(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 
 /* ---- values of one type ---- */
 
-bool field_whole(int64_t *out, const json_t *v); /* 3.0 is a whole number too */
 int field_u32(struct err *e, uint32_t *out, const struct ask_path *at, const json_t *v, int64_t lo, int64_t hi);
 int field_f32(struct err *e, float *out, const struct ask_path *at, const json_t *v, double lo, double hi);
-int field_bool(struct err *e, bool *out, const struct ask_path *at, const json_t *v);
 
 /* ---- fields_list.c ---- */
 

@@ -30,7 +30,7 @@ int text_ids_push(struct err *e, struct text_ids *v, uint32_t id)
     return rc;
 }
 
-int text_put_bos(struct err *e, struct text_ids *out, uint32_t id)
+static int put_bos(struct err *e, struct text_ids *out, uint32_t id)
 {
     if (out->n > 0 && out->ids[0] == id)
         return 0;
@@ -142,7 +142,7 @@ int text_encode(struct err *e, const struct text *t, struct text_ids *out, const
         rc = err_set(e, ERR_NO, "a text of %zu bytes is over the limit of %zu", n, TEXT_N_MAX);
     rc = rc ? rc : encode_with(e, out, &w, t, (flags & TEXT_CONTROL) != 0 ? &t->control : &t->added, s, n);
     if (!rc && (flags & TEXT_BOS) != 0 && t->add_bos)
-        rc = text_put_bos(e, out, t->bos);
+        rc = put_bos(e, out, t->bos);
     if (rc)
         out->n = n_before;
     text_run_free(&w);

@@ -169,7 +169,6 @@ struct text_run {
 int text_encode_run(struct err *e, struct text_ids *out, struct text_run *w, const struct text *t, const char *s,
                     size_t n);
 void text_run_free(struct text_run *w);
-int text_put_bos(struct err *e, struct text_ids *out, uint32_t id);
 
 /* ---- digest.c ---- */
 
