@@ -105,7 +105,7 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     rc = rc ? rc : job_queue_open(e, &a->parse, a->loop, PARSE_BYTES_MAX, "long requests");
     rc = rc ? rc : open_http(e, a); /* an address in use is said before anything is dialed */
     rc = rc ? rc : open_gateway(e, a);
-    rc = rc ? rc : watch_open(e, &a->watch, a->o.sched, a->o.tokenize, a->o.kv);
+    rc = rc ? rc : watch_open(e, &a->watch, a->o.sched, a->o.tokenize, a->o.kv, WATCH_PERIOD_MS);
     if (rc)
         api_close(a);
     else

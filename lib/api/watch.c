@@ -1,4 +1,4 @@
-/* The scheduler and tokenize are asked every second over connections that nobody waits for; the store is in
+/* The scheduler and tokenize are asked once a period over connections that nobody waits for; the store is in
  * watch_store.c. */
 #include "api/watch.h"
 
@@ -35,6 +35,7 @@ struct api_watch {
     uint64_t tokenize_ns;      /* when the open request was made; if none is, when the next one is due */
     struct link_stat heard[2]; /* the newest, and where the next is read into */
     unsigned newest;
+    uint64_t period_ns;
     uint64_t next_ns, heard_ns, store_ns; /* 0: never */
     struct wire_stat sum, last;
     struct store_watch *store; /* NULL: none */
@@ -50,12 +51,14 @@ static void on_hub(void *arg, uint32_t events) /* watch_step takes its events */
     (void)arg, (void)events;
 }
 
-int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *tokenize, const char *kv)
+int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *tokenize, const char *kv,
+               uint32_t period_ms)
 {
     struct api_watch *w = calloc(1, sizeof *w);
     *out = NULL;
     if (!w)
         return err_nomem(e, "the watch", sizeof *w);
+    w->period_ns = period_ms * NS_MS;
     const struct session_hub_opts o = {.self = {.role = "tool", .inc = time_now_ns()}};
     w->arena = wire_arena_new();
     int rc = w->arena ? histogram_new(e, &w->steps, bounds_step) : err_nomem(e, "the watch", 0);
@@ -67,7 +70,7 @@ int watch_open(struct err *e, struct api_watch **out, const char *sched, const c
     if (!rc && tokenize)
         rc = session_dial(e, &w->tokenize, w->hub, tokenize, "tokenize", w);
     if (!rc && kv)
-        rc = store_watch_open(e, &w->store, kv, w->loop);
+        rc = store_watch_open(e, &w->store, kv, w->loop, w->period_ns);
     w->next_ns = time_now_ns();
     if (rc)
         watch_close(w);
@@ -233,7 +236,7 @@ static void on_tokenize(struct api_watch *w, const struct session_event *v, uint
     if (v->type != SESSION_FRAME || (!session_frame(&e, &f, w->arena, v) && f.kind == WIRE_HELLO))
         return;
     w->tokenize_asked = false;
-    w->tokenize_ns = now + WATCH_PERIOD_NS;
+    w->tokenize_ns = now + w->period_ns;
 }
 
 void watch_step(struct api_watch *w)
@@ -255,12 +258,11 @@ void watch_step(struct api_watch *w)
     if (now < w->next_ns)
         return;
     histogram_observe(&w->lag, (double)(now - w->next_ns) / 1e9);
-    if (w->tokenize_asked &&
-        now - w->next_ns > WATCH_PERIOD_NS) /* this process was stopped: that is nobody's silence */
+    if (w->tokenize_asked && now - w->next_ns > w->period_ns) /* this process was stopped: that is nobody's silence */
         w->tokenize_ns += now - w->next_ns;
     size_t n_worker; /* until there is one, everybody waits for the news of it */
     (void)watch_workers(w, &n_worker);
-    w->next_ns = now + (n_worker ? WATCH_PERIOD_NS : WATCH_SOON_NS);
+    w->next_ns = now + (n_worker ? w->period_ns : w->period_ns / 20);
     if (!w->asked)
         ask(w);
     if (w->tokenize && !w->tokenize_asked && now >= w->tokenize_ns)
@@ -269,25 +271,30 @@ void watch_step(struct api_watch *w)
 
 /* ---- what was heard ---- */
 
-static bool fresh(uint64_t at_ns)
+static uint64_t old_ns(const struct api_watch *w)
 {
-    return at_ns && time_now_ns() - at_ns < WATCH_OLD_NS;
+    return 5 * w->period_ns;
+}
+
+static bool fresh(const struct api_watch *w, uint64_t at_ns)
+{
+    return at_ns && time_now_ns() - at_ns < old_ns(w);
 }
 
 const struct wire_stat *watch_stat(const struct api_watch *w)
 {
-    return fresh(w->heard_ns) ? &w->heard[w->newest].stat : NULL;
+    return fresh(w, w->heard_ns) ? &w->heard[w->newest].stat : NULL;
 }
 
 const struct wire_worker *watch_workers(const struct api_watch *w, size_t *n)
 {
-    *n = fresh(w->heard_ns) ? w->heard[w->newest].n : 0;
+    *n = fresh(w, w->heard_ns) ? w->heard[w->newest].n : 0;
     return *n ? w->heard[w->newest].worker : NULL;
 }
 
 const struct wire_kv_stat *watch_store(const struct api_watch *w)
 {
-    return fresh(w->store_ns) ? &w->store_stat : NULL;
+    return fresh(w, w->store_ns) ? &w->store_stat : NULL;
 }
 
 const struct wire_stat *watch_stat_sum(const struct api_watch *w)
@@ -313,7 +320,7 @@ const struct histogram *watch_lag(const struct api_watch *w)
 uint64_t watch_silent_ns(const struct api_watch *w)
 {
     uint64_t now = time_now_ns();
-    bool silent = w->tokenize_asked && now >= w->tokenize_ns + WATCH_OLD_NS;
+    bool silent = w->tokenize_asked && now >= w->tokenize_ns + old_ns(w);
     return silent ? w->tokenize_ns : 0;
 }
 

@@ -9,14 +9,10 @@
 #include "err/err.h"
 #include "wire/wire.h"
 
-#define WATCH_PERIOD_NS NS_S
-#define WATCH_SOON_NS (WATCH_PERIOD_NS / 20)
-#define WATCH_OLD_NS (5 * WATCH_PERIOD_NS)
-
-/* A store's client waits for its answers: a background thread does it, once a second, by a timer of the loop. */
+/* A store's client waits for its answers: a background thread does it, once a period, by a timer of the loop. */
 struct loop;
 struct store_watch;
-int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct loop *l);
+int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct loop *l, uint64_t period_ns);
 /* Waits for a question that is out, half a second at most. */
 void store_watch_close(struct store_watch *s);
 /* What came since; false: nothing did. */

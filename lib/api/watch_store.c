@@ -1,4 +1,4 @@
-/* The store is asked once a second in the background, since its client waits for answers. */
+/* The store is asked once a period in the background, since its client waits for answers. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +11,7 @@
 
 struct store_watch {
     char *url;
+    uint64_t period_ns;
     struct loop_timer timer;
     struct job_queue *queue;
     struct job job;
@@ -46,7 +47,7 @@ static void asked(void *arg, bool ran)
         s->stat = s->answer;
         s->fresh = true;
     }
-    loop_timer_set(&s->timer, time_now_ns() + WATCH_PERIOD_NS);
+    loop_timer_set(&s->timer, time_now_ns() + s->period_ns);
 }
 
 static void due(void *arg)
@@ -54,15 +55,16 @@ static void due(void *arg)
     struct store_watch *s = arg;
     struct err e;
     if (job_add(&e, s->queue, &s->job)) /* at most one is there: it is always accepted */
-        loop_timer_set(&s->timer, time_now_ns() + WATCH_PERIOD_NS);
+        loop_timer_set(&s->timer, time_now_ns() + s->period_ns);
 }
 
-int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct loop *l)
+int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct loop *l, uint64_t period_ns)
 {
     struct store_watch *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s)
         return err_nomem(e, "the watch of the store", sizeof *s);
+    s->period_ns = period_ns;
     s->job = (struct job){.run = ask_store, .done = asked, .arg = s};
     loop_timer_init(l, &s->timer, due, s);
     s->url = strdup(url);

@@ -44,7 +44,7 @@ static void bench_new(struct bench *b, const char *model, uint64_t context)
     *b = (struct bench){.m = NULL};
     snprintf(url, sizeof url, "ipc:///tmp/metrics-%d-nobody", (int)getpid());
     OK(metrics_new(&e, &b->m, model, context));
-    OK(watch_open(&e, &b->w, url, NULL, NULL));
+    OK(watch_open(&e, &b->w, url, NULL, NULL, WATCH_PERIOD_MS));
 }
 
 static void bench_free(struct bench *b)
