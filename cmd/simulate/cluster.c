@@ -182,7 +182,6 @@ static uint32_t need(const struct task *k)
 static double begin_prompt(struct cluster *c, struct worker *w, struct task *k)
 {
     const struct request *q = &c->t->v[k->job - 1];
-    const double *pre = c->o->c.pre;
     uint32_t own = store_front(c->store[w->store], q->block, q->n_block) * KV_BLOCK, best = 0;
     uint32_t most = k->n_prompt - 1;
     own = own < most ? own : most;
@@ -191,13 +190,13 @@ static double begin_prompt(struct cluster *c, struct worker *w, struct task *k)
         best = n > best ? n : best;
     }
     best = best < most ? best : most;
-    double fetch = 0, saved = pre[1] * (best - own) + pre[2] * ((double)best * best - (double)own * own);
+    double fetch = 0, saved = engine_prefill_ns(&c->o->cost, 0, own, best);
     if (best > own && (best - own) * c->o->transfer_ns < saved)
         fetch = (best - own) * c->o->transfer_ns;
     k->cached = fetch > 0 ? best : own;
     k->done = 0;
     k->begun = true;
-    return pre[0] + fetch;
+    return c->o->cost.prefill[0] + fetch;
 }
 
 /* Starts the next step where there is anything to do. */
@@ -205,14 +204,14 @@ static void step(struct cluster *c, struct worker *w)
 {
     if (w->busy || (!w->prompts && !w->answers))
         return;
-    const double *pre = c->o->c.pre, *dec = c->o->c.dec;
+    const struct engine_cost *cost = &c->o->cost;
     double ns = 0, fixed = 0;
     w->context = 0;
     for (const struct task *k = w->answers; k; k = k->next)
         w->context += k->n_prompt + k->n_out;
     if (w->n_answer) {
-        fixed = dec[0];
-        ns += dec[1] * (double)w->context + dec[2] * w->n_answer;
+        fixed = cost->decode[0];
+        ns += engine_decode_ns(cost, (double)w->context, w->n_answer);
     }
     w->chunk_now = 0;
     struct task *k = w->prompts;
@@ -222,8 +221,8 @@ static void step(struct cluster *c, struct worker *w)
         uint32_t left = k->n_prompt - k->cached - k->done;
         uint32_t room = w->n_answer < c->o->chunk ? c->o->chunk - w->n_answer : 1;
         w->chunk_now = left < room ? left : room;
-        double had = k->cached + k->done, all = had + w->chunk_now;
-        ns += pre[1] * w->chunk_now + pre[2] * (all * all - had * had);
+        double had = k->cached + k->done;
+        ns += engine_prefill_ns(cost, 0, had, had + w->chunk_now);
     }
     w->busy = true;
     w->step_ns = (uint64_t)(ns + fixed) + 1;
@@ -251,15 +250,14 @@ static void token(struct cluster *c, struct task *k)
 static void prompt_done(struct cluster *c, struct worker *w, struct task *k)
 {
     struct request *q = &c->t->v[k->job - 1];
-    const double *pre = c->o->c.pre;
-    double all = k->n_prompt, had = k->cached;
     w->prompts = k->next;
     w->last_prompt = w->prompts ? w->last_prompt : &w->prompts;
     w->n_prompt--;
     q->cached = k->cached;
     keep(c, w->store, q);
     token(c, k);
-    uint64_t busy = (uint64_t)(pre[0] + pre[1] * (all - had) + pre[2] * (all * all - had * had));
+    const struct engine_cost *cost = &c->o->cost;
+    uint64_t busy = (uint64_t)engine_prefill_ns(cost, cost->prefill[0], k->cached, k->n_prompt);
     if (k->n_out >= k->max_tokens) {
         report(c, w, k, "ended", 0);
         drop(w, k);
@@ -496,12 +494,12 @@ static void join(struct cluster *c, uint32_t i)
                                 .blocks = o->blocks,
                                 .max_len = o->max_len,
                                 .chunk = o->chunk,
-                                .pre_a = (float)o->c.pre[0],
-                                .pre_b = (float)o->c.pre[1],
-                                .pre_c = (float)o->c.pre[2],
-                                .dec_a = (float)o->c.dec[0],
-                                .dec_b = (float)o->c.dec[1],
-                                .dec_c = (float)o->c.dec[2]};
+                                .pre_a = (float)o->cost.prefill[0],
+                                .pre_b = (float)o->cost.prefill[1],
+                                .pre_c = (float)o->cost.prefill[2],
+                                .dec_a = (float)o->cost.decode[0],
+                                .dec_b = (float)o->cost.decode[1],
+                                .dec_c = (float)o->cost.decode[2]};
     tell(c, &f);
     capacity(c, w);
 }

@@ -169,8 +169,8 @@ static int run(struct err *e, char **args, size_t n_arg, const struct flags *f)
                      SCHED_STORES_MAX);
     if (!rc && !strcmp(f->policy, "exec") != !!f->command)
         rc = err_set(e, ERR_USAGE, "--command goes with --policy exec");
-    rc = rc ? rc : three(e, o.c.pre, "--coefs-prefill", f->pre);
-    rc = rc ? rc : three(e, o.c.dec, "--coefs-decode", f->dec);
+    rc = rc ? rc : three(e, o.cost.prefill, "--coefs-prefill", f->pre);
+    rc = rc ? rc : three(e, o.cost.decode, "--coefs-decode", f->dec);
     for (size_t i = 0; i < n_arg && !rc; i++)
         rc = trace_read(e, &t, args[i], f->limit);
     for (size_t i = 0; i < t.n; i++)

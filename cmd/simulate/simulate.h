@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/time.h"
+#include "engine/engine.h"
 #include "err/err.h"
 #include "sched/sched.h"
 #include "wire/wire.h"
@@ -32,16 +33,12 @@ struct trace {
 int trace_read(struct err *e, struct trace *t, const char *what, uint64_t limit);
 void trace_free(struct trace *t);
 
-struct coefs { /* ns */
-    double pre[3], dec[3];
-};
-
 struct cluster_options {
     uint32_t n_prefill, n_decode, n_both, seqs, chunk, max_len;
     uint64_t blocks, cache_blocks; /* of a worker's pool; of a store's cache */
     bool shared;                   /* one store for all */
     double transfer_ns, rtt_ns;
-    struct coefs c;
+    struct engine_cost cost;
     uint64_t slo_ttft_ns, slo_tpot_ns;
     struct wire_writer *record; /* every event, for a filter; may be NULL */
 };

@@ -27,7 +27,7 @@ struct engine_backend {
     uint8_t *(*kv_place)(struct engine *g, const struct kv_part *p, uint8_t *room);
     int (*kv_write)(struct err *e, struct engine *g, const struct kv_part *p, const uint8_t *packed);
 
-    bool (*cost)(const struct engine *g, float prefill[3], float decode[3]);
+    bool (*cost)(const struct engine *g, struct engine_cost *out);
 };
 
 /* The fields of every engine; open sets them. */

@@ -120,9 +120,9 @@ int host_kv_write(struct err *e, struct engine *g, const struct kv_part *p, cons
     return 0;
 }
 
-bool engine_cost(const struct engine *g, float prefill[3], float decode[3])
+bool engine_cost(const struct engine *g, struct engine_cost *out)
 {
-    return g->backend->cost(g, prefill, decode);
+    return g->backend->cost(g, out);
 }
 
 const char *engine_part_name(enum engine_part p)

@@ -125,9 +125,26 @@ int engine_kv_write(struct err *e, struct engine *g, const struct kv_part *p, co
 
 /* ---- times ---- */
 
-/* True if the backend knows the duration of its steps in advance, in ns: a prefill step a + b·new + c·((cached + new)²
- * - cached²), a decode step a + b·context + c·batch. */
-bool engine_cost(const struct engine *g, float prefill[3], float decode[3]);
+/* The duration of steps, in ns: a prefill step a + b·new + c·((cached + new)² - cached²), a decode step a + b·context +
+ * c·batch. The fake engine sleeps that long, the simulator advances its clock, a worker sends it to the scheduler. */
+struct engine_cost {
+    double prefill[3], decode[3];
+};
+
+/* A prefill step over positions old … all-1. fixed: c->prefill[0], or 0 if another prompt of the step counts it. */
+static inline double engine_prefill_ns(const struct engine_cost *c, double fixed, double old, double all)
+{
+    return fixed + c->prefill[1] * (all - old) + c->prefill[2] * (all * all - old * old);
+}
+
+/* A decode step without its fixed part. context: tokens of all sequences of the batch. */
+static inline double engine_decode_ns(const struct engine_cost *c, double context, double batch)
+{
+    return c->decode[1] * context + c->decode[2] * batch;
+}
+
+/* False: the backend does not know the duration of its steps in advance. */
+bool engine_cost(const struct engine *g, struct engine_cost *out);
 
 /* Time spent in the parts of all steps so far, ns, measured on the caller's thread; for profiles. Waiting for the other
  * threads is a part of its own. */

@@ -19,7 +19,7 @@
 
 struct fake {
     struct engine e; /* first */
-    double ns[6];
+    struct engine_cost cost;
     const struct engine_chunk *chunk; /* [n_chunk] of the last step */
     int64_t n_chunk;
 };
@@ -31,14 +31,15 @@ static struct fake *fake_of(struct engine *g)
 
 /* ---- opening ---- */
 
-static int coefficients(struct err *e, double ns[6], const char *spec)
+static int coefficients(struct err *e, struct engine_cost *out, const char *spec)
 {
     const char *at = strncmp(spec, "fake:", 5) ? "" : spec + 5;
     char *end = NULL;
     for (int i = 0; i < 6; i++) {
-        ns[i] = strtod(at, &end);
-        if (end == at || !(ns[i] >= 0 && ns[i] <= 1e12) || *end != (i < 5 ? ',' : 0))
+        double ns = strtod(at, &end);
+        if (end == at || !(ns >= 0 && ns <= 1e12) || *end != (i < 5 ? ',' : 0))
             return err_set(e, ERR_USAGE, "--engine is fake:A,B,C,D,E,F, six numbers of nanoseconds, 0 to 1e12");
+        *(i < 3 ? &out->prefill[i] : &out->decode[i - 3]) = ns;
         at = end + 1;
     }
     return 0;
@@ -66,8 +67,8 @@ static int open_header(struct err *e, struct model *m, const char *path)
 
 static int fake_model(struct err *e, struct model **out, const char *spec, const struct model_opts *o)
 {
-    double ns[6];
-    int rc = coefficients(e, ns, spec);
+    struct engine_cost cost;
+    int rc = coefficients(e, &cost, spec);
     if (rc)
         return rc;
     struct model *m = calloc(1, sizeof *m);
@@ -95,7 +96,7 @@ static int fake_open(struct err *e, struct engine **out, const struct model *m, 
                            .kv = o->kv,
                            .row_max = o->row_max,
                            .n_thread = o->threads};
-    int rc = coefficients(e, f->ns, o->backend);
+    int rc = coefficients(e, &f->cost, o->backend);
     if (rc)
         free(f);
     else
@@ -108,13 +109,9 @@ static void fake_close(struct engine *g)
     free(g);
 }
 
-static bool fake_cost(const struct engine *g, float prefill[3], float decode[3])
+static bool fake_cost(const struct engine *g, struct engine_cost *out)
 {
-    const struct fake *f = (const struct fake *)g;
-    for (int i = 0; i < 3; i++) {
-        prefill[i] = (float)f->ns[i];
-        decode[i] = (float)f->ns[3 + i];
-    }
+    *out = ((const struct fake *)g)->cost;
     return true;
 }
 
@@ -154,22 +151,22 @@ static void write_kv(const struct fake *f, const struct kv_table *kv, int64_t t,
 
 static double step_ns(const struct fake *f, const struct engine_chunk *chunk, int64_t n_chunk)
 {
-    const double *k = f->ns;
+    const struct engine_cost *k = &f->cost;
     double ns = 0, context = 0;
     int64_t batch = 0;
     bool prompts = false;
     for (const struct engine_chunk *c = chunk; c < chunk + n_chunk; c++) {
-        double old = (double)c->pos, all = (double)(c->pos + c->n);
+        double all = (double)(c->pos + c->n);
         if (c->n == 1 && c->pos >= c->n_prompt) {
             context += all;
             batch++;
         } else {
-            ns += k[1] * (double)c->n + k[2] * (all * all - old * old);
+            ns += engine_prefill_ns(k, 0, (double)c->pos, all);
             prompts = true;
         }
     }
-    ns += prompts ? k[0] : 0;
-    return ns + (batch ? k[3] + k[4] * context + k[5] * (double)batch : 0);
+    ns += prompts ? k->prefill[0] : 0;
+    return ns + (batch ? k->decode[0] + engine_decode_ns(k, context, (double)batch) : 0);
 }
 
 static void sleep_until(uint64_t ns)

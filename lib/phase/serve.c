@@ -60,7 +60,12 @@ static int join(struct err *e, struct serve *v)
                                  .max_len = (uint32_t)v->r.s.context,
                                  .chunk = (uint32_t)o->batched_tokens};
     name_it(v);
-    engine_cost(v->r.s.g, w.pre, w.dec);
+    struct engine_cost cost;
+    bool known = engine_cost(v->r.s.g, &cost);
+    for (int i = 0; i < 3 && known; i++) {
+        w.pre[i] = (float)cost.prefill[i];
+        w.dec[i] = (float)cost.decode[i];
+    }
     return worker_link_open(e, &v->link, &w);
 }
 

@@ -230,11 +230,14 @@ static void fake_says_what_it_is(void **state)
     struct err e = {0};
     struct kv_kind cpu, fake;
     struct model *m;
-    float prefill[3] = {0}, decode[3] = {0}, x[8];
+    struct engine_cost cost;
+    float x[8];
     rig_open(&r, "fake:1,2,3,4,5,6", KERN_KV_INT8, 1);
-    assert_true(engine_cost(r.g, prefill, decode));
+    assert_true(engine_cost(r.g, &cost));
     for (int i = 0; i < 3; i++)
-        assert_true(prefill[i] == (float)(i + 1) && decode[i] == (float)(i + 4));
+        assert_true(cost.prefill[i] == (double)(i + 1) && cost.decode[i] == (double)(i + 4));
+    /* 1 + 2·(7 - 3) + 3·(7² - 3²), 5·10 + 6·2 */
+    assert_true(engine_prefill_ns(&cost, cost.prefill[0], 3, 7) == 129 && engine_decode_ns(&cost, 10, 2) == 62);
     assert_int_equal(engine_logits(&e, r.g, x, 0, 1), ERR_NO);
     assert_int_equal(engine_kv_kind(&e, &fake, FAKE, r.m, KERN_KV_INT8), 0);
     assert_int_equal(engine_kv_kind(&e, &cpu, NULL, r.m, KERN_KV_INT8), 0);
