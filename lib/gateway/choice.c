@@ -22,10 +22,10 @@ static void emit(struct gateway *g, const struct wire_frame *f)
 
 struct gw_request *gw_request_find(const struct gateway *g, uint64_t seq)
 {
-    struct gw_request *r = g->by_seq[bucket(seq)];
-    while (r && r->seq != seq)
-        r = r->next_hash;
-    return r;
+    list_each (struct gw_request, r, &g->by_seq[bucket(seq)], hash)
+        if (r->seq == seq)
+            return r;
+    return NULL;
 }
 
 /* False: no memory. The id lies after the line. */
@@ -48,20 +48,25 @@ int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, struct wire_s
         return err_nomem(e, "a request", n);
     }
     r->seq = seq;
+    r->too_long = n > GATEWAY_LINE_BYTES_MAX;
     list_init(&r->choices);
     if (g->o.deadline_ns) {
         uint64_t now = time_now_ns();
         r->deadline_ns = g->o.deadline_ns < UINT64_MAX - now ? now + g->o.deadline_ns : UINT64_MAX;
         gw_timer(g, r->deadline_ns);
     }
-    if (n > GATEWAY_LINE_BYTES_MAX)
-        err_set(&r->refused, ERR_NO, "more than %u bytes, the limit of a request to a service", GATEWAY_LINE_BYTES_MAX);
-    r->next_hash = g->by_seq[bucket(seq)];
-    g->by_seq[bucket(seq)] = r;
-    list_push_back(&g->requests, &r->node);
+    gw_timer(g, 0);
+    list_push_back(&g->by_seq[bucket(seq)], &r->hash);
+    list_push_back(&g->requests[GW_WAITING], &r->node);
     g->n_running++;
-    g->to_ask = true;
     return 0;
+}
+
+void gw_request_move(struct gateway *g, struct gw_request *r, enum gw_state state)
+{
+    r->state = state;
+    list_remove(&r->node);
+    list_push_back(&g->requests[state], &r->node);
 }
 
 struct wire_str gw_request_id(char buf[32], const struct gw_request *r)
@@ -74,21 +79,15 @@ struct wire_str gw_request_id(char buf[32], const struct gw_request *r)
 /* Its number is free again; the caller frees it after the last frame. */
 static void request_over(struct gateway *g, struct gw_request *r)
 {
-    struct gw_request **at = &g->by_seq[bucket(r->seq)];
-    while (*at != r)
-        at = &(*at)->next_hash;
-    *at = r->next_hash;
+    list_remove(&r->hash);
     list_remove(&r->node);
-    for (size_t i = 0; r->asked && i < ASKS_MAX; i++)
-        if (g->asks[i].r == r)
-            g->asks[i].r = NULL;
     g->n_running--;
 }
 
-void gw_request_drop_choices(struct gateway *g, struct gw_request *r)
+void gw_request_drop_choices(struct gw_request *r)
 {
     while (!list_empty(&r->choices))
-        gw_choice_free(g, list_entry(r->choices.next, struct gw_choice, node));
+        gw_choice_free(list_entry(r->choices.next, struct gw_choice, node));
     r->n_choice = 0;
 }
 
@@ -103,7 +102,7 @@ static void request_end(struct gateway *g, struct gw_request *r, const struct wi
 {
     request_over(g, r);
     emit(g, f);
-    gw_request_drop_choices(g, r);
+    gw_request_drop_choices(r);
     free(r->line);
     free(r);
 }
@@ -112,7 +111,7 @@ void gw_request_end(struct gateway *g, struct gw_request *r, const struct err *w
 {
     char buf[32];
     struct wire_frame f = {.kind = why ? WIRE_ERR : WIRE_END};
-    if (r->read) {
+    if (r->state == GW_READ) {
         for (uint32_t n = r->n_choice; n; n--) /* r is freed with the last */
             gw_choice_end(g, list_entry(r->choices.next, struct gw_choice, node), WIRE_CANCELLED, why);
         return;
@@ -136,34 +135,27 @@ void gw_request_read(struct gateway *g, struct gw_request *r)
 {
     free(r->line);
     r->line = NULL;
-    r->read = true;
+    gw_request_move(g, r, GW_READ);
     g->n_running += r->n_choice - 1;
-    list_for_each (n, &r->choices)
-        gw_send_add(g, list_entry(n, struct gw_choice, node));
+    list_each (struct gw_choice, c, &r->choices, node)
+        gw_send_add(g, c);
 }
 
 /* ---- choices ---- */
 
 struct gw_choice *gw_choice_find(const struct gateway *g, uint64_t job)
 {
-    struct gw_choice *c = g->by_job[bucket(job)];
-    while (c && c->job != job)
-        c = c->next_hash;
-    return c;
+    list_each (struct gw_choice, c, &g->by_job[bucket(job)], hash)
+        if (c->job == job)
+            return c;
+    return NULL;
 }
 
-static void unhash(struct gateway *g, struct gw_choice *c)
+/* Gives it a number; it is in no list of by_job. */
+static void number(struct gateway *g, struct gw_choice *c)
 {
-    struct gw_choice **at = &g->by_job[bucket(c->job)];
-    while (*at != c)
-        at = &(*at)->next_hash;
-    *at = c->next_hash;
-}
-
-static void hash(struct gateway *g, struct gw_choice *c)
-{
-    c->next_hash = g->by_job[bucket(c->job)];
-    g->by_job[bucket(c->job)] = c;
+    c->job = ++g->next_job;
+    list_push_back(&g->by_job[bucket(c->job)], &c->hash);
 }
 
 int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const struct session_event *ev,
@@ -177,12 +169,11 @@ int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const 
     memcpy(c->frame, ev->p, ev->n);
     c->n_frame = ev->n;
     c->r = r;
-    c->job = ++g->next_job;
     c->index = q->index;
     c->max_tokens = q->max_tokens;
     c->attempt = 1;
     list_init(&c->to_send);
-    hash(g, c);
+    number(g, c);
     list_push_back(&r->choices, &c->node);
     r->n_choice++;
     return 0;
@@ -200,22 +191,20 @@ static void remember(struct gateway *g, uint64_t job, uint32_t n_out)
     g->ended[job % ENDED_N] = (struct gw_ended){job, n_out};
 }
 
-void gw_choice_renumber(struct gateway *g, struct gw_choice *c)
+void gw_choice_renumber(struct gateway *g, struct gw_choice *c, bool runs)
 {
-    remember(g, c->job, UINT32_MAX);
-    unhash(g, c);
-    c->job = ++g->next_job;
-    hash(g, c);
+    remember(g, c->job, runs ? 0 : UINT32_MAX);
+    gw_cancel_stray(g, c->job, 1);
+    list_remove(&c->hash);
+    number(g, c);
 }
 
 /* ---- their end ---- */
 
-void gw_choice_free(struct gateway *g, struct gw_choice *c)
+void gw_choice_free(struct gw_choice *c)
 {
-    if (c->r) {
-        list_remove(&c->node);
-        unhash(g, c);
-    }
+    list_remove(&c->node);
+    list_remove(&c->hash);
     list_remove(&c->to_send);
     free(c->frame);
     free(c->out);
@@ -228,7 +217,7 @@ static void finish(struct gateway *g, struct gw_choice *c, const struct wire_fra
     struct gw_request *r = c->r;
     bool last = !--r->n_choice;
     remember(g, c->job, reason ? c->n_out : UINT32_MAX);
-    unhash(g, c);
+    list_remove(&c->hash);
     list_remove(&c->node);
     c->r = NULL;
     if (last)
@@ -238,8 +227,8 @@ static void finish(struct gateway *g, struct gw_choice *c, const struct wire_fra
     emit(g, f);
     if (last)
         free(r);
-    if (!c->submitted && !c->cancel_job) {
-        gw_choice_free(g, c);
+    if (!c->submitted) {
+        gw_choice_free(c);
         return;
     }
     free(c->frame);
@@ -332,12 +321,12 @@ void gw_choice_end(struct gateway *g, struct gw_choice *c, enum wire_reason reas
 
 void gw_free_all(struct gateway *g)
 {
-    list_for_each_safe (n, &g->requests) {
-        struct gw_request *r = list_entry(n, struct gw_request, node);
-        gw_request_drop_choices(g, r);
-        free(r->line);
-        free(r);
-    }
+    for (int state = 0; state < GW_STATES; state++)
+        list_each_safe (struct gw_request, r, &g->requests[state], node) {
+            gw_request_drop_choices(r);
+            free(r->line);
+            free(r);
+        }
     while (!list_empty(&g->to_send)) /* of those that have ended */
-        gw_choice_free(g, list_entry(g->to_send.next, struct gw_choice, to_send));
+        gw_choice_free(list_entry(g->to_send.next, struct gw_choice, to_send));
 }

@@ -138,7 +138,12 @@ int gateway_open(struct err *e, struct gateway **out, const struct gateway_opts 
         return err_nomem(e, "a gateway", sizeof *g);
     g->o = *o;
     g->timer_ns = UINT64_MAX;
-    list_init(&g->requests);
+    for (size_t i = 0; i < BUCKETS; i++) {
+        list_init(&g->by_seq[i]);
+        list_init(&g->by_job[i]);
+    }
+    for (int state = 0; state < GW_STATES; state++)
+        list_init(&g->requests[state]);
     list_init(&g->to_send);
     g->sched_down_ns = g->tokenize_down_ns = time_now_ns();
     int rc = start(e, g);
@@ -165,8 +170,8 @@ void gateway_close(struct gateway *g)
     uint64_t end = time_now_ns() + CLOSE_NS;
     struct err e = {0};
     g->o = (struct gateway_opts){.frame = ignore};
-    while (g->sched && !g->sched_down_ns && (g->sched_full || session_unacked_bytes(g->sched)) && time_now_ns() < end &&
-           !gateway_step(&e, g, 10))
+    while (g->sched && !g->sched_down_ns && (!list_empty(&g->to_send) || session_unacked_bytes(g->sched)) &&
+           time_now_ns() < end && !gateway_step(&e, g, 10))
         ;
     gw_free_all(g);
     session_free(g->sched);
@@ -193,7 +198,7 @@ void gateway_cancel(struct gateway *g, uint64_t seq)
     if (!r)
         return;
     r->cancelled = true;
-    g->to_cancel = true;
+    gw_timer(g, 0);
 }
 
 uint64_t gateway_running(const struct gateway *g)
@@ -214,7 +219,7 @@ int gateway_fd(const struct gateway *g)
 
 uint64_t gateway_next_ms(const struct gateway *g)
 {
-    if (g->to_ask || g->to_cancel || g->broken.code)
+    if (g->broken.code)
         return 0;
     int own = time_left_ms(g->timer_ns, time_now_ns()), hub = session_hub_timeout_ms(g->hub);
     int least = own < 0 || (hub >= 0 && hub < own) ? hub : own;
@@ -229,9 +234,7 @@ void gw_deadline_passed(struct err *e, const struct gateway *g)
 static void choice_timers(struct gateway *g, struct gw_choice *c, uint64_t now)
 {
     struct err e;
-    if (!c->done_ns && c->submitted) {
-        gw_report(g, c, now);
-    } else if (!c->done_ns) {
+    if (!c->done_ns) {
         gw_send_add(g, c);
     } else if (c->done_ns + END_NS > now) {
         gw_timer(g, c->done_ns + END_NS);
@@ -246,15 +249,19 @@ static void choice_timers(struct gateway *g, struct gw_choice *c, uint64_t now)
 static void request_timers(struct gateway *g, struct gw_request *r, uint64_t now)
 {
     struct err e;
-    if (r->deadline_ns && r->deadline_ns <= now) {
+    bool over = r->deadline_ns && r->deadline_ns <= now;
+    if (r->too_long)
+        err_set(&e, ERR_NO, "more than %u bytes, the limit of a request to a service", GATEWAY_LINE_BYTES_MAX);
+    else if (over)
         gw_deadline_passed(&e, g);
-        gw_request_end(g, r, &e);
+    if (r->cancelled || r->too_long || over) {
+        gw_request_end(g, r, r->cancelled ? NULL : &e);
         return;
     }
     if (r->deadline_ns)
         gw_timer(g, r->deadline_ns);
     struct list *next = r->choices.next;
-    for (uint32_t n = r->read ? r->n_choice : 0; n; n--) { /* r is freed with the last that ends */
+    for (uint32_t n = r->state == GW_READ ? r->n_choice : 0; n; n--) { /* r is freed with the last that ends */
         struct gw_choice *c = list_entry(next, struct gw_choice, node);
         next = next->next;
         choice_timers(g, c, now);
@@ -266,18 +273,9 @@ static void timers(struct gateway *g, uint64_t now)
     if (g->timer_ns > now)
         return;
     g->timer_ns = UINT64_MAX;
-    list_for_each_safe (n, &g->requests)
-        request_timers(g, list_entry(n, struct gw_request, node), now);
-}
-
-static void cancels(struct gateway *g)
-{
-    g->to_cancel = false;
-    list_for_each_safe (n, &g->requests) {
-        struct gw_request *r = list_entry(n, struct gw_request, node);
-        if (r->cancelled)
-            gw_request_end(g, r, NULL);
-    }
+    for (int state = 0; state < GW_STATES; state++)
+        list_each_safe (struct gw_request, r, &g->requests[state], node)
+            request_timers(g, r, now);
 }
 
 /* What the callback asks and cancels meanwhile is done here too. */
@@ -286,12 +284,9 @@ static void flush(struct gateway *g)
     do {
         uint64_t now = time_now_ns();
         timers(g, now);
-        if (g->to_cancel)
-            cancels(g);
-        if (g->to_ask)
-            gw_line_send(g);
+        gw_line_send(g);
         gw_send_all(g, now);
-    } while (!g->broken.code && g->to_cancel);
+    } while (!g->broken.code && !g->timer_ns);
 }
 
 /* The dialed sessions: since when they are down, and why the peer refuses them, once. */

@@ -17,35 +17,41 @@
 #include "link/session.h"
 
 #define BUCKETS 4096
-#define REPORT_TOKENS 64 /* tokens are reported at the first, then when this many are new … */
+#define REPORT_TOKENS 64 /* the first token is reported at once, later ones when this many are new … */
 #define REPORT_NS NS_S   /* … or after this long */
 #define END_NS NS_S      /* from `done` to the end frame at most */
 #define TRIES_MAX 5      /* requests to tokenize for one line; jobs of a choice that are lost */
-#define ASKS_MAX 64      /* lines at tokenize at once */
+#define ASKED_MAX 64     /* lines at tokenize at once */
 #define ENDED_N 4096     /* jobs remembered after their end */
 
+enum gw_state {
+    GW_WAITING, /* to be sent to tokenize */
+    GW_ASKED,   /* tokenize has the line and has not answered completely */
+    GW_READ,    /* all of its choices are here */
+    GW_STATES
+};
+
 struct gw_request {
-    struct gw_request *next_hash; /* by seq */
-    struct list node;             /* of all requests, the oldest first */
-    uint64_t seq;
-    char *line; /* until `read`; its id, n_id 0: none, lies after it */
+    struct list hash;  /* by seq */
+    struct list node;  /* of requests[state], the oldest first */
+    uint64_t seq, ask; /* ask: the seq of its `ask` frame, never used again */
+    enum gw_state state;
+    char *line; /* until GW_READ; its id, n_id 0: none, lies after it */
     size_t n_line, n_id;
-    bool asked;           /* tokenize has the line and has not answered completely */
-    bool read;            /* all of its choices are here */
     bool cancelled;       /* by the caller */
+    bool too_long;        /* the line, which was not copied */
     uint32_t tries;       /* connections to tokenize that ended while it was asked */
     uint64_t deadline_ns; /* 0: none */
-    struct list choices;  /* by index; before `read` those that have come */
+    struct list choices;  /* by index; before GW_READ those that have come */
     uint32_t n_choice;
-    struct err refused; /* code not 0: the line cannot be asked */
 };
 
 struct gw_choice {
-    struct gw_choice *next_hash; /* by job */
-    struct list node;            /* of its request */
-    struct list to_send;         /* of those with something to send to the scheduler */
-    struct gw_request *r;        /* NULL: it has ended, and only the scheduler is still to be told */
-    uint64_t job, cancel_job;    /* cancel_job: a lost job of it that is to be cancelled first; 0: none */
+    struct list hash;     /* by job */
+    struct list node;     /* of its request */
+    struct list to_send;  /* of those with something to send to the scheduler */
+    struct gw_request *r; /* NULL: it has ended, and only the report to the scheduler is left */
+    uint64_t job;
     uint32_t index, attempt, max_tokens;
     uint8_t *frame; /* the `prompt` frame of tokenize, with its length prefix; owned */
     size_t n_frame;
@@ -67,12 +73,6 @@ struct gw_choice {
     enum wire_reason ended; /* r NULL: the reason to report; 0: the job is cancelled */
 };
 
-/* A line at tokenize. n is the seq of the `ask` frame, never used again; r NULL: the request has ended. */
-struct gw_ask {
-    uint64_t n; /* 0: free */
-    struct gw_request *r;
-};
-
 struct gw_ended {
     uint64_t job;
     uint32_t n_out; /* UINT32_MAX: late tokens of it are ignored */
@@ -85,16 +85,12 @@ struct gateway {
     struct session *sched, *tokenize;
     struct session_listener *workers;
     uint64_t sched_down_ns, tokenize_down_ns; /* since when; 0: connected */
-    bool sched_full, tokenize_full;           /* the window of the session, until SESSION_ACKED */
     bool refusal_logged;                      /* since one of the two was last connected */
 
-    struct gw_request *by_seq[BUCKETS];
-    struct gw_choice *by_job[BUCKETS];
-    struct list requests, to_send;
+    struct list by_seq[BUCKETS], by_job[BUCKETS];
+    struct list requests[GW_STATES], to_send;
     uint64_t n_running, next_job, next_ask;
-    struct gw_ask asks[ASKS_MAX];
-    bool to_ask;       /* a request may be waiting for tokenize */
-    bool to_cancel;    /* a request was cancelled by the caller */
+    uint32_t n_asked;  /* lines that tokenize has not answered completely, also of requests that have ended */
     uint64_t timer_ns; /* nothing is due before */
     struct gw_ended ended[ENDED_N];
 
@@ -121,13 +117,14 @@ void gw_broken(struct gateway *g, const struct err *e);
 struct gw_request *gw_request_find(const struct gateway *g, uint64_t seq);
 /* Copies id and line. */
 int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n);
-struct wire_str gw_request_id(char buf[32], const struct gw_request *r); /* before `read` */
+struct wire_str gw_request_id(char buf[32], const struct gw_request *r); /* before GW_READ */
+void gw_request_move(struct gateway *g, struct gw_request *r, enum gw_state state);
 /* Ends all of a request by an err frame each, or (why NULL) an end frame each with reason cancelled; by one frame
- * before `read`. Frees r. */
+ * before GW_READ. Frees r. */
 void gw_request_end(struct gateway *g, struct gw_request *r, const struct err *why);
 void gw_request_refused(struct gateway *g, struct gw_request *r, const struct wire_frame *f); /* f: tokenize's err */
-void gw_request_read(struct gateway *g, struct gw_request *r);         /* all of its choices are here */
-void gw_request_drop_choices(struct gateway *g, struct gw_request *r); /* before `read` */
+void gw_request_read(struct gateway *g, struct gw_request *r); /* all of its choices are here */
+void gw_request_drop_choices(struct gw_request *r);            /* before GW_READ */
 
 struct gw_choice *gw_choice_find(const struct gateway *g, uint64_t job);
 /* ev: the SESSION_FRAME event of f, a prompt frame; it is copied. */
@@ -135,13 +132,13 @@ int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const 
                   const struct wire_prompt *q);
 /* Its prompt frame, borrowed until the next call. */
 int gw_choice_prompt(struct err *e, struct gateway *g, struct wire_frame *f, const struct gw_choice *c);
-/* Gives c another job; what still comes of the old one is ignored. */
-void gw_choice_renumber(struct gateway *g, struct gw_choice *c);
+/* Gives c another job. runs: a worker may have the old one, and new tokens of that cancel it. */
+void gw_choice_renumber(struct gateway *g, struct gw_choice *c, bool runs);
 /* These emit the last frame of a choice: the worker's, or an end or (why not NULL) err frame of the gateway's own. c is
  * freed, or stays in the list of what is to be sent; its request is freed with the last one. */
 void gw_choice_take_end(struct gateway *g, struct gw_choice *c, const struct wire_end *w);
 void gw_choice_end(struct gateway *g, struct gw_choice *c, enum wire_reason reason, const struct err *why);
-void gw_choice_free(struct gateway *g, struct gw_choice *c); /* emits nothing */
+void gw_choice_free(struct gw_choice *c); /* emits nothing */
 void gw_free_all(struct gateway *g);
 
 /* ---- line.c: tokenize ---- */
@@ -151,10 +148,10 @@ void gw_line_event(struct gateway *g, const struct session_event *ev);
 
 /* ---- submit.c: the scheduler ---- */
 
-void gw_send_add(struct gateway *g, struct gw_choice *c);             /* c has something to send */
-void gw_send_all(struct gateway *g, uint64_t now);                    /* what the session takes */
-bool gw_send_cancel(struct gateway *g, uint64_t job);                 /* false: not now */
-void gw_report(struct gateway *g, struct gw_choice *c, uint64_t now); /* the new tokens of c, when it is time */
+void gw_send_add(struct gateway *g, struct gw_choice *c); /* c has something to send, now or when it is due */
+void gw_send_all(struct gateway *g, uint64_t now);        /* what the session takes */
+/* Tokens of a job that has ended or was given up: the scheduler is to cancel it, once. n_out: those it has made. */
+void gw_cancel_stray(struct gateway *g, uint64_t job, uint64_t n_out);
 /* The job is lost, or (runs: a worker may still have it) its tokens cannot be used: c continues as another job, after
  * the tokens given out. c may end by this. */
 void gw_renew(struct gateway *g, struct gw_choice *c, bool runs, const char *why, uint64_t now);

@@ -8,16 +8,18 @@
 
 #include "gateway/gateway_impl.h"
 
-/* n 0: a free one. NULL: there is none. */
-static struct gw_ask *find_ask(struct gateway *g, uint64_t n)
+/* The request of an answer; NULL: it has ended. last: the answer is complete, and another line may be sent. */
+static struct gw_request *answered(struct gateway *g, uint64_t ask, bool last)
 {
-    for (size_t i = 0; i < ASKS_MAX; i++)
-        if (g->asks[i].n == n)
-            return &g->asks[i];
+    if (last && g->n_asked)
+        g->n_asked--;
+    list_each (struct gw_request, r, &g->requests[GW_ASKED], node)
+        if (r->ask == ask)
+            return r;
     return NULL;
 }
 
-static int ask(struct err *e, struct gateway *g, struct gw_ask *a, struct gw_request *r)
+static int ask(struct err *e, struct gateway *g, struct gw_request *r)
 {
     char buf[32];
     struct wire_frame f = {.kind = WIRE_ASK};
@@ -26,33 +28,27 @@ static int ask(struct err *e, struct gateway *g, struct gw_ask *a, struct gw_req
     int rc = session_send(e, g->tokenize, &f);
     if (rc)
         return rc;
-    *a = (struct gw_ask){++g->next_ask, r};
-    r->asked = true;
+    r->ask = ++g->next_ask;
+    g->n_asked++;
+    gw_request_move(g, r, GW_ASKED);
     return 0;
 }
 
 void gw_line_send(struct gateway *g)
 {
     struct err e;
-    g->to_ask = false;
-    list_for_each_safe (n, &g->requests) {
-        struct gw_request *r = list_entry(n, struct gw_request, node);
-        if (r->asked || r->read)
+    list_each_safe (struct gw_request, r, &g->requests[GW_WAITING], node) {
+        if (r->too_long || r->cancelled) /* its timer ends it */
             continue;
-        if (r->refused.code) {
-            gw_request_end(g, r, &r->refused);
-            continue;
-        }
-        struct gw_ask *a = find_ask(g, 0);
-        if (!a || g->tokenize_down_ns || g->tokenize_full)
-            continue;
-        int rc = ask(&e, g, a, r);
-        if (rc == ERR_NO)
-            g->tokenize_full = true;
-        else if (rc == ERR_SYS)
+        if (g->n_asked >= ASKED_MAX || !session_has_room(g->tokenize, r->n_line))
+            return;
+        int rc = ask(&e, g, r);
+        if (rc == ERR_SYS)
             gw_broken(g, &e);
         else if (rc == ERR_PROTO)
             gw_request_end(g, r, &e);
+        else if (rc) /* later: SESSION_ACKED, or the connection has just ended */
+            return;
     }
 }
 
@@ -69,12 +65,6 @@ static void on_hello(struct gateway *g, const struct wire_frame *f)
     g->o.frame(g->o.arg, f);
 }
 
-static void free_ask(struct gateway *g, struct gw_ask *a)
-{
-    *a = (struct gw_ask){0};
-    g->to_ask = true;
-}
-
 static int check(struct err *e, const struct gateway *g, const struct gw_request *r, const struct wire_prompt *q)
 {
     if (!g->greeted)
@@ -89,11 +79,8 @@ static void on_prompt(struct gateway *g, const struct session_event *ev, const s
     const struct wire_prompt *q = &f->prompt;
     struct wire_frame first;
     struct err e = {0};
-    struct gw_ask *a = q->seq ? find_ask(g, q->seq) : NULL;
-    struct gw_request *r = a ? a->r : NULL;
     bool last = q->index + 1 == q->n;
-    if (a && last)
-        free_ask(g, a);
+    struct gw_request *r = answered(g, q->seq, last);
     if (!r)
         return;
     int rc = check(&e, g, r, q);
@@ -103,7 +90,6 @@ static void on_prompt(struct gateway *g, const struct session_event *ev, const s
     if (rc) {
         gw_request_end(g, r, &e);
     } else if (last) {
-        r->asked = false;
         gw_request_read(g, r);
         if (g->o.read)
             g->o.read(g->o.arg, r->seq, &first.prompt);
@@ -112,10 +98,7 @@ static void on_prompt(struct gateway *g, const struct session_event *ev, const s
 
 static void on_err(struct gateway *g, const struct wire_frame *f)
 {
-    struct gw_ask *a = f->error.seq ? find_ask(g, f->error.seq) : NULL;
-    struct gw_request *r = a ? a->r : NULL;
-    if (a)
-        free_ask(g, a);
+    struct gw_request *r = answered(g, f->error.seq, true);
     if (r)
         gw_request_refused(g, r, f);
 }
@@ -138,15 +121,17 @@ static void on_frame(struct gateway *g, const struct session_event *ev)
 static void on_down(struct gateway *g, const struct err *why)
 {
     struct err e;
-    g->greeted = g->tokenize_full = false;
-    for (size_t i = 0; i < ASKS_MAX; i++) {
-        struct gw_request *r = g->asks[i].r;
-        free_ask(g, &g->asks[i]);
-        if (!r)
-            continue;
-        r->asked = false;
-        gw_request_drop_choices(g, r);
-        if (++r->tries < TRIES_MAX)
+    g->greeted = false;
+    g->n_asked = 0;
+    list_each (struct gw_request, r, &g->requests[GW_ASKED], node) {
+        gw_request_drop_choices(r);
+        r->state = GW_WAITING;
+        r->tries++;
+    }
+    list_append(&g->requests[GW_ASKED], &g->requests[GW_WAITING]); /* they were first */
+    list_append(&g->requests[GW_WAITING], &g->requests[GW_ASKED]);
+    list_each_safe (struct gw_request, r, &g->requests[GW_WAITING], node) {
+        if (r->tries < TRIES_MAX)
             continue;
         err_set(&e, ERR_SYS, "tokenize has not answered %" PRIu32 " times: %.300s", r->tries, why->text);
         gw_request_end(g, r, &e);
@@ -157,9 +142,6 @@ void gw_line_event(struct gateway *g, const struct session_event *ev)
 {
     if (ev->type == SESSION_FRAME)
         on_frame(g, ev);
-    else if (ev->type == SESSION_ACKED)
-        g->tokenize_full = false;
     else if (ev->type == SESSION_DOWN)
         on_down(g, &ev->err);
-    g->to_ask = true;
 }

@@ -20,16 +20,6 @@ static int keep(struct err *e, struct gw_choice *c, const uint32_t *ids, uint32_
     return 0;
 }
 
-/* Tokens of a job that has ended: its worker does not know, and the scheduler is to cancel it, once. */
-static void unknown(struct gateway *g, const struct wire_out *o)
-{
-    struct gw_ended *x = &g->ended[o->seq % ENDED_N];
-    if (x->job != o->seq || !o->seq || x->n_out == UINT32_MAX || (uint64_t)o->at + o->n_id <= x->n_out)
-        return;
-    if (gw_send_cancel(g, o->seq))
-        x->n_out = UINT32_MAX;
-}
-
 static void give(struct gateway *g, struct gw_choice *c, const struct wire_frame *f)
 {
     struct wire_frame mine = *f;
@@ -44,7 +34,7 @@ static void out(struct gateway *g, const struct wire_frame *f, uint64_t now)
     struct gw_choice *c = gw_choice_find(g, o->seq);
     struct err e;
     if (!c) {
-        unknown(g, o);
+        gw_cancel_stray(g, o->seq, (uint64_t)o->at + o->n_id);
         return;
     }
     if (o->prompt) {
@@ -76,7 +66,7 @@ static void out(struct gateway *g, const struct wire_frame *f, uint64_t now)
     }
     c->first_ns = c->first_ns ? c->first_ns : now;
     c->last_ns = now;
-    gw_report(g, c, now);
+    gw_send_add(g, c);
     give(g, c, f);
 }
 

@@ -32,10 +32,12 @@ static int send_cancel(struct err *e, struct gateway *g, uint64_t job)
     return session_send(e, g->sched, &f);
 }
 
-bool gw_send_cancel(struct gateway *g, uint64_t job)
+void gw_cancel_stray(struct gateway *g, uint64_t job, uint64_t n_out)
 {
     struct err e;
-    return !g->sched_down_ns && !g->sched_full && !send_cancel(&e, g, job);
+    struct gw_ended *x = &g->ended[job % ENDED_N];
+    if (job && x->job == job && x->n_out != UINT32_MAX && n_out > x->n_out && !send_cancel(&e, g, job))
+        x->n_out = UINT32_MAX;
 }
 
 static int send_submit(struct err *e, struct gateway *g, struct gw_choice *c, uint64_t now)
@@ -104,52 +106,40 @@ static int send_end(struct err *e, struct gateway *g, const struct gw_choice *c)
 
 static int send_choice(struct err *e, struct gateway *g, struct gw_choice *c, uint64_t now)
 {
-    int rc = c->cancel_job ? send_cancel(e, g, c->cancel_job) : 0;
-    if (rc)
-        return rc;
-    c->cancel_job = 0;
     if (!c->r)
         return c->submitted ? send_end(e, g, c) : 0;
     if (c->done_ns)
         return 0;
     if (!c->submitted && c->submit_ns <= now)
         return send_submit(e, g, c, now);
+    uint64_t due = c->reported_ns ? c->reported_ns + REPORT_NS : 0;
     if (!c->submitted)
         gw_timer(g, c->submit_ns);
-    else if (c->n_out > c->n_reported)
+    else if (c->n_out - c->n_reported >= REPORT_TOKENS || (c->n_out > c->n_reported && due <= now))
         return send_tokens(e, g, c, now);
+    else if (c->n_out > c->n_reported)
+        gw_timer(g, due);
     return 0;
 }
 
 void gw_send_all(struct gateway *g, uint64_t now)
 {
     struct err e;
-    while (!g->sched_down_ns && !g->sched_full && !g->broken.code && !list_empty(&g->to_send)) {
+    while (!g->broken.code && !list_empty(&g->to_send)) {
         struct gw_choice *c = list_entry(g->to_send.next, struct gw_choice, to_send);
+        if (!session_has_room(g->sched, c->submitted ? 0 : c->n_frame))
+            return;
         int rc = send_choice(&e, g, c, now);
-        g->sched_full = rc == ERR_NO;
         if (rc == ERR_NO || rc == ERR_USAGE) /* later: SESSION_ACKED, or the connection has just ended */
             return;
         list_remove(&c->to_send);
         if (rc == ERR_SYS)
             gw_broken(g, &e);
         else if (!c->r)
-            gw_choice_free(g, c);
+            gw_choice_free(c);
         else if (rc)
             gw_choice_end(g, c, 0, &e); /* a frame that cannot be sent at all */
     }
-}
-
-/* The first token at once, then after REPORT_TOKENS or REPORT_NS. */
-void gw_report(struct gateway *g, struct gw_choice *c, uint64_t now)
-{
-    uint64_t due = c->reported_ns ? c->reported_ns + REPORT_NS : 0;
-    if (!c->submitted || c->n_out == c->n_reported)
-        return;
-    if (c->n_out - c->n_reported >= REPORT_TOKENS || due <= now)
-        gw_send_add(g, c);
-    else
-        gw_timer(g, due);
 }
 
 void gw_renew(struct gateway *g, struct gw_choice *c, bool runs, const char *why, uint64_t now)
@@ -165,13 +155,10 @@ void gw_renew(struct gateway *g, struct gw_choice *c, bool runs, const char *why
         return;
     }
     gw_log(g, "request %" PRIu64 " continues after %" PRIu32 " tokens: %.300s", c->r->seq, c->n_out, why);
-    if (runs && c->submitted)
-        c->cancel_job = c->job;
-    gw_choice_renumber(g, c);
+    gw_choice_renumber(g, c, runs);
     c->submitted = c->again = false;
     c->done_ns = 0;
     c->submit_ns = now + (c->tries > 1 ? RETRY_MIN_NS << c->tries : 0);
-    gw_timer(g, c->submit_ns);
     gw_send_add(g, c);
 }
 
@@ -197,7 +184,7 @@ static void on_refuse(struct gateway *g, struct gw_choice *c, const struct wire_
     bool patient = c->r->deadline_ns || waits < g->o.patience_ns;
     if (!f->never && patient) {
         c->submit_ns = now + wait;
-        gw_timer(g, c->submit_ns);
+        gw_send_add(g, c);
         return;
     }
     if (!f->never)
@@ -265,30 +252,21 @@ static void on_frame(struct gateway *g, const struct session_event *ev, uint64_t
 /* Everything is to be submitted again; nothing is sent of what has ended. */
 static void on_down(struct gateway *g)
 {
-    g->sched_full = false;
-    list_for_each_safe (n, &g->to_send) {
-        struct gw_choice *c = list_entry(n, struct gw_choice, to_send);
+    list_each_safe (struct gw_choice, c, &g->to_send, to_send)
         if (!c->r)
-            gw_choice_free(g, c);
-    }
-    list_for_each (n, &g->requests) {
-        struct gw_request *r = list_entry(n, struct gw_request, node);
-        for (struct list *m = r->choices.next; r->read && m != &r->choices; m = m->next) {
-            struct gw_choice *c = list_entry(m, struct gw_choice, node);
+            gw_choice_free(c);
+    list_each (struct gw_request, r, &g->requests[GW_READ], node)
+        list_each (struct gw_choice, c, &r->choices, node) {
             c->again = c->again || c->submitted;
             c->submitted = false;
-            c->cancel_job = 0;
             gw_send_add(g, c);
         }
-    }
 }
 
 void gw_sched_event(struct gateway *g, const struct session_event *ev, uint64_t now)
 {
     if (ev->type == SESSION_FRAME)
         on_frame(g, ev, now);
-    else if (ev->type == SESSION_ACKED)
-        g->sched_full = false;
     else if (ev->type == SESSION_DOWN)
         on_down(g);
 }
