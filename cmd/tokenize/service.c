@@ -6,10 +6,12 @@
  */
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/job.h"
+#include "base/log_limit.h"
 #include "base/loop.h"
 #include "base/time.h"
 #include "cmd/tokenize/tokenize.h"
@@ -66,6 +68,7 @@ struct server {
     struct session_listener *listener;
     struct job_queue *slow_lines;
     struct list peers;
+    struct log_limit peer_log;
     size_t n_waiting; /* bytes of answers that wait for a window */
     bool ending;      /* no ask is looked at any more */
 };
@@ -182,6 +185,22 @@ static void answer_ask(struct tokenizer *w, struct bytes *out, const struct wire
         out->n = 0;
 }
 
+/* ---- what peers do wrong ---- */
+
+static void log_peer(struct server *s, const struct session *x, const char *text)
+{
+    char line[700];
+    snprintf(line, sizeof line, "%s %.100s: %.500s", session_peer_role(x), session_peer_name(x), text);
+    log_limit(&s->peer_log, time_now_ns(), line, cli_say, PROG);
+}
+
+/* Ends the session; the peer gets the reason too. */
+static void refuse_peer(struct server *s, struct session *x, const char *reason)
+{
+    log_peer(s, x, reason);
+    session_close(x, reason);
+}
+
 /* ---- answers ---- */
 
 static void answer_free(struct answer *a)
@@ -228,7 +247,7 @@ static void deliver(struct server *s, struct answer *a)
     p->n_waiting++;
     send_answers(s, p);
     if (p->n_waiting > WAITING_MAX)
-        session_close(p->s, "more than 16384 answers wait to be acknowledged");
+        refuse_peer(s, p->s, "more than 16384 answers wait to be acknowledged");
 }
 
 static int read_ask(struct err *e, struct tokenizer *w, struct wire_frame *f, const uint8_t *p, size_t n)
@@ -283,7 +302,7 @@ static void on_ask(struct server *s, struct peer *p, const struct session_event 
     if (!rc && !a)
         rc = err_nomem(&e, "an answer", sizeof *a);
     if (rc) {
-        session_close(p->s, e.text);
+        refuse_peer(s, p->s, e.text);
         return;
     }
     list_init(&a->node);
@@ -330,6 +349,13 @@ static void peer_free(struct server *s, struct peer *p)
     free(p);
 }
 
+static void on_down(struct server *s, struct peer *p, const struct err *why)
+{
+    if (why->code == ERR_PROTO)
+        log_limit(&s->peer_log, time_now_ns(), why->text, cli_say, PROG);
+    peer_free(s, p);
+}
+
 /* Whether something came of a peer. */
 static bool take_events(struct server *s)
 {
@@ -345,7 +371,7 @@ static bool take_events(struct server *s)
         else if (p && ev.type == SESSION_ACKED)
             send_answers(s, p);
         else if (p && ev.type == SESSION_DOWN)
-            peer_free(s, p);
+            on_down(s, p, &ev.err);
     }
     return any;
 }

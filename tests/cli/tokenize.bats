@@ -379,3 +379,53 @@ T
     printf 'a\xef\xbf\xbdb\n' | cmp - out
     printf '{"prompt":"a\xff"}\n' | tokenize --jsonl | frames | has 'select(.k=="err").text|test("^line 1: not JSON")'
 }
+
+# wrong_peers SOCKET: gateways that break the protocol after their hello, one a connection: what is no frame, a frame of
+# another kind, a frame over the limit, more frames than are logged; and a right one, whose prompt must come.
+wrong_peers() {
+    hello() {
+        printf '{"k":"session_hello","version":%s,"role":"gateway","name":"%s","inc":1}\n' "$version" "$1"
+    }
+    version=$(tokenize --version | grep -o '[0-9]*$')
+    for name in no-map wrong-kind too-long right; do hello $name | frames -e > $name.hello 2> /dev/null || true; done
+    for i in $(seq 60); do hello "many-$i" | frames -e > "many-$i.hello" 2> /dev/null || true; done
+    echo '{"k":"tick","now_ns":"1"}' | frames -e > tick.frame 2> /dev/null || true
+    echo '{"k":"ask","what":"line","seq":7,"id":"the-right-one","text":"{\"prompt\":\"x\"}"}' | frames -e > ask.frame 2> /dev/null || true
+    cat > wrong.py << 'P'
+import socket, sys
+def send(name, what):
+    s = socket.socket(socket.AF_UNIX)
+    s.settimeout(20)
+    s.connect(sys.argv[1])
+    s.sendall(open(name + '.hello', 'rb').read() + what)
+    return s
+def answer(s, until):
+    got = b''
+    while until not in got:
+        piece = s.recv(65536)
+        assert piece, got
+        got += piece
+tick, ask = open('tick.frame', 'rb').read(), open('ask.frame', 'rb').read()
+answer(send('no-map', bytes([0xce, 0, 0, 0, 3, 0x81, 0xa1, 0x6b])), b'field k')
+answer(send('wrong-kind', tick), b'tokenize takes ask')
+answer(send('too-long', bytes([0xce, 2, 0, 0, 1, 0x81])), b'33554432')
+for s in [send('many-%d' % (i + 1), tick) for i in range(60)]:
+    answer(s, b'tokenize takes ask')
+answer(send('right', ask), b'the-right-one')
+P
+    python3 wrong.py "$1"
+}
+
+@test "a service logs what a peer does wrong, ten lines a second, and serves the others" {
+    mkfifo ready
+    tokenize --listen "ipc://$PWD/t.sock" --ready-fd 4 4> ready 2> log 3>&- &
+    pid=$!
+    [ "$(timeout 20 cat ready)" = ready ]
+    wrong_peers "$PWD/t.sock"
+    kill -TERM "$pid"
+    wait "$pid"
+    grep -q 'gateway no-map: .*k' log
+    grep -q 'gateway wrong-kind: a frame of kind tick: tokenize takes ask' log
+    grep -q 'gateway too-long: .*33554433.*33554432' log
+    [ "$(grep -c 'gateway many-' log)" -lt 60 ]
+}
