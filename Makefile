@@ -107,7 +107,7 @@ check: all unit tools
 # on two cores.
 .PHONY: check-long
 check-long: all unit tools
-	@PHASEPIPE_LONG=1 B=$(B) scripts/run-tests pipe/long service/edge service/clients
+	@PHASEPIPE_LONG=1 B=$(B) scripts/run-tests pipe/long service/edge service/clients service/stream
 
 .PHONY: test-
 test-:

@@ -80,7 +80,8 @@ static int add_frame(struct err *e, struct bytes *b, const struct wire_frame *f)
     return wire_encode_add(e, &b->p, &b->n, &b->cap, f);
 }
 
-/* The tok goes to the worker as it is encoded here: nobody between looks into the body. */
+/* The tok goes to the worker as it is encoded here: nobody between looks into the body. The frame repeats what others
+ * read of the tok, so it has less than twice WIRE_BODY_BYTES_MAX, the most that a session carries. */
 static int add_prompt(struct err *e, struct tokenizer *w, const struct wire_frame *tok)
 {
     const struct wire_req *q = &tok->req;
@@ -89,8 +90,10 @@ static int add_prompt(struct err *e, struct tokenizer *w, const struct wire_fram
     int rc = add_frame(e, &body, tok);
     size_t n = w->hello->n + body.n;
     if (!rc && n > WIRE_BODY_BYTES_MAX)
-        rc = err_set(e, ERR_NO, "the prompt has %u tokens, a frame of %zu bytes; services carry %u", q->n_id, n,
-                     WIRE_BODY_BYTES_MAX);
+        rc = err_set(e, ERR_NO,
+                     "the request with its fields and %u prompt tokens is a frame of %zu bytes, the limit of services "
+                     "is %u",
+                     q->n_id, n, WIRE_BODY_BYTES_MAX);
     uint8_t *whole = rc ? NULL : malloc(n);
     if (!rc && !whole)
         rc = err_nomem(e, "a prompt", n);

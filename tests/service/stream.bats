@@ -270,6 +270,32 @@ ask() { timeout -k 1 -s KILL 120 stream --run "$PWD/up" --jsonl "$@" 2>> err.log
     [ ! -e tokenize.sock ]
 }
 
+# padded BYTES [FIELDS]: a line with an unknown field of so many bytes
+padded() {
+    printf '{"prompt":"x","max_tokens":1,%s"pad":"' "${2-}"
+    head -c "$1" /dev/zero | tr '\0' 'a'
+    printf '"}\n'
+}
+
+# bats test_tags=long
+@test "a request of 16 MiB less its other fields runs" {
+    peer
+    padded 16776000 > in
+    timeout -k 1 60 stream --run . --jsonl < in | jq -e '.usage.prompt_tokens == 1'
+}
+
+@test "what is longer than services carry is refused with the limit, and what comes after it runs" {
+    peer
+    (padded 16777170; padded 9000000 '"n":128,'; echo '{"prompt":"x","max_tokens":1,"id":"short"}') > in
+    run -1 timeout -k 1 60 stream --run . --jsonl < in
+    grep '^{' <<< "$output" | jq -r '.error.message // (.usage.prompt_tokens | tostring)' > messages
+    [ "$(wc -l < messages)" = 3 ]
+    sed -n 1p messages | grep 'a frame of 1677[0-9]* bytes, the limit of services is 16777216'
+    sed -n 2p messages | grep 'its 128 choices have more than 64 MiB'
+    [ "$(sed -n 3p messages)" = 1 ]
+    kill -0 "$(cat peer.pid)" "$(cat tokenize.pid)"
+}
+
 @test "a line of megabytes delays no short one, and one over the limit fails alone" {
     peer
     (printf '{"prompt":"'; head -c 3000000 /dev/zero | tr '\0' 'a'; printf '","id":"long"}\n') > in
