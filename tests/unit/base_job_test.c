@@ -12,6 +12,7 @@
 
 #include "base/job.h"
 #include "base/loop.h"
+#include "unit/asserts.h"
 
 #define BYTES_MAX 100
 
@@ -194,7 +195,6 @@ static void test_close_reports_all(void **state)
 
 int main(void)
 {
-#define TEST(T) cmocka_unit_test_setup_teardown(T, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_in_order),          TEST(test_bound), TEST(test_cancel), TEST(test_added_again_when_done),
         TEST(test_close_reports_all),

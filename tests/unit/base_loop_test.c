@@ -14,6 +14,7 @@
 
 #include "base/loop.h"
 #include "base/time.h"
+#include "unit/asserts.h"
 
 static struct loop *loop;
 static struct err e;
@@ -381,7 +382,6 @@ static void test_loops_nest(void **state)
 
 int main(void)
 {
-#define TEST(T) cmocka_unit_test_setup_teardown(T, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_descriptor),
         TEST(test_descriptor_that_does_not_fit),

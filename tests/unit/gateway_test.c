@@ -17,15 +17,10 @@
 
 #include "base/time.h"
 #include "gateway/gateway.h"
+#include "unit/asserts.h"
 #include "unit/session_fake.h"
 
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        struct err e_ = {0};                                                                                           \
-        struct err *e = &e_;                                                                                           \
-        if (call)                                                                                                      \
-            fail_msg("%s: %s", #call, e_.text);                                                                        \
-    } while (0)
+static struct err e;
 
 struct peer {
     struct session_hub *hub;
@@ -59,7 +54,7 @@ static const uint8_t fp[32] = "a vocabulary of the test", digest[32] = "a digest
 static void keep(json_t *list, const struct wire_frame *f)
 {
     char *line = NULL;
-    OK(wire_to_json(e, &line, f, NULL, true));
+    OK(wire_to_json(&e, &line, f, NULL, true));
     json_t *o = json_loads(line, JSON_ALLOW_NUL, NULL);
     assert_non_null(o);
     json_array_append_new(list, o);
@@ -98,9 +93,9 @@ static void on_say(void *arg, const char *text)
 static void peer_open(struct peer *p, const char *role, const char *url)
 {
     const struct session_hub_opts o = {.self = {.role = role, .name = role, .inc = 1}};
-    OK(session_hub_new(e, &p->hub, &o));
+    OK(session_hub_new(&e, &p->hub, &o));
     if (url)
-        OK(session_listen(e, &p->listener, p->hub, url, "gateway", NULL));
+        OK(session_listen(&e, &p->listener, p->hub, url, "gateway", NULL));
 }
 
 static void peer_close(struct peer *p)
@@ -120,7 +115,7 @@ static void cut(struct session *s)
 static void send_to(struct session *s, const struct wire_frame *f)
 {
     assert_non_null(s);
-    OK(session_send(e, s, f));
+    OK(session_send(&e, s, f));
 }
 
 static void send_prompt(struct world *w, uint64_t seq, uint32_t index, uint32_t n)
@@ -179,7 +174,7 @@ static bool next_event(struct world *w, struct peer *p, struct session_event *ev
         p->s = NULL;
     wire_arena_reset(w->arena);
     if (ev->type == SESSION_FRAME)
-        OK(session_frame(e, f, w->arena, ev));
+        OK(session_frame(&e, f, w->arena, ev));
     return true;
 }
 
@@ -206,7 +201,7 @@ static void peers(struct world *w)
 
 static void step(struct world *w)
 {
-    OK(gateway_step(e, w->g, 2));
+    OK(gateway_step(&e, w->g, 2));
     peers(w);
 }
 
@@ -250,9 +245,9 @@ static struct world *open_world(const struct gateway_opts *more)
     o.read = on_read;
     o.say = on_say;
     o.arg = w;
-    OK(gateway_open(e, &w->g, &o));
+    OK(gateway_open(&e, &w->g, &o));
     struct session *s;
-    OK(session_dial(e, &s, w->worker.hub, WORKERS_URL, "gateway", NULL));
+    OK(session_dial(&e, &s, w->worker.hub, WORKERS_URL, "gateway", NULL));
     UNTIL(w->sched.s && w->tokenize.s && w->worker.s);
     return w;
 }
@@ -328,7 +323,7 @@ static uint64_t ask(struct world *w, uint64_t seq)
 {
     size_t n = count(w->told, "submit");
     const char *line = "{\"prompt\":\"x\",\"id\":\"mine\"}";
-    OK(gateway_ask(e, w->g, seq, wire_str_of("mine"), line, strlen(line)));
+    OK(gateway_ask(&e, w->g, seq, wire_str_of("mine"), line, strlen(line)));
     UNTIL(count(w->told, "submit") > n);
     return number(nth(w->told, "submit", n), "job");
 }
@@ -681,7 +676,7 @@ static void test_cancelled(void **state)
 
     w->n_choice = 0; /* before tokenize has answered */
     const char *line = "{\"prompt\":\"x\",\"id\":\"its own\"}";
-    OK(gateway_ask(e, w->g, 7, (struct wire_str){"its own", 7}, line, strlen(line)));
+    OK(gateway_ask(&e, w->g, 7, (struct wire_str){"its own", 7}, line, strlen(line)));
     w->line = 0;
     UNTIL(w->line);
     gateway_cancel(w->g, 7);
@@ -700,16 +695,16 @@ static void test_tokenize_refuses(void **state)
     (void)state;
     struct world *w = open_world(NULL);
     w->n_choice = -1;
-    OK(gateway_ask(e, w->g, 1, none, "{}", 2));
+    OK(gateway_ask(&e, w->g, 1, none, "{}", 2));
     UNTIL(gateway_running(w->g) == 0);
     assert_string_equal(text(nth(w->given, "err", 0), "text"), "no such field");
     assert_int_equal(number(nth(w->given, "err", 0), "seq"), 1);
     w->n_choice = -2;
-    OK(gateway_ask(e, w->g, 2, none, "{}", 2));
+    OK(gateway_ask(&e, w->g, 2, none, "{}", 2));
     UNTIL(gateway_running(w->g) == 0);
     assert_int_equal(number(nth(w->given, "err", 1), "code"), ERR_PROTO);
     assert_string_equal(text(nth(w->given, "err", 1), "id"), "req-2");
-    OK(gateway_ask(e, w->g, 3, none, NULL, (size_t)GATEWAY_LINE_BYTES_MAX + 1));
+    OK(gateway_ask(&e, w->g, 3, none, NULL, (size_t)GATEWAY_LINE_BYTES_MAX + 1));
     UNTIL(gateway_running(w->g) == 0);
     assert_int_equal(number(nth(w->given, "err", 2), "code"), ERR_NO);
     assert_int_equal(count(w->told, "submit"), 0);
@@ -722,7 +717,7 @@ static void test_tokenize_restarts(void **state)
     (void)state;
     struct world *w = open_world(NULL);
     w->n_choice = 0;
-    OK(gateway_ask(e, w->g, 1, none, "{}", 2));
+    OK(gateway_ask(&e, w->g, 1, none, "{}", 2));
     UNTIL(w->line);
     uint64_t first = w->line;
     send_prompt(w, w->line, 0, 2);
@@ -751,7 +746,7 @@ static void test_tokenize_dies_again_and_again(void **state)
     (void)state;
     struct world *w = open_world(NULL);
     w->n_choice = 0;
-    OK(gateway_ask(e, w->g, 1, none, "{}", 2));
+    OK(gateway_ask(&e, w->g, 1, none, "{}", 2));
     for (int i = 1; i <= 5; i++) {
         UNTIL(w->n_asked == i);
         assert_int_equal(gateway_running(w->g), 1);
@@ -771,7 +766,7 @@ static void test_many_lines(void **state)
     struct world *w = open_world(NULL);
     w->n_choice = 0;
     for (uint64_t i = 0; i < 100; i++)
-        OK(gateway_ask(e, w->g, i, none, "{}", 2));
+        OK(gateway_ask(&e, w->g, i, none, "{}", 2));
     UNTIL(w->n_asked == 64);
     pause_ms(w, 20);
     assert_int_equal(w->n_asked, 64);
@@ -793,7 +788,7 @@ static void test_deadline(void **state)
     struct gateway_opts o = {.deadline_ns = 300000000};
     struct world *w = open_world(&o);
     w->n_choice = 0;
-    OK(gateway_ask(e, w->g, 1, (struct wire_str){"slow", 4}, "{\"prompt\":1,\"id\":\"slow\"}", 24));
+    OK(gateway_ask(&e, w->g, 1, (struct wire_str){"slow", 4}, "{\"prompt\":1,\"id\":\"slow\"}", 24));
     UNTIL(gateway_running(w->g) == 0);
     assert_string_equal(text(nth(w->given, "err", 0), "id"), "slow");
     assert_non_null(strstr(text(nth(w->given, "err", 0), "text"), "deadline of 0.3 s"));
@@ -838,14 +833,14 @@ static void test_hostile_workers(void **state)
                                      {0xce, 0, 0, 0, 3, 0x81, 0xa1, 'k'},
                                      {0xce, 0, 0, 0, 3, 0x80, 0x80, 0x80}};
     for (size_t i = 0; i < 3; i++) {
-        OK(session_send_bytes(e, w->worker.s, bad[i], sizeof bad[i]));
+        OK(session_send_bytes(&e, w->worker.s, bad[i], sizeof bad[i]));
         UNTIL(session_acked(w->worker.s) == session_sent(w->worker.s));
     }
     struct wire_frame f = {.kind = WIRE_TICK};
     send_worker(w, &f);
     assert_int_equal(json_array_size(w->said), 4);
     for (int i = 0; i < 200; i++) /* ten lines a second; three seconds for a slow machine */
-        OK(session_send_bytes(e, w->worker.s, bad[0], sizeof bad[0]));
+        OK(session_send_bytes(&e, w->worker.s, bad[0], sizeof bad[0]));
     UNTIL(session_acked(w->worker.s) == session_sent(w->worker.s));
     assert_in_range(json_array_size(w->said), 10, 33);
     end(w, job, 1);
@@ -862,7 +857,7 @@ static void test_window_is_full(void **state)
     w->sched_stands = true;
     w->n_body = 6 << 20;
     for (uint64_t i = 1; i <= 5; i++) {
-        OK(gateway_ask(e, w->g, i, none, "{}", 2));
+        OK(gateway_ask(&e, w->g, i, none, "{}", 2));
         UNTIL(w->n_read == (int)i);
     }
     w->n_body = 16;

@@ -24,12 +24,8 @@
 #include "base/time.h"
 #include "base/vec.h"
 #include "http/http.h"
+#include "unit/asserts.h"
 
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        if (call)                                                                                                      \
-            fail_msg("%s: %s", #call, e.text);                                                                         \
-    } while (0)
 #define MS NS_MS
 #define WAIT_MS 5000 /* for what should come at once: a busy machine has this long */
 #define TAGS_MAX 4096

@@ -5,19 +5,7 @@
 #include <string.h>
 
 #include "kv/arena.h"
-
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        if (call)                                                                                                      \
-            fail_msg("%s: %s", #call, e.text);                                                                         \
-    } while (0)
-#define IS_NO(call, part)                                                                                              \
-    do {                                                                                                               \
-        if (!(call))                                                                                                   \
-            fail_msg("%s is taken", #call);                                                                            \
-        if (!strstr(e.text, part))                                                                                     \
-            fail_msg("\"%s\" does not say \"%s\"", e.text, part);                                                      \
-    } while (0)
+#include "unit/asserts.h"
 
 static inline struct kv_kind small_kind(void)
 {

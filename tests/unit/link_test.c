@@ -20,12 +20,7 @@
 #include "base/socket.h"
 #include "link/server.h"
 #include "proc/notify.h"
-
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        if (call)                                                                                                      \
-            fail_msg("%s: %s", #call, e.text);                                                                         \
-    } while (0)
+#include "unit/asserts.h"
 
 static char url[80], *path = url + 5;
 

@@ -21,12 +21,8 @@
 #include "api/watch.h"
 #include "base/time.h"
 #include "exposition.h"
+#include "unit/asserts.h"
 
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        if (call)                                                                                                      \
-            fail_msg("%s: %s", #call, e.text);                                                                         \
-    } while (0)
 #define MS NS_MS
 
 static struct err e;

@@ -23,12 +23,8 @@
 #include "link/server.h"
 #include "link/session.h"
 #include "request/ask.h"
+#include "unit/asserts.h"
 
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        if (call)                                                                                                      \
-            fail_msg("%s: %s", #call, e.text);                                                                         \
-    } while (0)
 #define WAIT_MS 5000
 #define PERIOD_MS 250 /* of the watch; a quarter of that of the service */
 

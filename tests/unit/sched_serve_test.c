@@ -22,12 +22,8 @@
 
 #include "base/time.h"
 #include "link/session.h"
+#include "unit/asserts.h"
 
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        if (call)                                                                                                      \
-            fail_msg("%s: %s", #call, e.text);                                                                         \
-    } while (0)
 #define LATE_MS 20000
 
 extern char **environ;

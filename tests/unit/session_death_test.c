@@ -261,7 +261,6 @@ static void the_time_this_process_was_stopped_does_not_count(void **state)
     end(&c, SIGKILL);
 }
 
-#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 #define BOTH(test)                                                                                                     \
     TEST(test),                                                                                                        \
     {                                                                                                                  \

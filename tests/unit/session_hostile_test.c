@@ -322,8 +322,6 @@ RAW(a_plain_peer)
     unlink(url + 6);
 }
 
-#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {

@@ -23,12 +23,7 @@
 #include <unistd.h>
 
 #include "link/session.h"
-
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        if (call)                                                                                                      \
-            fail_msg("%s: %s", #call, e.text);                                                                         \
-    } while (0)
+#include "unit/asserts.h"
 
 static char url[80];
 static struct err e;

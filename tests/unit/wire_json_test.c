@@ -10,21 +10,8 @@
 
 #include "wire/wire.h"
 
+#include "unit/asserts.h"
 #include "unit/wire_golden.h"
-
-#define OK(call) assert_int_equal_text(call, &e)
-
-static void assert_int_equal_text(int rc, const struct err *e)
-{
-    if (rc)
-        fail_msg("code %d: %s", rc, e->text);
-}
-
-static void assert_in(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("\"%s\" does not say \"%s\"", text, part);
-}
 
 /* Frame to JSON to frame must give these bytes again. *line: the JSON, malloc'd. */
 static void round_trip(char **line, const uint8_t *b, size_t n, const uint8_t *data)

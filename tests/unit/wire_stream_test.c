@@ -15,21 +15,8 @@
 
 #include "wire/wire.h"
 
+#include "unit/asserts.h"
 #include "unit/wire_golden.h"
-
-#define OK(call) assert_int_equal_text(call, &e)
-
-static void assert_int_equal_text(int rc, const struct err *e)
-{
-    if (rc)
-        fail_msg("code %d: %s", rc, e->text);
-}
-
-static void assert_in(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("\"%s\" does not say \"%s\"", text, part);
-}
 
 /* A reader of bytes that lie in a file, and end. */
 static struct wire_reader *reader_of(const void *p, size_t n, int *fd)
@@ -214,7 +201,8 @@ static void byte_by_byte_from_a_non_blocking_pipe(void **state)
         struct wire_reader *r;
         struct wire_frame *f;
         OK(wire_reader_new(&e, &r, fd[0], "stdin"));
-        for (OK(wire_read(&e, r, &f)); f; count++) {
+        OK(wire_read(&e, r, &f));
+        for (; f; count++) {
             if (f->kind == WIRE_BLK) {
                 OK(wire_read_data(&e, r, data, 4));
                 assert_memory_equal(data, "\xaa\xbb\xcc\xdd", 4);

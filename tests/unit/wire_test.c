@@ -12,21 +12,8 @@
 
 #include "wire/wire.h"
 
+#include "unit/asserts.h"
 #include "unit/wire_golden.h"
-
-#define OK(call) assert_int_equal_text(call, &e)
-
-static void assert_int_equal_text(int rc, const struct err *e)
-{
-    if (rc)
-        fail_msg("code %d: %s", rc, e->text);
-}
-
-static void assert_in(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("\"%s\" does not say \"%s\"", text, part);
-}
 
 /* SHA-256 of wire_schema(). When this test fails the table has changed: raise WIRE_VERSION, then put the new hash here.
  */

@@ -17,12 +17,8 @@
 
 #include "link/session.h"
 #include "link/worker.h"
+#include "unit/asserts.h"
 
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        if (call)                                                                                                      \
-            fail_msg("%s: %s", #call, e.text);                                                                         \
-    } while (0)
 #define WAIT_MS 5000
 #define FRAMES_MAX 4096
 

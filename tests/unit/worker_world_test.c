@@ -21,14 +21,9 @@
 #include "link/worker.h"
 #include "sched/policy.h"
 #include "sched/sched.h"
+#include "unit/asserts.h"
 #include "unit/sched_check.h"
 #include "unit/session_fake.h"
-
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        if (call)                                                                                                      \
-            fail_msg("%s: %s", #call, e.text);                                                                         \
-    } while (0)
 
 #define WORKERS 3
 #define GATEWAYS 2
