@@ -104,7 +104,7 @@ static void stop_strings(void **state)
     const char *stop[] = {"zebra", "H I"};
     const size_t len[] = {5, 3};
     struct answer_params p = {.max_tokens = 99, .stop = stop, .stop_len = len, .n_stop = 2};
-    struct said r = say(p, " F G H I J", UINT32_MAX); /* reported failure S03 */
+    struct said r = say(p, " F G H I J", UINT32_MAX); /* a stop text that spans several ids */
     assert_said(r, " F G ", ANSWER_STOP_TEXT);
     assert_int_equal(r.stop, 1);
     assert_int_equal(r.pushed, 4);

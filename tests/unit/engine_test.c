@@ -1,6 +1,7 @@
 /*
- * The engine on models of odd head geometry (reported failure M06): its logits against full attention written out here
- * in double, and the determinism promise at the level of steps. Weights are F32 with bits that bf16 lacks.
+ * The engine on models of odd head geometry (heads, KV heads and head size that do not follow from each other): its
+ * logits against full attention written out here in double, and the determinism promise at the level of steps. Weights
+ * are F32 with bits that bf16 lacks.
  */
 #include "unit/model_build.h"
 

@@ -1,7 +1,7 @@
 /*
- * The GGUF reader: a right file, then hostile and truncated ones (reported failures M01 and M03). Expected values are
- * those the test itself writes by the format's description, and for the default model what the Python package gguf
- * prints.
+ * The GGUF reader: a right file, then hostile ones (counts and lengths far beyond the file) and truncated ones.
+ * Expected values are those the test itself writes by the format's description, and for the default model what the
+ * Python package gguf prints.
  */
 #include "unit/gguf_build.h"
 
@@ -155,7 +155,7 @@ static void test_tensors(void **state)
     assert_int_equal(gguf_read(&e, g, t, 4 * 9, v, sizeof v), 0);
     assert_true(v[0] == 9 && v[1] == 10);
 
-    /* M03: the file is cut while it is open. An error, not a bus error. */
+    /* The file is cut while it is open: an error, not a bus error. */
     assert_int_equal(truncate(path, (off_t)t->offset + 40), 0);
     assert_int_equal(gguf_read(&e, g, t, 4 * 9, v, sizeof v), ERR_NO);
     assert_text_has(e.text, "a.weight");
@@ -163,7 +163,7 @@ static void test_tensors(void **state)
     gguf_free(g);
 }
 
-/* M01: in a process of its own, so that its memory and time can be measured. */
+/* In a process of its own, so that its memory and time can be measured. */
 static void test_huge_claims_cost_nothing(void **state)
 {
     (void)state;
@@ -298,7 +298,7 @@ static void test_hostile_tensors(void **state)
     refused_build(&g, "tensor a.weight is there twice");
 }
 
-/* M03: every shorter file is refused, and one cut in the data names the tensor. */
+/* Every shorter file is refused; for one cut in the data the error names the tensor. */
 static void test_truncated_anywhere(void **state)
 {
     (void)state;
@@ -353,7 +353,7 @@ static void test_default_model(void **state)
     gguf_free(g);
 }
 
-/* M03 on the real file: the lengths of the report. */
+/* The default model, cut at several lengths. */
 static void test_default_model_cut(void **state)
 {
     (void)state;

@@ -260,7 +260,7 @@ static void test_full_disk(void **state)
     model_free(m);
 }
 
-/* M03: a model that is cut while it is packed is an error, and leaves nothing behind. */
+/* A model that is cut while it is packed is an error, and no file remains. */
 static void cut_file(void *arg, uint64_t done, uint64_t total)
 {
     (void)done;
@@ -282,7 +282,7 @@ static void test_cut_while_packing(void **state)
     assert_int_equal(count_packed(name, sizeof name), 0);
 }
 
-/* M03: once open, a model is served from its packed file, so cutting the GGUF hurts nobody. */
+/* An open model is read from its packed file, so cutting the GGUF has no effect. */
 static void test_cut_while_open(void **state)
 {
     (void)state;

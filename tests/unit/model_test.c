@@ -1,7 +1,7 @@
 /*
- * Shape of a model from its file: golden values, head geometry (reported failure M06), tied embeddings (M05), padded
- * vocabularies (M09), rope scalings, and our own exp, log, sin and cos. Authorities: the published configuration of the
- * default model, libm in long double, and the formulas of the papers written out in long double here.
+ * Shape of a model from its file: golden values, head geometry, tied embeddings, padded vocabularies, rope scalings,
+ * and our own exp, log, sin and cos. Authorities: the published configuration of the default model, libm in long
+ * double, and the formulas of the papers written out in long double here.
  */
 #include "unit/model_build.h"
 
@@ -135,7 +135,7 @@ static void test_default_model(void **state)
     }
 }
 
-/* M06: heads, KV heads and head size are three numbers of the file. */
+/* Heads, KV heads and head size are three numbers of the file. */
 static void test_geometry(void **state)
 {
     (void)state;
@@ -240,7 +240,7 @@ static void test_unknown_refused(void **state)
     assert_text_has(e.text, "blk.1.ffn_up.weight is of type IQ4_NL");
 }
 
-/* M05: a tensor that is missing is named, whichever it is. */
+/* The error names the missing tensor, whichever it is. */
 static void test_missing(void **state)
 {
     (void)state;
@@ -259,7 +259,7 @@ static void test_missing(void **state)
     open_refused(&s, "tensor blk.2.attn_q.weight is missing");
 }
 
-/* M05: absent output is the embedding, present output is itself, and equal bytes pack to equal bytes. */
+/* Without an output tensor the embedding is used, otherwise that tensor; equal bytes pack to equal bytes. */
 static void test_tied(void **state)
 {
     (void)state;
@@ -284,7 +284,7 @@ static void test_tied(void **state)
     model_free(m[1]);
 }
 
-/* M09: the rows of the embedding count, whatever the key says. */
+/* The number of rows of the embedding counts, not the key of the vocabulary size. */
 static void test_padded_vocabulary(void **state)
 {
     (void)state;

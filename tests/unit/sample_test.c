@@ -1,8 +1,8 @@
 /*
  * Sampling: Philox against the known answers of Random123 (kat_vectors), log-probabilities against libm in double,
  * filters by sets counted by hand (typical sampling: sample_typical_test.c), frequencies by a chi-square bound,
- * penalties by a plain count. Reported failures S01 (tiny temperature, top_p 0, masks beside greedy rows), M09 (padding
- * is never chosen).
+ * penalties by a plain count. Also tiny temperatures, top_p 0, masks in a batch with greedy rows, and padding, which is
+ * never chosen.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -37,7 +37,7 @@ static void greedy_takes_the_best_and_the_lower_id(void **state)
     draw_logits(1);
     x[700] = x[1200] = 9;
     for (int i = 0; i < 4; i++) {
-        static const float t[] = {0, 1e-9f, 1e-4f, 9.9e-4f}; /* S01: next to nothing is greedy */
+        static const float t[] = {0, 1e-9f, 1e-4f, 9.9e-4f}; /* tiny temperatures are greedy */
         struct sample_params p = plain(t[i]);
         assert_int_equal(one(&p, VOCAB, 5), 700);
     }
@@ -312,7 +312,7 @@ static void bans_and_no_way_out(void **state)
     assert_int_equal(sample_logprob(&e, s, &r, copy, 0, 0), ERR_NO);
 }
 
-/* S01: a masked row beside sampling at any temperature gives a token that was not masked, never NaN. */
+/* At any temperature a row with masked entries gives a token that is not masked, never NaN. */
 static void masks_and_temperatures(void **state)
 {
     (void)state;
@@ -370,7 +370,7 @@ static void only_allowed_ids_are_chosen(void **state)
         }
     }
     memcpy(x, was, sizeof x);
-    struct sample_params p = plain(1); /* S02, M09: what is no entry is not chosen, though it is allowed */
+    struct sample_params p = plain(1); /* allowed ids that are no entries are never chosen */
     const uint32_t past[] = {5, VOCAB - 1, UINT32_MAX};
     p.allowed = past;
     p.n_allowed = 3;

@@ -207,7 +207,7 @@ static char *repeated(const char *unit, size_t times, size_t *n)
     return p;
 }
 
-/* T01: a mebibyte of one character. */
+/* A mebibyte of one character. */
 static void long_runs_give_the_reference_ids(void **state)
 {
     struct golden *s = need_golden(state);
@@ -234,7 +234,7 @@ static void long_runs_give_the_reference_ids(void **state)
     assert_true(n_checked >= 24);
 }
 
-/* T03: whole-word look-up and merges, entry by entry. */
+/* Whole-word look-up and merges, entry by entry. */
 static void every_entry_gives_the_reference_ids(void **state)
 {
     struct golden *s = need_golden(state);
@@ -272,7 +272,7 @@ static double seconds(const struct text *t, const char *unit, size_t times)
     return (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
 }
 
-/* T01: sixteen times the text may take 16 times as long and a little more; quadratic growth takes 256 times. The units
+/* Sixteen times the text may take 16 times as long and a little more; quadratic growth takes 256 times. The units
  * with marks are for the normaliser, the last is a half spelling of a control token over and over. */
 static void time_is_near_linear(void **state)
 {

@@ -111,7 +111,7 @@ static void kinds_of_entries_are_obeyed(void **state)
     text_free(t);
 }
 
-/* T03: an entry that no merge makes is found whole by the kind that looks it up first, and by no other. */
+/* An entry that no merge makes is found whole by the kind that looks it up first, and by no other. */
 static void whole_pieces_are_looked_up_by_llama_only(void **state)
 {
     (void)state;
@@ -129,7 +129,7 @@ static void whole_pieces_are_looked_up_by_llama_only(void **state)
     text_free(t);
 }
 
-/* T07: a careless table of kinds does not let text make the turn markers. */
+/* Text cannot produce the turn markers, even if the file gives them a wrong kind. */
 static void markers_are_control_whatever_the_file_says(void **state)
 {
     (void)state;

@@ -159,7 +159,7 @@ static void broken_characters_become_replacements(void **state)
     }
 }
 
-/* T08: the prompt ends with three of the four bytes of a character. */
+/* The prompt ends with three of the four bytes of a character. */
 static void a_half_character_of_the_prompt_is_context(void **state)
 {
     static const struct {
@@ -191,7 +191,7 @@ static void a_stop_ends_the_answer_before_it(void **state)
         const char *text, *stop[3], *want;
         int stopped;
     } rows[] = {
-        {" G H I J", {"H I"}, " G ", 0}, /* S03: over several ids */
+        {" G H I J", {"H I"}, " G ", 0}, /* over several ids */
         {"one two three", {"two"}, "one ", 0},
         {"one two three", {"six", "three"}, "one two ", 1},
         {"one twotwo", {"two", "one"}, "", 1},
@@ -272,7 +272,7 @@ static void nothing_comes_behind_a_stop(void **state)
     text_ids_free(&v);
 }
 
-/* M09, S03: ids without text, and ids that are no rows of the vocabulary, give nothing. */
+/* Ids without text (padding), and ids beyond the vocabulary, produce no text. */
 static void ids_without_text_give_nothing(void **state)
 {
     struct text *t = need_text(state);
