@@ -85,9 +85,9 @@ $(TOOLS): $(B)/tests/tools/%: $(B)/obj/tests/tools/%.o $(LIB)
 .PHONY: tools bench check-peers
 tools: $(TOOLS) $(PROBE)
 
-# make bench BENCH="--only prefill,decode --rounds 5"
-bench: $(BINS) tools
-	@B=$(B) scripts/bench-peers $(BENCH)
+# make bench BENCH="--only prefill,decode --rounds 5". The script builds what it needs.
+bench:
+	@B=$(B) scripts/bench/run $(BENCH)
 
 check-peers: $(BINS) tools
 	B=$(B) scripts/check-peers
@@ -96,7 +96,7 @@ check-peers: $(BINS) tools
 
 # The folders whose C is formatted and looked over.
 SOURCES := $(wildcard cmd/*.[ch] cmd/*/*.[ch] lib/*/*.[ch] kernels/*.[ch] kernels/cpu/*.[ch] tests/*/*.[ch])
-SHELL_SOURCES := $(shell grep -lE '^\#!.*(bash|/sh)' scripts/* examples/* .ci/* 2> /dev/null)
+SHELL_SOURCES := $(shell grep -lE '^\#!.*(bash|/sh)' scripts/* scripts/bench/* examples/* .ci/* 2> /dev/null)
 MAN_PAGES := $(wildcard docs/man/*.[1-9])
 
 .PHONY: check

@@ -21,7 +21,7 @@ import numpy as np
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 sys.path.insert(0, os.path.join(HERE, "..", "tests", "quality"))
-import peer  # noqa: E402
+from bench import peer  # noqa: E402
 import reference  # noqa: E402
 from hf_tokenizer import GgufTokenizer  # noqa: E402
 from judge import Judge  # noqa: E402

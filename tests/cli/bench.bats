@@ -1,10 +1,10 @@
 #!/usr/bin/env bats
-# What `make bench` measures with: counts and bytes are those of the shapes, worked out by hand here; speed is not judged.
+# The tools of `make bench`: counts and bytes are those of the shapes, computed by hand here; speed is not judged.
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
     export XDG_CACHE_HOME=$PWD/cache PATH=$PHASEPIPE_TOP/scripts:$PATH LLAMA_DIR=$PWD/none
-    tools=$PHASEPIPE_BUILD/tests/tools
+    tools=$PHASEPIPE_BUILD/tests/tools bench=$PHASEPIPE_TOP/scripts/bench/run
 }
 
 setup_file() {
@@ -115,29 +115,30 @@ P
     jq -se '.[1] | .quiet == [] and .during == [] and .ttft_ms > 0 and .tpot_ms > 0' out
 }
 
-@test "bench-peers: without peers our side is there alone, and what is missing is said" {
+@test "scripts/bench: without peers only our side is measured, and the output names what is missing" {
     small Q4_0 m.gguf
-    B=$PHASEPIPE_BUILD bench-peers -m m.gguf --rounds 1 --threads 1 --only attention,start,memory --json out.json > text
+    rm "$tools/probe" # built again before it is used
+    B=$PHASEPIPE_BUILD "$bench" -m m.gguf --rounds 1 --threads 1 --only attention,start,memory --json out.json > text
     grep -q 'llama-bench.*not found' text
     grep -q 'vLLM is not installed' text
     jq -e '[.figures[] | select(.name) | .value] | length == 3 and all(. > 0)' out.json
     jq -e '.machine.int8_gmacs[0] > 0' out.json
-    run bench-peers --only nothing
+    run "$bench" --only nothing
     [ "$status" -eq 2 ]
 }
 
-@test "bench-peers over HTTP: answers of one token and what the edge adds, without peers" {
-    B=$PHASEPIPE_BUILD timeout 240 bench-peers -m "$PHASEPIPE_TEST_MODEL" --rounds 1 --only requests,edge --json out.json > text 3>&-
+@test "scripts/bench: the sections requests and edge run without peers" {
+    B=$PHASEPIPE_BUILD timeout 240 "$bench" -m "$PHASEPIPE_TEST_MODEL" --rounds 1 --only requests,edge --json out.json > text 3>&-
     grep -q 'llama-server not found' text
     jq -e '[.figures[] | select(.name) | .value] | length == 2 and .[0] > 1' out.json
 }
 
-@test "bench-peers over HTTP: an event's delay is that behind the first of its step; first tokens are of other steps" {
-    PYTHONPATH=$PHASEPIPE_TOP/scripts:$PHASEPIPE_TOP/tests/quality python3 - << 'P'
-import bench_edge
-assert bench_edge.SSE["step_ms"] == 100
+@test "scripts/bench: an event's delay counts from the first event of its step, and first tokens are not counted" {
+    PYTHONPATH=$PHASEPIPE_TOP/scripts python3 - << 'P'
+from bench import over_http
+assert over_http.SSE["step_ms"] == 100
 # steps at 1.0, 1.1 and 1.2 s; the second answer begins a step later and is 7, then 20 ms behind the first one
-got = bench_edge.delays_ms({"start_times": [0.5, 0.6], "ttfts": [0.45, 0.48], "itls": [[0.05, 0.1, 0.1], [0.027, 0.113]]})
+got = over_http.delays_ms({"start_times": [0.5, 0.6], "ttfts": [0.45, 0.48], "itls": [[0.05, 0.1, 0.1], [0.027, 0.113]]})
 want = [0, 0, 7, 0, 20]
 assert len(got) == len(want) and all(abs(a - b) < 1e-6 for a, b in zip(got, want)), got
 P

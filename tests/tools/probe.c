@@ -5,7 +5,7 @@
  *     probe -l [-s SECONDS]                      a line of JSON for each line on stdin: "read MB THREADS", or
  *                                                "int8 THREADS", "bf16 THREADS", "f32 THREADS"
  *
- * Products are those of the best pass in the summary, reads those of the median and the best. scripts/bench-peers takes
+ * Products are those of the best pass in the summary, reads those of the median and the best. scripts/bench takes
  * the best pass of products, which is what the core can do, and the median pass of reads, which a neighbour disturbs as
  * it disturbs what is measured beside them.
  */

@@ -1,5 +1,5 @@
-"""Sections of bench-peers about right values, so that speed is not bought with them: perplexity of KV types over a long
-text, and KL divergence from the float32 reference by check-peers. Standard library only, but for what check-peers needs."""
+"""Sections about right values, because speed must not cost accuracy: perplexity of KV types over a long text, and KL
+divergence from the float32 reference, computed by check-peers, whose packages this one needs."""
 
 import contextlib
 import importlib.machinery
@@ -11,9 +11,11 @@ import os
 import re
 import subprocess
 
-import peer
 import pipe
-from bench_run import HERE, Failed, progress, tool
+
+from . import peer
+from .figures import progress
+from .programs import SCRIPTS, Failed, tool
 
 LICENSES = "/usr/share/common-licenses"
 TEXTS = ("GPL-3", "GFDL-1.3", "MPL-2.0", "Apache-2.0", "Artistic", "CC0-1.0", "LGPL-2.1")
@@ -53,8 +55,8 @@ def kv_quality(b):
 
 
 def load_check_peers():
-    """check-peers as a module; None and a sentence where it says what it lacks."""
-    loader = importlib.machinery.SourceFileLoader("check_peers", os.path.join(HERE, "check-peers"))
+    """(check-peers as a module, None), or (None, the packages it misses)."""
+    loader = importlib.machinery.SourceFileLoader("check_peers", os.path.join(SCRIPTS, "check-peers"))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     try:
         loader.exec_module(module)
@@ -68,14 +70,14 @@ def quality(b):
     check, why = load_check_peers()
     text = os.path.join(LICENSES, "GPL-3")
     if not check or not os.path.exists(text):
-        b.note(f"KL against the float32 reference left out: {why or text + ' is not there'}")
+        b.note(f"KL against the float32 reference left out: {why or text + ' is missing'}")
         return
     progress("KL against the float32 reference")
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         check.check_kl("", b.a.model, text, b.a.windows, not peer.missing("llama-perplexity"))
     figures = {}
-    for line in said.getvalue().splitlines():
+    for line in printed.getvalue().splitlines():
         m = re.search(r"(llama\.cpp|ours, \w+) *,?.*KV: +KL ([0-9.]+).*perplexity ratio ([0-9.]+)", line)
         if m:
             figures[m.group(1)] = (float(m.group(2)), float(m.group(3)))

@@ -1,5 +1,5 @@
-"""Sections of bench-peers about policies: goodput by policy on excerpts of published traces, by workers that take the time
-their coefficients say; in virtual time, and with real processes. Standard library only."""
+"""Sections about policies: goodput by policy on excerpts of published traces, with workers whose times follow from
+coefficients; in virtual time, and with real processes."""
 
 import calendar
 import json
@@ -10,8 +10,7 @@ import subprocess
 import time
 
 import pipe
-from bench_run import ROOT, Failed, last_json, tool
-from bench_serve import Up
+from .programs import ROOT, Failed, Up, last_json, tool
 
 TRACES = os.path.join(ROOT, "tests", "golden", "traces")
 CONVERSATION, CODE, CHAT = (os.path.join(TRACES, n) for n in ("mooncake-conversation.jsonl", "azure-code.csv",
@@ -108,7 +107,7 @@ def play(b, name, options, text):
 
 
 def real(b):
-    """Two policies in turns, each three times; beside what simulate says of the same requests."""
+    """Two policies in turns, each three times; next to the result of simulate for the same requests."""
     apart, both = ["-P", "2", "-D", "2"], ["-P", "0", "-D", "4"]
     for trace, requests, n, scale, name, other, options in (
             (CONVERSATION, conversation, 56, 0.5, "kv-aware against fcfs", "sched-fcfs", apart),
@@ -120,7 +119,7 @@ def real(b):
 
         got = b.rounds(name, turn, TRIES)
         load = ["--shared", "--slo-ttft-ms", TTFT_MS, "--slo-tpot-ms", TPOT_MS, "-n", n, "--scale", scale, trace]
-        said = split("kv", 2, 2, *load)["attained"], (
+        expected = split("kv", 2, 2, *load)["attained"], (
             split("fcfs", 2, 2, *load) if options is apart else
             simulate("--policy", "colocate", "-P", 0, "-D", 0, "-B", 4, *load))["attained"]
         rates = [[g[i]["goodput"] for g in got] for i in range(2)]
@@ -128,7 +127,7 @@ def real(b):
         apart_by = " but not in each" if min(rates[0]) <= max(rates[1]) else ""
         b.figure(f"real processes, {name}", a / o if o else float("inf"), MORE, show="{:.3f}", rounds=got,
                  detail=f"{a:.2f} and {o:.2f} a second{apart_by}; shares " + ", ".join(
-                     f"{statistics.median(g[i]['good'] / g[i]['requests'] for g in got):.1%} (simulate {said[i]:.1%})"
+                     f"{statistics.median(g[i]['good'] / g[i]['requests'] for g in got):.1%} (simulate {expected[i]:.1%})"
                      for i in range(2)))
 
 

@@ -1,12 +1,14 @@
-"""Sections of bench-peers that time the engine: prompts, decode steps, weight types, a shape too large for caches, KV
-types, attention, and a core that somebody else uses. Standard library only."""
+"""Sections that time the engine: prompts, decode steps, weight types, a shape too large for caches, KV
+types, attention, and a core that another process uses."""
 
 import os
 import subprocess
 import sys
 from statistics import median
 
-from bench_run import PERCENT, Engine, remove, requantised, shaped
+from .figures import PERCENT
+from .models import remove, requantised, shaped
+from .programs import Engine
 
 # The arithmetic of a weight type: its activations are int8, bf16 or float32. Where bf16 products are slower than float32
 # ones (some CPUs), the larger of the two peaks is the limit.
@@ -18,7 +20,7 @@ def threads_of(b):
     return sorted({1, b.a.threads}, reverse=True)
 
 
-def say(threads):
+def count_of(threads):
     return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
@@ -34,7 +36,7 @@ def prefill(b):
                     peers.append(("llama.cpp Q4_0", lambda t=t: b.llama_prefill(best, 512, t), 4.5))
                 if n == 512 and t == b.a.threads and b.is_default:
                     peers.append(("vLLM bf16", lambda: b.vllm("pp 512"), 4.5))
-                b.case(f"prefill {n:,}, {say(t)}", e, f"pp {n}", t, INT8, goal, peers,
+                b.case(f"prefill {n:,}, {count_of(t)}", e, f"pp {n}", t, INT8, goal, peers,
                        peer_n=1 if n > 512 else None)
 
 
@@ -59,7 +61,7 @@ def types(b):
 
 
 def shape(b):
-    """Random weights in the shape of Llama 3.2 1B: what must not sit in a cache. llama.cpp beside it once."""
+    """Random weights in the shape of Llama 3.2 1B: weights that no cache holds. llama.cpp runs once."""
     goals = {"Q8_0": 0.6, "Q4_0": 0.6, "Q4_1": 0.55, "Q4_K": 0.55, "Q6_K": 0.5, "BF16": 0.6, "F16": None}
     t = b.a.threads
     for kind, goal in goals.items():
@@ -97,7 +99,7 @@ def decode(b):
     ratio = {(64, 1): 5.5, (2048, 1): 17}
     with Engine(b.a.model) as e:
         for t in threads_of(b):
-            e.ask(f"tg 1 depth 2048 batch 16 threads {t}")  # room for all of them
+            e.ask(f"tg 1 depth 2048 batch 16 threads {t}")  # allocates the KV of all of them
             for depth in (2048, 64):
                 for batch in (1, 4, 7, 8, 16):
                     peers = []
@@ -107,7 +109,7 @@ def decode(b):
                     if batch in (1, 8, 16) and depth == 64 and t == b.a.threads and b.is_default:
                         peers.append(("vLLM bf16", lambda n=batch: b.vllm(f"tg 32 depth 64 batch {n}"),
                                       15 if batch == 1 else None))
-                    got = b.case(f"decode, depth {depth:,}, batch {batch}, {say(t)}", e,
+                    got = b.case(f"decode, depth {depth:,}, batch {batch}, {count_of(t)}", e,
                                  f"tg {64 if batch == 1 else 32} depth {depth} batch {batch}", t, ("read",),
                                  goals.get((depth, batch)), peers,
                                  peer_n=1 if depth == 2048 and t < b.a.threads else None)
@@ -135,7 +137,7 @@ def attention(b):
                 got = e.ask(f"pp 2048 threads {t}")
                 return got["attn_gmacs"], max(before, b.probe(INT8, t)), got["parts_ms"]["attention"] * 1e6 / got["ns"]
             got = b.rounds("attention", one)
-            b.figure(f"attention in prefill 2,048, {say(t)}: share of int8 peak", median(x / y for x, y, _ in got),
+            b.figure(f"attention in prefill 2,048, {count_of(t)}: share of int8 peak", median(x / y for x, y, _ in got),
                      0.35, show=PERCENT, rounds=got,
                      detail=f"{median(x for x, _, _ in got):.0f} of "
                      f"{median(y for _, y, _ in got):.0f} GMAC/s; "

@@ -1,4 +1,4 @@
-"""Section of bench-peers about prompts whose beginning is cached, through the services. Standard library only."""
+"""Section about prompts with a cached prefix, through the services."""
 
 import json
 import os
@@ -7,8 +7,7 @@ import statistics
 import time
 
 import pipe
-from bench_run import Failed, Lines
-from bench_serve import Up
+from .programs import Failed, Lines, Up
 
 PREFIX = 2000  # tokens, about: words of the language are mostly one
 PAIRS = 7
@@ -25,7 +24,7 @@ def question(rnd):
 
 
 def ask(client, text):
-    """TTFT as the services say it, and as the client sees it, with an answer of one token; in ms."""
+    """TTFT as the services report it and as the client measures it, with an answer of one token; in ms."""
     begin = time.monotonic()
     a = client.ask(json.dumps({"prompt": text, "max_tokens": 1, "temperature": 0, "ignore_eos": True}))
     took = 1e3 * (time.monotonic() - begin)
@@ -37,7 +36,7 @@ def ask(client, text):
 
 
 def pair(client, rnd):
-    """The same prefix twice, behind it something else: cold, then warm."""
+    """The same prefix twice, each time with another end: cold, then warm."""
     text = prefix(rnd)
     cold, warm = (ask(client, text + question(rnd)) for _ in range(2))
     if cold["cached"] > 64 or warm["prompt"] - warm["cached"] > 64:

@@ -1,6 +1,6 @@
 """llama.cpp as an independent peer: where its programs are, and its log-probabilities.
 
-Its programs are taken from the folder that LLAMA_DIR names, or from PATH. Nothing here builds or fetches them."""
+Its programs are taken from the folder LLAMA_DIR, or from PATH. Nothing here builds or fetches them."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ def find(name):
 
 
 def missing(*names):
-    """A sentence that says what is missing, or None."""
+    """The names of missing programs and how to provide them, or None."""
     absent = [n for n in names if not find(n)]
     if not absent:
         return None

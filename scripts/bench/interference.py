@@ -1,21 +1,16 @@
-"""Section of bench-peers that runs the services: what streams that grow feel of a long prompt, and what a request has of cores
-that others do not use. Standard library only."""
+"""Section about interference: how a long prompt delays streams that are being decoded, and how fast a request is that has all
+cores to itself."""
 
 import http.client
 import json
-import math
-import os
 import random
-import socket
 import statistics
-import subprocess
-import tempfile
 import threading
 import time
 
-import peer
-import pipe
-from bench_run import Closing, Failed, Lines, Peer, tool, wait_until
+from . import peer
+from .figures import percentile
+from .programs import Failed, Lines, Peer, Up, processors, tool, wait_until
 
 STREAMS = 3
 DEPTH = 64      # ids of a stream's prompt
@@ -28,64 +23,13 @@ LONE = (1000, 128)
 PAIRS = 5
 
 
-def percentile(values, p):
-    """The nearest rank."""
-    if not values:
-        raise Failed("no tokens came while the prompt was read")
-    v = sorted(values)
-    return v[min(len(v) - 1, max(0, math.ceil(p / 100 * len(v)) - 1))]
-
-
-def processors():
-    return sorted(os.sched_getaffinity(0))
-
-
-class Up(Closing):
-    """The services, in a directory of their own."""
-
-    def __init__(self, model, options):
-        self.dir = tempfile.TemporaryDirectory(prefix="bench.")
-        self.run = os.path.join(self.dir.name, "run")
-        self.said = tempfile.TemporaryFile("w+")
-        notify = os.path.join(self.dir.name, "notify")
-        self.ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.ready.bind(notify)
-        self.ready.setblocking(False)
-        self.p = subprocess.Popen([pipe.program("phasepipe"), "up", "-m", model, "--run", self.run, *options],
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.said,
-                                  env={**os.environ, "NOTIFY_SOCKET": notify})
-        try:
-            wait_until(self.is_ready, 120)
-        except Failed:
-            self.close()
-            raise
-
-    def is_ready(self):
-        if self.p.poll() is not None:
-            self.said.seek(0)
-            raise Failed(f"{' '.join(self.p.args)}: exit {self.p.returncode}: {self.said.read()[-1500:].strip()}")
-        try:
-            return b"READY=1" in self.ready.recv(4096)
-        except BlockingIOError:
-            return False
-
-    def close(self):
-        if self.p.poll() is None:
-            self.p.terminate()
-            self.p.wait()
-        self.ready.close()
-        self.said.close()
-        self.dir.cleanup()
-
-
 class Services(Up):
-    """The services, and a gateway that times them. It runs on the first processors, as all that computes no answer does:
-    decode has the last to itself."""
+    """The services, and a gateway that measures times. It runs on the first processor, with everything that computes no answer:
+    decode has the last processor to itself."""
 
     def __init__(self, model, options, name):
-        self.name = name
         self.gateway = None
-        super().__init__(model, ["--http", "off", "--ollama", "off", *options])  # several run beside each other
+        super().__init__(model, ["--http", "off", "--ollama", "off", *options], name)  # several run at once
         self.gateway = Lines(["taskset", "-c", str(processors()[0]), tool("bench_serve"), "--sched",
                               f"ipc://{self.run}/sched.sock", "--tokenize", f"ipc://{self.run}/tokenize.sock"])
 
@@ -120,7 +64,7 @@ class Llama(Peer):
                           str(STREAMS + 1), "--host", "127.0.0.1", *options], name, limit=120)
 
     def follow(self, n_id, n_out, came):
-        """Calls came(time) for each token until it answers True."""
+        """Calls came(time) for each token until that returns True."""
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         ids = [random.randrange(100, 40000) for _ in range(n_id)]
         c.request("POST", "/completion", json.dumps({"prompt": ids, "n_predict": n_out, "stream": True, "temperature": 0,
@@ -135,8 +79,8 @@ class Llama(Peer):
         c.close()
 
     def mixed(self):
-        """As bench_serve counts: times between tokens of the streams before the prompt came, and those that begin before its
-        first token."""
+        """Counts as bench_serve does: times between tokens of the streams before the prompt was sent, and those that begin
+        before its first token."""
         times = [[] for _ in range(STREAMS)]
         over = threading.Event()
 
@@ -161,7 +105,7 @@ class Llama(Peer):
 
 
 def goals(b, fixed, lease, one):
-    """In turns, so that what disturbs the machine disturbs all."""
+    """In turns, so that a disturbance of the machine affects all of them."""
     def turn():
         got = {"alone": fixed.alone(), "fixed": fixed.mixed()}
         return {**got, "quiet": fixed.quiet_as(got["fixed"]), "lease": lease.mixed(), "lone": lease.lone(), "one": one.lone(),
@@ -203,7 +147,7 @@ def row(b, name, got):
 
 
 def others(b):
-    """What stands beside: one worker that mixes chunks of the prompt into its steps, no split, llama.cpp's server."""
+    """What it is compared with: one worker that mixes chunks of the prompt into its steps, no split, llama.cpp's server."""
     whole = ["-P", "0", "-D", "1", "--cores", "fixed"]
     many = str(len(processors()))
     yield from ((f"one worker, steps of {n} rows", lambda n=n: Services(

@@ -1,5 +1,4 @@
-"""Sections of bench-peers that run the real programs: from start to the first token, the way of KV into decode, and memory.
-Standard library only."""
+"""Sections that run the real programs as a pipe: time from start to the first token, transfer of KV into decode, memory."""
 
 import json
 import os
@@ -10,7 +9,7 @@ import tempfile
 import time
 
 import pipe
-from bench_run import Failed, wait_until
+from .programs import Failed, wait_until
 
 
 def first_out(fd):
@@ -81,7 +80,7 @@ def memory(b):
     """Two prefills and two decodes on one model: the pages of its weights are there once."""
     names = ("prefill", "prefill", "decode", "decode")
     procs = [subprocess.Popen([pipe.program(n), "-m", b.a.model], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL)  # which say that no hello came
+                              stderr=subprocess.DEVNULL)  # they report that no hello came
              for n in names]
     try:
         wait_until(lambda: all(mapped(p.pid)[1] > 0 for p in procs), 60)

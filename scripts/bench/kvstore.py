@@ -1,4 +1,4 @@
-"""The section of bench-peers about kvstore: handing a prefilled request over. Standard library only."""
+"""Section about kvstore: transferring a prefilled request out of one client and into another."""
 
 import os
 import statistics
@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 
 import pipe
-from bench_run import Failed, tool
+from .programs import Failed, tool
 
 SLOT = 12288  # bytes of a block of tests/tools/kv_client
 
@@ -16,12 +16,12 @@ class Store:
 
     def __init__(self, folder, n_block):
         self.url = f"unix:{folder}/kv.sock"
-        ready, says = os.pipe()
+        ready, ready_fd = os.pipe()
         self.p = subprocess.Popen(
             [pipe.program("kvstore"), "--listen", self.url, "--model-fingerprint", "07" * 32, "--layers", "2",
-             "--kv-heads", "1", "--head-dim", "64", "--kv-cache-memory-bytes", str(n_block * SLOT), "--ready-fd", str(says)],
-            pass_fds=[says])
-        os.close(says)
+             "--kv-heads", "1", "--head-dim", "64", "--kv-cache-memory-bytes", str(n_block * SLOT), "--ready-fd", str(ready_fd)],
+            pass_fds=[ready_fd])
+        os.close(ready_fd)
         with os.fdopen(ready) as f:
             if f.read() != "ready\n":
                 raise Failed("kvstore is not ready")
@@ -32,20 +32,20 @@ class Store:
 
 
 class Client:
-    """A client that does one command a line."""
+    """A client that runs one command a line."""
 
     def __init__(self, store):
         self.p = subprocess.Popen([tool("kv_client"), store.url, "07"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                   text=True)
         self.p.stdout.readline()
 
-    def tell(self, command):
+    def run(self, command):
         self.p.stdin.write(command + "\n")
         self.p.stdin.flush()
-        said = self.p.stdout.readline().strip()
-        if not said or said.startswith("no "):
-            raise Failed(f"kv_client, {command}: {said}")
-        return said
+        reply = self.p.stdout.readline().strip()
+        if not reply or reply.startswith("no "):
+            raise Failed(f"kv_client, {command}: {reply}")
+        return reply
 
     def close(self):
         self.p.stdin.close()
@@ -53,7 +53,7 @@ class Client:
 
 
 def handover(b):
-    """Hand and take, two round trips, of a sequence of 128 tokens and of one of 8,000, in turns."""
+    """Transfer out and in, two round trips, of a sequence of 128 tokens and of one of 8,000, in turns."""
     blocks = {128: 4, 8000: 250}
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder, 600)
@@ -61,12 +61,12 @@ def handover(b):
         try:
             for n, count in blocks.items():
                 c = clients[n] = Client(store)
-                there = int(c.tell(f"lease {n} {count}").split()[5])  # all prompts of the tool begin with two same blocks
-                c.tell(f"credit {count}")
-                c.tell(f"publish {count - there}")
+                cached = int(c.run(f"lease {n} {count}").split()[5])  # all prompts of the tool share their first two blocks
+                c.run(f"credit {count}")
+                c.run(f"publish {count - cached}")
 
             def one():
-                got = {n: c.tell("time-hand").split() for n, c in clients.items()}
+                got = {n: c.run("time-hand").split() for n, c in clients.items()}
                 return {n: (int(ns), int(size)) for n, (ns, _, size) in got.items()}
 
             got = b.rounds("handing over", one, max(9, b.a.rounds))

@@ -1,5 +1,4 @@
-"""Section of bench-peers that measures the scheduler: its decisions as a filter, and as a service with workers that take no time.
-Standard library only."""
+"""Section about the scheduler: decisions a second as a filter, and as a service whose workers take no time."""
 
 import os
 import statistics
@@ -8,7 +7,7 @@ import tempfile
 import time
 
 import pipe
-from bench_run import Failed, Lines, tool, wait_until
+from .programs import Failed, Lines, tool, wait_until
 
 WORKERS = 64
 QUEUED = 1000
@@ -19,7 +18,7 @@ LOAD = "gen:n=20000,rate=1500,prompt=1000,out=20"  # more than the cluster can t
 
 
 def filter_rate(b, folder):
-    """All that leaves the filter is a decision, but for hello and bye. Made by a simulated cluster once, replayed in turns."""
+    """Every frame that the filter writes is a decision, except hello and bye. A simulated cluster records its input once."""
     load = os.path.join(folder, "load")
     half = str(WORKERS // 2)
     subprocess.run([pipe.program("simulate"), "-P", half, "-D", half, "--record", load, LOAD], stdout=subprocess.DEVNULL,

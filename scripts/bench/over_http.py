@@ -1,5 +1,5 @@
-"""Sections of bench-peers over HTTP: what the edge costs, and whole servers under one load generator (`bench`, which counts and
-stamps for all of them). Standard library only."""
+"""Sections over HTTP: the cost of the HTTP server, and whole servers under one load generator (`bench`, which counts and takes
+the times for all of them)."""
 
 import json
 import os
@@ -9,10 +9,11 @@ import subprocess
 import tempfile
 import time
 
-import peer
 import pipe
-from bench_run import HERE, Failed, Peer, free_port
-from bench_serve import Up, percentile, processors
+
+from . import peer
+from .figures import percentile
+from .programs import PEER_VLLM, Failed, Peer, Up, free_port, processors
 
 SSE = {"streams": 1000, "tokens": 60, "step_ms": 100}
 ONE = {"requests": 400, "at_once": 32, "prompt": 16}
@@ -25,7 +26,7 @@ RATES = {
                      "rates": (0.2, 0.4, 0.8), "n": (6, 6, 8), "slo": {"ttft": 5000, "tpot": 100}},
 }
 WINDOW = 4096
-SEATS = 16
+SLOTS = 16
 
 
 def load(url, *options, limit=600):
@@ -39,24 +40,18 @@ def load(url, *options, limit=600):
 
 
 class Ours(Up):
-    """phasepipe up with HTTP at a socket of its own, or at a port."""
+    """The services with HTTP at a free port."""
 
-    def __init__(self, model, options, name, port=True):
-        self.name = name
-        self.dirs = tempfile.TemporaryDirectory(prefix="edge.")
-        address = f"127.0.0.1:{free_port()}" if port else f"unix:{self.dirs.name}/http"
-        self.url = f"http://{address}" if port else address
-        super().__init__(model, ["--http", address, "--ollama", "off", *options])
+    def __init__(self, model, options, name):
+        address = f"127.0.0.1:{free_port()}"
+        self.url = f"http://{address}"
+        super().__init__(model, ["--http", address, "--ollama", "off", *options], name)
 
     def pid_of(self, name):
         with open(os.path.join(self.run, "state.json"), encoding="utf-8") as f:
             state = json.load(f)
         services = state["services"] if isinstance(state, dict) else state
         return next(s["pid"] for s in services if s["name"] == name)
-
-    def close(self):
-        super().close()
-        self.dirs.cleanup()
 
 
 def llama(b, *options):
@@ -65,10 +60,10 @@ def llama(b, *options):
 
 
 def vllm(b):
-    home = subprocess.run([os.path.join(HERE, "peer-vllm"), "where"], stdout=subprocess.PIPE, text=True).stdout.strip()
+    home = subprocess.run([PEER_VLLM, "where"], stdout=subprocess.PIPE, text=True).stdout.strip()
     cores = f"0-{b.a.threads - 1}" if b.a.threads > 1 else "0"
     return Peer([os.path.join(home, "venv", "bin", "vllm"), "serve", os.path.join(home, "model"), "--dtype", "bfloat16",
-                 "--max-model-len", str(WINDOW), "--max-num-seqs", str(SEATS), "--host", "127.0.0.1"], "vLLM on the CPU",
+                 "--max-model-len", str(WINDOW), "--max-num-seqs", str(SLOTS), "--host", "127.0.0.1"], "vLLM on the CPU",
                 {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1",
                  "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
                  "PATH": os.path.join(home, "venv", "bin") + ":" + os.environ["PATH"]}, limit=600)
@@ -83,9 +78,9 @@ def cpu_s(pid):
 
 
 def delays_ms(result):
-    """All answers of a step leave decode at once: what comes later than the first of its step has been held up. Answers that
-    began in other steps take the same ones, so a step is what lies within half of its time. First tokens are prefill's, whose
-    steps are others."""
+    """All tokens of a step leave decode at once, so the delay of an event is counted from the first event of its step. Events
+    belong to one step if they lie within half of its time. First tokens come from prefill, whose steps are others, and are
+    not counted."""
     at = []
     for start, ttft, itls in zip(result["start_times"], result["ttfts"], result["itls"]):
         t = start + ttft
@@ -125,8 +120,8 @@ def sse(b):
 # ---- answers of one token ----
 
 def requests(b):
-    """In turns, so that what disturbs the machine disturbs both. The same prompts for both, others each time: llama.cpp's server
-    finds one that it has had, however short."""
+    """In turns, so that a disturbance of the machine affects both. Both get the same prompts, new ones in each round, because
+    llama.cpp's server finds any prompt that it has seen, however short."""
     seeds = {}
 
     def rate(s):
@@ -149,12 +144,12 @@ def requests(b):
              statistics.median(m / t for m, t in got), 2, detail=f"{mine:.0f} and {theirs:.0f} a second")
 
 
-# ---- what the edge adds ----
+# ---- what HTTP adds ----
 
 def edge(b):
-    """One gateway of a pipe and one of HTTP on the same services: the same requests in turns, each with a prompt that was not
-    seen before. The pipe's time is that of its program's own clock, from the birth of a request to its first token; HTTP's that
-    of a client which does nothing but write a request and look for the first event."""
+    """One gateway for a pipe and one for HTTP on the same services: the same requests in turns, each with a new prompt. The pipe
+    reports its own time from the arrival of a request to its first token; over HTTP the client takes the time from writing the
+    request to the first event."""
     def by_pipe(s):
         lines = "".join(json.dumps({"prompt": prompt(), "max_tokens": 1, "ignore_eos": True, "temperature": 0}) + "\n"
                         for _ in range(TTFT["requests"]))
@@ -210,7 +205,7 @@ def servers(b):
     if missing:
         b.note(missing)
     else:
-        yield "llama.cpp", lambda: llama(b, "-c", str(SEATS * WINDOW))
+        yield "llama.cpp", lambda: llama(b, "-c", str(SLOTS * WINDOW))
     if b.no_vllm:
         b.note(b.no_vllm)
     else:
@@ -251,7 +246,7 @@ def rates(b):
 
 
 def verdicts(b, all_of):
-    """Where all keep up with the rate, throughput is the rate: then goodput and nothing else can differ."""
+    """If all servers keep up with the rate, throughput equals the rate, and only goodput can differ."""
     ours = all_of.get("split")
     for name in ("llama.cpp", "vLLM-CPU"):
         if not ours or name not in all_of:
