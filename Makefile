@@ -6,7 +6,7 @@ CC      ?= gcc
 CSTD    := -std=gnu11
 WARN    := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wformat=2
 OPT     ?= -O3 -g
-# -ffp-contract=off: docs/arithmetic.md says where a product and a sum are fused, nowhere else.
+# -ffp-contract=off: a product and a sum are fused only where docs/arithmetic.md states it.
 CFLAGS  += $(CSTD) $(WARN) $(OPT) -ffp-contract=off -fno-math-errno -D_GNU_SOURCE -Ilib -I. -pthread
 LDFLAGS += -pthread
 LDLIBS  += -lmicrohttpd -lgnutls -lnng -lmsgpackc -lutf8proc -ljansson -lsodium -lxxhash -lm
@@ -66,8 +66,8 @@ unit: $(UNIT)
 
 -include $(LIB_OBJ:.o=.d) $(patsubst %.c,$(B)/obj/%.d,$(wildcard cmd/*.c cmd/*/*.c)) $(UNIT:$(B)/%=$(B)/obj/%.d) $(B)/obj/tests/unit/sched_check.d
 
-# Measuring, and comparing with peers. The programs of llama.cpp are taken from the folder LLAMA_DIR or from PATH; what needs
-# them says so and goes on without.
+# Measuring, and comparing with peers. The programs of llama.cpp are taken from the folder LLAMA_DIR or from PATH; without them
+# only our side is measured.
 
 TOOLS   := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(filter-out tests/tools/probe.c,$(wildcard tests/tools/*.c)))
 PROBE   := $(B)/tests/tools/probe
@@ -94,7 +94,7 @@ check-peers: $(BINS) tools
 
 # Tests, in tiers. `make check` is the core one; `make test-NAME` runs the suites of that name, `make test-` lists them.
 
-# The folders whose C is formatted and looked over.
+# The folders whose C is formatted.
 SOURCES := $(wildcard cmd/*.[ch] cmd/*/*.[ch] lib/*/*.[ch] kernels/*.[ch] kernels/cpu/*.[ch] tests/*/*.[ch])
 SHELL_SOURCES := $(shell grep -lE '^\#!.*(bash|/sh)' scripts/* scripts/bench/* examples/* .ci/* 2> /dev/null)
 MAN_PAGES := $(wildcard docs/man/*.[1-9])
@@ -103,8 +103,8 @@ MAN_PAGES := $(wildcard docs/man/*.[1-9])
 check: all unit tools
 	@B=$(B) scripts/run-tests
 
-# Windows of 262,144 tokens whose rows all attend to each other, and what of services takes half a minute: three minutes
-# on two cores.
+# Contexts of 262,144 tokens whose rows all attend to each other, and the service tests that take half a minute each: three
+# minutes on two cores.
 .PHONY: check-long
 check-long: all unit tools
 	@PHASEPIPE_LONG=1 B=$(B) scripts/run-tests pipe/long service/edge service/clients service/stream
@@ -116,13 +116,13 @@ test-:
 test-%: all unit tools
 	@B=$(B) scripts/run-tests $*
 
-# Clients that people have, against the real services; installs them into the cache folder (several GB with vLLM).
+# Public clients against the real services; installs them into the cache folder (several GB with vLLM).
 .PHONY: check-clients
 check-clients: all
 	@B=$(B) scripts/check-clients
 
-# cppcheck 2.10 takes loops that always run once, and a realloc whose result is kept where it fails, for faults; the
-# compiler and the sanitizers watch over both.
+# cppcheck 2.10 reports loops that always run once, and a realloc whose result is kept if it fails, as faults; the compiler
+# and the sanitizers cover both.
 .PHONY: lint
 lint:
 	@bad=$$(for f in $(SOURCES); do clang-format $$f | cmp -s - $$f || echo $$f; done); \
@@ -131,12 +131,13 @@ lint:
 		--suppress=uninitvar --suppress=legacyUninitvar --suppress=arrayIndexOutOfBoundsCond --suppress=memleak \
 		lib cmd kernels
 	@shellcheck $(SHELL_SOURCES)
+	@scripts/lint-words
 
 .PHONY: format
 format:
 	clang-format -i $(SOURCES)
 
-# What mandoc warns about is a fault; "referenced manual not found" is about pages of the machine, not ours.
+# A warning of mandoc is a fault; "referenced manual not found" is about pages of the machine, not ours.
 .PHONY: man-lint
 man-lint:
 	@bad=0; for p in $(MAN_PAGES); do \
@@ -151,7 +152,7 @@ check-faults: all unit tools
 # instruction they compute the same bits.
 build-san/obj/kernels/cpu/plain_%.o build-tsan/obj/kernels/cpu/plain_%.o: override OPT += -O2 $(if $(shell grep -w -m1 fma /proc/cpuinfo),-mfma)
 
-# Unit tests, kernels, programs, policies and kvstore once more under the address and undefined-behaviour sanitizers.
+# Unit tests, kernels, programs, policies and kvstore under the address and undefined-behaviour sanitizers.
 SAN_OPT := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 SAN_SUITES ?= unit kernels cli/tokenize cli/stream cli/chat cli/programs pipe/frames pipe/glue pipe/faults pipe/hostile \
 	cli/load sched service/kvstore service/sched service/metrics
@@ -161,8 +162,8 @@ san:
 	@B=build-san ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		scripts/run-tests $(SAN_SUITES)
 
-# The same of what has threads, under ThreadSanitizer. Each process writes its races to a file of its own, since a test
-# may look neither at the standard error nor at the status of a service: one such file fails the run.
+# Programs with threads under ThreadSanitizer. Each process writes its races to a file of its own, because a test may ignore
+# the standard error and the status of a service; one such file fails the run.
 TSAN_OPT := -O1 -g -fsanitize=thread -fno-omit-frame-pointer
 TSAN_SUITES ?= unit kernels service/sched service/workers service/stream
 .PHONY: tsan
@@ -173,7 +174,7 @@ tsan:
 		scripts/run-tests $(TSAN_SUITES) || rc=$$?; \
 		for f in build-tsan/race.*; do [ ! -e $$f ] || { cat $$f; rc=1; }; done; exit $$rc
 
-# Each harness of tests/fuzz for FUZZ_SECONDS, beginning with its seeds and with what earlier runs found.
+# Each harness of tests/fuzz for FUZZ_SECONDS, starting from its seeds and the inputs that earlier runs found.
 FUZZ_SECONDS ?= 30
 FUZZ_OPT := -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 FUZZ_HARNESSES := $(patsubst tests/fuzz/%_fuzz.c,%,$(wildcard tests/fuzz/*_fuzz.c))

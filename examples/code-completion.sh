@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Code completion: 24 editors ask at once, short prompts, four suggestions each. Little to read and much to write: one worker reads
-# prompts, two write, with 128 slots each, where a worker has 64 otherwise. Says how many answers were written at once.
+# Code completion: 24 editors send requests at once: short prompts, four suggestions each. There is little to prefill and much to
+# decode, so one worker runs prefill and two run decode, with 128 slots each (64 by default). Prints how many answers were decoded
+# at once.
 #
 #   examples/code-completion.sh [MODEL]
 set -euo pipefail
@@ -21,7 +22,7 @@ for ((i = 0; i < 24; i++)); do
     clients+=($!)
 done
 
-# What the scheduler says of its workers meanwhile.
+# A sum over the workers, from the scheduler.
 sched() { phasepipe ctl sched --run "$dir/run" --json | jq "[.workers[] | $1] | add // 0"; }
 most=0
 while [ -n "$(jobs -r)" ]; do

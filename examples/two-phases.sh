@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The minute that tells the two phases apart: the same 200-token answer after a prompt of 200 and of 2,000 tokens. The time to the
+# Shows the two phases in a minute: the same 200-token answer after a prompt of 200 and of 2,000 tokens. The time to the
 # first token (TTFT) is prefill's and grows with the prompt; the time per token after it (TPOT) is decode's and stays about the same.
 #
 #   examples/two-phases.sh [MODEL]

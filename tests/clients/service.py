@@ -41,10 +41,10 @@ class Process:
             ready = select.select([f], [], [], seconds)[0] and f.read(4096)  # one write
         if not (ready or b"").startswith(b"ready\n"):
             self.stop(1)
-            raise Failed(f"{' '.join(cmd)}: not ready within {seconds} s\n{self.said()[-2000:]}")
+            raise Failed(f"{' '.join(cmd)}: not ready within {seconds} s\n{self.output()[-2000:]}")
         self.addresses = dict(line.split("=", 1) for line in ready.decode().splitlines()[1:])
 
-    def said(self):
+    def output(self):
         with open(self.log, encoding="utf-8", errors="replace") as f:
             return f.read()
 
@@ -70,7 +70,7 @@ class Server(Process):
         super().__init__(cmd, os.path.join(services.folder, f"{name}.log"))
         if len(self.addresses) != 1 + ollama:
             self.stop()
-            raise Failed(f"{name}: says that it listens at {self.addresses}\n{self.said()}")
+            raise Failed(f"{name}: says that it listens at {self.addresses}\n{self.output()}")
         self.url, self.ollama = self.addresses["HTTP"], self.addresses.get("OLLAMA", "")
 
 
@@ -92,7 +92,7 @@ class Services:
 
     def logs(self):
         """What the HTTP servers said."""
-        return "".join(f"{os.path.basename(s.log)}: {line}\n" for s in self.servers for line in s.said().splitlines())
+        return "".join(f"{os.path.basename(s.log)}: {line}\n" for s in self.servers for line in s.output().splitlines())
 
     def close(self):
         for s in self.servers:
