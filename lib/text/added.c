@@ -1,4 +1,5 @@
-/* Added spellings: a trie by bytes, walked from each place; the cost of a place is bounded by the longest spelling. */
+/* Added tokens: a trie by bytes, walked from every position of the text. The cost of a position is bounded by the
+ * longest added token. */
 #include <stdlib.h>
 
 #include "base/vec.h"

@@ -1,6 +1,6 @@
 /*
- * Merging: the symbols of a piece are a linked list, the possible merges a heap by (rank, place), so a piece of n bytes
- * costs n log n. A heap entry is stale when the pair now at its place gives another id.
+ * BPE merges. The symbols of a piece form a linked list and the possible merges a heap by (rank, position), so a piece
+ * of n bytes costs O(n log n). A heap entry is stale if the pair that is now at its position merges to another id.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@ int text_merges_new(struct err *e, struct text_merges *m, size_t n)
     return 0;
 }
 
-/* A pair that comes twice keeps its last rank, as in a map that is filled in the order of the file. */
+/* If a pair occurs twice in the file, the last rank counts, as in a map that is filled in the order of the file. */
 void text_merges_put(struct text_merges *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id)
 {
     uint64_t pair = (uint64_t)left << 32 | right;
@@ -53,7 +53,7 @@ void text_bpe_free(struct text_bpe *b)
     free(b->heap);
 }
 
-/* n symbols give n - 1 first steps, and each of at most n - 1 merges adds two and takes one. */
+/* n symbols give n - 1 first candidates; each of at most n - 1 merges adds two and removes one. */
 static int reserve(struct err *e, struct text_bpe *b, size_t n)
 {
     int rc = vec_reserve(e, &b->sym, &b->cap_sym, n, sizeof *b->sym, "symbols of a piece of text");
@@ -92,7 +92,7 @@ static struct text_step heap_pop(struct text_bpe *b)
     return top;
 }
 
-static void consider(struct text_bpe *b, const struct text_merges *m, uint32_t pos)
+static void push_candidate(struct text_bpe *b, const struct text_merges *m, uint32_t pos)
 {
     uint32_t next = b->sym[pos].next;
     if (next == TEXT_NONE)
@@ -102,7 +102,7 @@ static void consider(struct text_bpe *b, const struct text_merges *m, uint32_t p
         heap_push(b, (struct text_step){g->rank, pos, g->id});
 }
 
-static void apply(struct text_bpe *b, const struct text_merges *m, const struct text_step *s)
+static void apply_merge(struct text_bpe *b, const struct text_merges *m, const struct text_step *s)
 {
     struct text_symbol *left = &b->sym[s->pos];
     if (left->id == TEXT_NONE || left->next == TEXT_NONE)
@@ -117,8 +117,8 @@ static void apply(struct text_bpe *b, const struct text_merges *m, const struct 
     if (left->next != TEXT_NONE)
         b->sym[left->next].prev = s->pos;
     if (left->prev != TEXT_NONE)
-        consider(b, m, left->prev);
-    consider(b, m, s->pos);
+        push_candidate(b, m, left->prev);
+    push_candidate(b, m, s->pos);
 }
 
 int text_bpe_encode(struct err *e, struct text_ids *out, struct text_bpe *b, const struct text *t, const uint8_t *s,
@@ -139,10 +139,10 @@ int text_bpe_encode(struct err *e, struct text_ids *out, struct text_bpe *b, con
     b->sym[n_sym - 1].next = TEXT_NONE;
     b->n_heap = 0;
     for (uint32_t i = 0; i < n_sym; i++)
-        consider(b, &t->merges, i);
+        push_candidate(b, &t->merges, i);
     while (b->n_heap > 0) {
         struct text_step step = heap_pop(b);
-        apply(b, &t->merges, &step);
+        apply_merge(b, &t->merges, &step);
     }
     for (uint32_t i = 0; i != TEXT_NONE; i = b->sym[i].next) {
         rc = text_ids_push(e, out, b->sym[i].id);

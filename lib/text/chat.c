@@ -1,10 +1,10 @@
 /*
- * Chats to text and ids. A rendered chat is a row of parts: what the template says, and what people say. Control
- * spellings are looked for in the template's parts only; the text between two control tokens is encoded in one go, as
- * the cut into pieces does not stop at the edge of a message.
+ * Renders chats to text and ids. A rendered chat is an array of parts: text of the template, and text of messages.
+ * Control tokens are recognised in the template's parts only. The text between two control tokens is encoded in one
+ * call, because the pre-tokenizer may form a piece across the edge of a message.
  *
- * Turn kinds without a system role put a system message before the first user message with an empty line between, where
- * their template does so, and refuse it where the template does.
+ * Kinds of template without a system role put the system message before the first user message with an empty line
+ * between, or refuse it, as their template does.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ struct chat {
     struct str out;
     struct part *part;
     size_t n_part, cap_part;
-    bool bos;                        /* begins with the begin token, which is the first part */
+    bool bos;                        /* starts with the BOS token, which is the first part */
     const struct text_message *open; /* the message whose turn stays open, or NULL */
 };
 
@@ -37,7 +37,8 @@ static void chat_free(struct chat *c)
 static int put(struct err *e, struct chat *c, const char *s, size_t n, bool template)
 {
     if (n > TEXT_N_MAX - c->out.n)
-        return err_set(e, ERR_NO, "a chat is over the limit of %zu bytes", TEXT_N_MAX);
+        return err_set(e, ERR_NO, "the rendered chat is longer than the limit of %zu bytes: shorten the messages",
+                       TEXT_N_MAX);
     str_add(&c->out, s, n);
     int rc = str_check(e, &c->out, "rendered chat");
     rc = rc ? rc : vec_reserve(e, &c->part, &c->cap_part, c->n_part + 1, sizeof *c->part, "rendered chat");
@@ -51,7 +52,7 @@ static int put_mark(struct err *e, struct chat *c, const char *s)
     return put(e, c, s, strlen(s), true);
 }
 
-/* What Python's strip() takes away: blanks, and four separators that are no White_Space. */
+/* Python's strip() removes White_Space and four separators that are not White_Space. */
 static bool strips(uint32_t cp)
 {
     return text_is_space(cp) || (cp >= 0x1c && cp <= 0x1f);
@@ -98,7 +99,7 @@ static bool is_role(const struct text_message *m, const char *role)
     return strcmp(m->role, role) == 0;
 }
 
-/* One that a marker may hold without being mistaken for another. */
+/* True if a turn marker may contain the role without being mistaken for another marker. */
 static bool is_word(const char *role)
 {
     size_t n = strspn(role, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
@@ -122,9 +123,9 @@ static int chatml_turn(struct err *e, struct chat *c, const char *role, const ch
     return !rc && !open ? put_mark(e, c, "<|im_end|>\n") : rc;
 }
 
-/* Models that reason: what they thought in a turn that is over is not told again, only what follows it. (In a turn that
- * is not over it would be; such chats are refused.) */
-static void leave_out_reasoning(const char **s, size_t *n)
+/* Templates of reasoning models drop the reasoning of finished turns and keep the text after it. (They would keep the
+ * reasoning of an unfinished turn; render_chatml refuses such chats.) */
+static void drop_reasoning(const char **s, size_t *n)
 {
     static const char mark[] = "</think>";
     const char *p;
@@ -155,10 +156,11 @@ static int render_chatml(struct err *e, struct chat *c, const struct text_messag
             return refuse_role(e, c, &m[i], i);
         if (style->think && is_role(&m[i], "assistant")) {
             if (i >= last_user)
-                return err_set(e, ERR_NO,
-                               "messages[%zu]: the chat template of %s wants a user message behind an answer", i,
-                               text_file(c->t));
-            leave_out_reasoning(&s, &n_s);
+                return err_set(
+                    e, ERR_NO,
+                    "messages[%zu]: the chat template of %s requires a user message after an assistant message", i,
+                    text_file(c->t));
+            drop_reasoning(&s, &n_s);
         }
         rc = chatml_turn(e, c, m[i].role, s, n_s, &m[i] == c->open);
     }
@@ -174,7 +176,7 @@ static int llama3_header(struct err *e, struct chat *c, const char *role)
     return rc ? rc : put_mark(e, c, "<|end_header_id|>\n\n");
 }
 
-/* The day is the one the template falls back to: with the real one the same chat would give other ids tomorrow. */
+/* The template's fallback date. With the current date, the same chat would give other ids tomorrow. */
 static int llama3_dates(struct err *e, struct chat *c, const struct text_message *system)
 {
     int rc = llama3_header(e, c, "system");
@@ -203,9 +205,9 @@ static int render_llama3(struct err *e, struct chat *c, const struct text_messag
     return !rc && answer ? llama3_header(e, c, "assistant") : rc;
 }
 
-/* ---- kinds whose turns alternate ---- */
+/* ---- kinds with alternating turns ---- */
 
-/* The system message, where there is one; the rest must be user, assistant, user, … */
+/* *system is NULL if the chat has none. The messages after it must alternate: user, assistant, user, … */
 static int take_system(struct err *e, const struct text_message **system, const struct chat *c,
                        const struct text_message *m, size_t n)
 {
@@ -217,12 +219,13 @@ static int take_system(struct err *e, const struct text_message **system, const 
         if (!is_role(&m[i], "user") && !is_role(&m[i], "assistant"))
             return refuse_role(e, c, &m[i], i);
         if (is_role(&m[i], "user") != ((i - first) % 2 == 0))
-            return err_set(e, ERR_NO,
-                           "messages[%zu].role: is '%s'; the chat template of %s wants user, assistant, user, …", i,
-                           m[i].role, text_file(c->t));
+            return err_set(
+                e, ERR_NO,
+                "messages[%zu].role: '%s' is out of turn: the chat template of %s requires user, assistant, user, …", i,
+                m[i].role, text_file(c->t));
     }
     if (first == n)
-        return err_set(e, ERR_NO, "messages: the chat template of %s wants a user message behind the system message",
+        return err_set(e, ERR_NO, "messages: the chat template of %s requires a user message after the system message",
                        text_file(c->t));
     return 0;
 }
@@ -252,7 +255,7 @@ static int render_mistral(struct err *e, struct chat *c, const struct text_messa
     int rc = take_system(e, &system, c, m, n);
     size_t first = !rc && system, with_system = first;
     if (c->style->system_last)
-        with_system = n - 1; /* where that is an answer the template says no system message at all */
+        with_system = n - 1; /* if the last message is from the assistant, the template omits the system message */
     for (size_t i = first; !rc && i < n; i++) {
         if (is_role(&m[i], "assistant")) {
             rc = mistral_answer(e, c, &m[i]);
@@ -292,12 +295,12 @@ static int render(struct err *e, struct chat *c, const struct text *t, const str
     bool answer = end == TEXT_CHAT_ANSWER;
     *c = (struct chat){.t = t, .style = &t->chat, .open = end == TEXT_CHAT_OPEN && n != 0 ? &m[n - 1] : NULL};
     if (t->chat.kind == CHAT_ABSENT)
-        return err_set(e, ERR_NO, "%s: has no chat template", text_file(t));
+        return err_set(e, ERR_NO, "%s: the file has no chat template", text_file(t));
     if (t->chat.kind == CHAT_UNKNOWN)
-        return err_set(e, ERR_NO, "%s: its chat template is not known: %s", text_file(t), t->chat.head);
+        return err_set(e, ERR_NO, "%s: chat template not supported: %s", text_file(t), t->chat.head);
     if (n == 0)
-        return err_set(e, ERR_NO, "a chat without messages");
-    /* One begin token: the template's own, or the one the file wants before all text. */
+        return err_set(e, ERR_NO, "messages: the list is empty");
+    /* Exactly one BOS token: the template's own, or the one that the file requires before any text. */
     c->bos = t->bos != TEXT_NONE && (t->chat.writes_bos || t->add_bos);
     int rc = put(e, c, c->bos ? t->row[t->bos].entry : "", c->bos ? t->row[t->bos].n_entry : 0, true);
     if (rc)

@@ -1,7 +1,7 @@
 /*
- * Which chat template a file has. Templates are programs, but few kinds are in use: a template is known by its markers,
- * and what differs within a kind by the phrases that bring it about. One that is not known is refused when a chat is
- * rendered, not when the file is opened: text completion does not need it.
+ * Recognises the chat template of a file. Templates are programs, but few kinds are in use: a kind is recognised by its
+ * markers, and the variants of a kind by the phrases that cause them. A template that is not recognised is refused when
+ * a chat is rendered, not when the file is opened, because text completion does not need it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +49,7 @@ const char *const *text_chat_markers(enum text_chat_kind kind)
     return none;
 }
 
-/* phi-4 and Llama 2 use some of the same markers in other ways. */
+/* phi-4 and Llama 2 templates contain some of the same markers with another meaning. */
 static enum text_chat_kind kind_of(const struct tpl *t)
 {
     if (has(t, "<|im_sep|>") || has(t, "<<SYS>>"))
@@ -65,8 +65,9 @@ static enum text_chat_kind kind_of(const struct tpl *t)
     return CHAT_UNKNOWN;
 }
 
-/* In "…<|im_start|>system\nYou are …<|im_end|>…" the words; a line feed may be one, or be written \n. Where a quote or
- * a brace comes before the end mark, the literal is pieced together from a message, and is none. */
+/* Finds the text of the default system message, "You are …" in "…<|im_start|>system\nYou are …<|im_end|>…". The
+ * template may write the line feed as a byte or as \n. If a quote or a brace comes before the end marker, the template
+ * builds the text from a message, so it is not a default. */
 static int find_default_system(struct err *e, struct text_chat_style *out, const struct tpl *t)
 {
     static const char mark[] = "<|im_start|>system", end_mark[] = "<|im_end|>";

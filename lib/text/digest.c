@@ -24,8 +24,8 @@ static void add_bytes(crypto_generichash_state *h, const void *p, size_t n)
         crypto_generichash_update(h, p, n);
 }
 
-/* Everything that decides which ids a text gives, each with its length before it. The chat template is left out: two
- * files that differ in it alone understand each other's ids. */
+/* Hashes everything that determines the ids of a text, each item with its length before it. The chat template is
+ * excluded: files that differ only in their template can exchange ids. */
 void text_fingerprint_make(struct text *t, const struct gguf_str *merge, uint64_t n_merge)
 {
     crypto_generichash_state h;

@@ -1,9 +1,9 @@
 /*
- * Text to ids: added spellings are found first, what is between them is normalised where the kind does so, cut, and
- * merged piece by piece.
+ * Text to ids: find added tokens, normalise the text between them if the kind requires it, split it into pieces, merge
+ * each piece.
  *
- * Without TEXT_CONTROL no control id can come out: control spellings are not looked for, and neither a byte nor a merge
- * leads to a control token (vocab.c). That is the rule for all text of users, raw completions included.
+ * Without TEXT_CONTROL the result contains no control id: control tokens are not searched for, and neither a byte nor a
+ * merge leads to one (vocab.c). This holds for all text of users, raw completions included.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +49,7 @@ void text_run_free(struct text_run *w)
     free(w->spelt);
 }
 
-/* The entry that spells a whole piece, for the kinds that look it up before merging. */
+/* The entry that spells a whole piece, or TEXT_NONE. Used by kinds that look pieces up before merging. */
 static int whole_piece(struct err *e, uint32_t *id, struct text_run *w, const struct text *t, const char *s, size_t n)
 {
     *id = TEXT_NONE;
@@ -133,13 +133,14 @@ int text_encode(struct err *e, const struct text *t, struct text_ids *out, const
     struct text_run w = {0};
     int rc = 0;
     if (n > TEXT_N_MAX)
-        return err_set(e, ERR_NO, "a text of %zu bytes is over the limit of %zu", n, TEXT_N_MAX);
+        return err_set(e, ERR_NO, "the text has %zu bytes, more than the limit of %zu", n, TEXT_N_MAX);
     if (!text_utf8_valid(s, n)) {
         rc = text_utf8_repair(e, &repaired, &n, s, n);
         s = repaired;
     }
     if (!rc && n > TEXT_N_MAX)
-        rc = err_set(e, ERR_NO, "a text of %zu bytes is over the limit of %zu", n, TEXT_N_MAX);
+        rc =
+            err_set(e, ERR_NO, "the text has %zu bytes after normalisation, more than the limit of %zu", n, TEXT_N_MAX);
     rc = rc ? rc : encode_with(e, out, &w, t, (flags & TEXT_CONTROL) != 0 ? &t->control : &t->added, s, n);
     if (!rc && (flags & TEXT_BOS) != 0 && t->add_bos)
         rc = put_bos(e, out, t->bos);

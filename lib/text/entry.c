@@ -1,4 +1,4 @@
-/* Questions about ids. */
+/* Properties of ids. */
 #include "text/text_private.h"
 
 #include <string.h>
@@ -51,7 +51,9 @@ bool text_eos(const struct text *t, uint32_t *id)
 
 size_t text_longest(const struct text *t)
 {
-    return t->n_entry_max ? t->n_entry_max : 1; /* spelled with a character a byte, so at least as long as the bytes */
+    return t->n_entry_max
+               ? t->n_entry_max
+               : 1; /* an entry uses at least one character per byte, so it is at least as long as its piece */
 }
 
 const uint8_t *text_piece(const struct text *t, uint32_t id, size_t *n)

@@ -1,4 +1,4 @@
-/* Entries by their spelling: open addressing over ids, the first of equal spellings wins. */
+/* Hash table from spelling to id, with open addressing. Of equal spellings the first id is found. */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>

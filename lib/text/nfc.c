@@ -1,9 +1,9 @@
 /*
- * NFC. utf8proc knows the tables; its own ordering of combining marks exchanges neighbours, which is quadratic in a
- * long run of marks, so marks are ordered here by counting.
+ * NFC by utf8proc's tables. utf8proc orders combining marks by exchanging neighbours, which is quadratic in a long run
+ * of marks, so this file orders them by counting sort.
  *
- * Hugging Face's tokenizers 0.23 has tables of Unicode 9 and leaves marks that are younger where they stand; here they
- * are ordered as Unicode says.
+ * Hugging Face's tokenizers 0.23 uses the tables of Unicode 9 and does not reorder marks added since; this file follows
+ * the current Unicode version.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static void order_few(int32_t *p, size_t n)
     }
 }
 
-/* Stable order by class of a run of marks; `spare` has room for n. */
+/* Stable sort of a run of marks by combining class. `spare` has room for n. */
 static void order_marks(int32_t *p, int32_t *spare, size_t n)
 {
     if (n < 16) {
@@ -80,7 +80,8 @@ int text_nfc(struct err *e, char **out, size_t *n_out, const char *s, size_t n)
     *n_out = 0;
     if (is_ascii(s, n))
         return 0;
-    /* No character gives more than four code points, and one of a single byte gives itself: two a byte are enough. */
+    /* No character decomposes into more than four code points, and a one-byte character into one, so two code points
+     * per byte suffice. */
     size_t cap = 2 * n + 8;
     int32_t *cps = malloc(2 * cap * sizeof *cps);
     char *o = malloc(4 * cap);

@@ -1,9 +1,9 @@
 /*
- * Ids to text as they come. Bytes become whole characters first, then the text passes a matcher for each stop string;
- * what may still become a stop is held back. All memory is taken at the start: a push cannot fail.
+ * Streaming detokeniser. Bytes are assembled into whole characters, then matched against each stop string; text that
+ * may be the start of a stop string is held back. All memory is allocated by text_out_new, so a push cannot fail.
  *
- * Text is matched byte by byte, so the same bytes give the same answer however they are cut into ids. The stop that is
- * complete first ends the answer; of those complete at the same byte, the longest.
+ * Matching is by byte, so the result does not depend on how the bytes are divided into ids. The stop string that is
+ * complete first ends the answer; of several complete at the same byte, the longest.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ struct stop {
     const uint8_t *s;
     uint32_t *fail; /* [n + 1] length of the longest proper border of s[0, i) */
     size_t n;
-    size_t matched; /* the longest suffix of the text so far that begins this stop */
+    size_t matched; /* length of the longest suffix of the text so far that is a prefix of this stop string */
 };
 
 struct text_out {
@@ -23,16 +23,16 @@ struct text_out {
     size_t n_stop;
     uint8_t *stop_bytes;
     uint32_t *fail_cells;
-    uint8_t part[4];           /* the beginning of a character */
-    int n_part, n_part_prompt; /* of these, bytes of the prompt */
-    char *buf;                 /* held text, then new text */
+    uint8_t part[4];           /* the bytes of an incomplete character */
+    int n_part, n_part_prompt; /* bytes in part; how many of them are from the prompt */
+    char *buf;                 /* held text, followed by new text */
     size_t n_given, n_held;
     int stopped;
     bool keep_stop, control;
 };
 
-/* The bytes at the end of the prompt that begin a character without ending it. */
-static void take_half_character(struct text_out *o, const uint32_t *prompt, size_t n_prompt)
+/* Keeps the bytes of an incomplete character at the end of the prompt. */
+static void keep_incomplete_character(struct text_out *o, const uint32_t *prompt, size_t n_prompt)
 {
     uint8_t tail[3];
     size_t n_tail = 0;
@@ -75,7 +75,8 @@ static int copy_stops(struct err *e, struct text_out *o, size_t *longest, const 
         if (!text_utf8_valid(stop[i], stop_len[i]))
             return err_set(e, ERR_NO, "stop string %zu is not valid UTF-8", i);
         if (stop_len[i] > TEXT_N_MAX)
-            return err_set(e, ERR_NO, "stop string %zu has %zu bytes", i, stop_len[i]);
+            return err_set(e, ERR_NO, "stop string %zu has %zu bytes, more than the limit of %zu", i, stop_len[i],
+                           TEXT_N_MAX);
         total += stop_len[i];
         if (stop_len[i] > *longest)
             *longest = stop_len[i];
@@ -108,7 +109,8 @@ int text_out_new(struct err *e, struct text_out **out, const struct text *t, con
     o->stopped = -1;
     size_t longest = 0;
     int rc = copy_stops(e, o, &longest, stop, stop_len, n_stop);
-    /* Held text is shorter than a stop; each byte of a piece and of a broken character gives at most one U+FFFD. */
+    /* Held text is shorter than a stop string; each byte of a piece and of an incomplete character gives at most one
+     * U+FFFD. */
     size_t n_max = t->n_piece_max > t->n_entry_max ? t->n_piece_max : t->n_entry_max;
     size_t cap = longest + 3 * (n_max + 4) + 4;
     o->buf = !rc ? malloc(cap) : NULL;
@@ -118,7 +120,7 @@ int text_out_new(struct err *e, struct text_out **out, const struct text *t, con
         text_out_free(o);
         return rc;
     }
-    take_half_character(o, prompt, n_prompt);
+    keep_incomplete_character(o, prompt, n_prompt);
     *out = o;
     return 0;
 }
@@ -140,7 +142,7 @@ void text_out_show(struct text_out *o, bool keep_stop, bool control)
     o->control = control;
 }
 
-/* One byte more of one stop; true where it is complete. */
+/* Matches the next byte against one stop string; true if the string is now complete. */
 static bool stop_advance(struct stop *s, uint8_t c)
 {
     if (s->n == 0)
@@ -154,8 +156,8 @@ static bool stop_advance(struct stop *s, uint8_t c)
     return s->matched == s->n;
 }
 
-/* Appends a byte of text behind the n bytes in buf. */
-static void add_byte(struct text_out *o, size_t *n, uint8_t c)
+/* Appends a byte of text after the n bytes in buf. */
+static void append_byte(struct text_out *o, size_t *n, uint8_t c)
 {
     if (o->stopped >= 0)
         return;
@@ -167,17 +169,17 @@ static void add_byte(struct text_out *o, size_t *n, uint8_t c)
         *n -= o->stop[o->stopped].n;
 }
 
-static void add_text(struct text_out *o, size_t *n, const uint8_t *s, size_t n_s)
+static void append_text(struct text_out *o, size_t *n, const uint8_t *s, size_t n_s)
 {
     for (size_t i = 0; i < n_s; i++)
-        add_byte(o, n, s[i]);
+        append_byte(o, n, s[i]);
 }
 
-/* The first n_bad bytes of the part are no character: one U+FFFD, unless all of them are the prompt's. */
-static void give_up_part(struct text_out *o, size_t *n, int n_bad)
+/* The first n_bad bytes of the part are not valid UTF-8: appends one U+FFFD, unless all of them are from the prompt. */
+static void replace_invalid(struct text_out *o, size_t *n, int n_bad)
 {
     if (n_bad > o->n_part_prompt)
-        add_text(o, n, (const uint8_t *)"\xef\xbf\xbd", 3);
+        append_text(o, n, (const uint8_t *)"\xef\xbf\xbd", 3);
     o->n_part -= n_bad;
     o->n_part_prompt = o->n_part_prompt > n_bad ? o->n_part_prompt - n_bad : 0;
     memmove(o->part, o->part + n_bad, (size_t)o->n_part);
@@ -192,15 +194,15 @@ static void take_byte(struct text_out *o, size_t *n, uint8_t c)
         if (k == 0)
             return;
         if (k < 0) {
-            give_up_part(o, n, -k);
+            replace_invalid(o, n, -k);
             continue;
         }
-        add_text(o, n, o->part, (size_t)k);
+        append_text(o, n, o->part, (size_t)k);
         o->n_part = o->n_part_prompt = 0;
     }
 }
 
-/* The held text, moved to the front of buf: what was given by the last call is over. */
+/* Moves the held text to the front of buf; discards what the last call returned. */
 static size_t keep_held(struct text_out *o)
 {
     memmove(o->buf, o->buf + o->n_given, o->n_held);

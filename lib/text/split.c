@@ -1,8 +1,8 @@
 /*
- * Cutting text into the pieces that are merged on their own. The rules are the published patterns of each kind, written
- * out: every character is a letter, a number, a blank or something else, so one pass that looks a character ahead does
- * what the pattern does, without a pattern engine's writable code pages and without backtracking. A run of blanks is
- * looked at three times at most.
+ * Pre-tokenizer: splits text into the pieces that are merged separately. The rules are the published patterns of each
+ * kind, written as code: each character is a letter, a number, white space or something else, so one pass with one
+ * character of lookahead gives the same result, without a regex engine's writable code pages and without backtracking.
+ * A run of white space is read at most three times.
  *
  *   gpt2     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
  *   smollm   every \p{N} alone, then gpt2 on what is between
@@ -14,15 +14,15 @@
 
 #include "text/text_private.h"
 
-enum sort { AT_END, LETTER, NUMBER, BLANK, OTHER };
+enum char_kind { AT_END, LETTER, NUMBER, BLANK, OTHER };
 
 struct look {
-    enum sort sort;
+    enum char_kind kind;
     uint32_t cp;
     size_t len;
 };
 
-static enum sort sort_of(uint32_t c)
+static enum char_kind kind_of(uint32_t c)
 {
     if (c < 0x80) {
         if ((c | 0x20) >= 'a' && (c | 0x20) <= 'z')
@@ -54,23 +54,23 @@ static struct look look_at(const char *s, size_t n, size_t at)
     struct look l = {AT_END, 0, 0};
     if (at < n) {
         l.len = (size_t)text_utf8_step((const uint8_t *)s + at, n - at, &l.cp);
-        l.sort = sort_of(l.cp);
+        l.kind = kind_of(l.cp);
     }
     return l;
 }
 
-/* The end of the run of one sort that begins at `at`. */
-static size_t run_end(const char *s, size_t n, size_t at, enum sort sort)
+/* End of the run of one character class that starts at `at`. */
+static size_t run_end(const char *s, size_t n, size_t at, enum char_kind kind)
 {
     for (;;) {
         struct look l = look_at(s, n, at);
-        if (l.sort != sort)
+        if (l.kind != kind)
             return at;
         at += l.len;
     }
 }
 
-/* Lower case of what a contraction may hold. The long s counts as an s: so do pattern engines when they ignore case. */
+/* Lower case of the letters of contractions. U+017F (long s) folds to s, as in regex engines that ignore case. */
 static uint32_t fold(uint32_t c, bool ignore_case)
 {
     if (!ignore_case)
@@ -78,7 +78,7 @@ static uint32_t fold(uint32_t c, bool ignore_case)
     return c == 0x17f ? 's' : c >= 'A' && c <= 'Z' ? c | 0x20 : c;
 }
 
-/* The bytes of 's 't 're 've 'm 'll 'd at `at`, or 0. */
+/* Length of a contraction ('s 't 're 've 'm 'll 'd) at `at`, or 0. */
 static size_t contraction(const char *s, size_t n, size_t at, bool ignore_case)
 {
     if (s[at] != '\'')
@@ -94,7 +94,7 @@ static size_t contraction(const char *s, size_t n, size_t at, bool ignore_case)
     return y == (x == 'l' ? 'l' : 'e') ? 1 + a.len + b.len : 0;
 }
 
-/* \s+(?!\S)|\s+ on the run of blanks [at, end): all but the last, which may belong to the word behind it. */
+/* \s+(?!\S)|\s+ on the run of white space [at, end): all but its last character, which may belong to the next word. */
 static size_t blanks(const char *s, size_t n, size_t at, size_t end)
 {
     if (end == n)
@@ -111,32 +111,32 @@ static size_t next_gpt2(const char *s, size_t n, size_t at)
     if (k != 0)
         return k;
     struct look c = look_at(s, n, at);
-    if (c.sort != BLANK)
-        return run_end(s, n, at, c.sort) - at;
+    if (c.kind != BLANK)
+        return run_end(s, n, at, c.kind) - at;
     struct look d = look_at(s, n, at + 1);
-    if (c.cp == ' ' && d.sort != BLANK && d.sort != AT_END)
-        return run_end(s, n, at + 1, d.sort) - at;
+    if (c.cp == ' ' && d.kind != BLANK && d.kind != AT_END)
+        return run_end(s, n, at + 1, d.kind) - at;
     return blanks(s, n, at, run_end(s, n, at, BLANK));
 }
 
-/* Numbers stand alone, and what is between them is cut as if the text ended before the number. */
+/* Numbers stand alone; the text between them is split as if it ended before the number. */
 static size_t next_smollm(const char *s, size_t n, size_t at)
 {
     struct look c = look_at(s, n, at);
-    if (c.sort == NUMBER)
+    if (c.kind == NUMBER)
         return c.len;
-    if (c.sort == LETTER)
+    if (c.kind == LETTER)
         return run_end(s, n, at, LETTER) - at;
     size_t k = contraction(s, n, at, false);
     if (k != 0)
         return k;
-    if (c.sort == OTHER)
+    if (c.kind == OTHER)
         return run_end(s, n, at, OTHER) - at;
     struct look d = look_at(s, n, at + 1);
-    if (c.cp == ' ' && (d.sort == LETTER || d.sort == OTHER))
-        return run_end(s, n, at + 1, d.sort) - at;
+    if (c.cp == ' ' && (d.kind == LETTER || d.kind == OTHER))
+        return run_end(s, n, at + 1, d.kind) - at;
     size_t end = run_end(s, n, at, BLANK);
-    return blanks(s, look_at(s, n, end).sort == NUMBER ? end : n, at, end);
+    return blanks(s, look_at(s, n, end).kind == NUMBER ? end : n, at, end);
 }
 
 static size_t others_and_newlines(const char *s, size_t n, size_t at)
@@ -154,21 +154,21 @@ static size_t next_llama3(const char *s, size_t n, size_t at, int n_digit)
         return k;
     struct look c = look_at(s, n, at);
     struct look d = look_at(s, n, at + c.len);
-    if (c.sort == LETTER)
+    if (c.kind == LETTER)
         return run_end(s, n, at, LETTER) - at;
-    if (c.sort == NUMBER) {
+    if (c.kind == NUMBER) {
         size_t end = at + c.len;
-        for (int i = 1; i < n_digit && d.sort == NUMBER; i++) {
+        for (int i = 1; i < n_digit && d.kind == NUMBER; i++) {
             end += d.len;
             d = look_at(s, n, end);
         }
         return end - at;
     }
-    if (d.sort == LETTER && c.cp != '\r' && c.cp != '\n')
+    if (d.kind == LETTER && c.cp != '\r' && c.cp != '\n')
         return run_end(s, n, at + c.len, LETTER) - at;
-    if (c.sort == OTHER)
+    if (c.kind == OTHER)
         return others_and_newlines(s, n, at) - at;
-    if (c.cp == ' ' && d.sort == OTHER)
+    if (c.cp == ' ' && d.kind == OTHER)
         return others_and_newlines(s, n, at + 1) - at;
     size_t end = run_end(s, n, at, BLANK);
     for (size_t i = end; i > at; i--)

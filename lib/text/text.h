@@ -1,8 +1,8 @@
 /*
- * Text in and out of token ids, by the settings of the model file: byte-level BPE, added and control tokens, chat
- * templates, streaming detokenising, stop strings, and the chain digests that name KV blocks.
+ * Text to token ids and back, by the settings of the model file: byte-level BPE, added and control tokens, chat
+ * templates, streaming detokenising, stop strings, and the chain digests of KV blocks.
  *
- * A `struct text` is read-only after text_open and may be used from any thread.
+ * A `struct text` is read-only after text_open and may be used by any thread.
  */
 #ifndef TEXT_H
 #define TEXT_H
@@ -16,31 +16,31 @@
 
 struct text;
 
-/* ERR_NO naming what is unknown: tokenizer model, pre-tokenizer kind, or a vocabulary that contradicts itself. */
+/* Reads the vocabulary of g. ERR_NO names what is not supported (tokenizer model, pre-tokenizer) or inconsistent. */
 int text_open(struct err *e, struct text **out, const struct gguf *g);
 void text_free(struct text *t);
 
-/* The file it came from, without its folder: what is said of a request goes to whoever sent it. */
+/* Name of the model file without its directory, for error texts that are sent to clients. */
 const char *text_file(const struct text *t);
 
-/* Entries of the vocabulary: ids from here on have no text. The model may have more rows. */
+/* Number of entries in the vocabulary. Larger ids have no text; the model may have more rows. */
 uint32_t text_n_token(const struct text *t);
 const uint8_t *text_fingerprint(const struct text *t); /* [32] BLAKE2b-256 over entries, kinds, merges and settings */
 bool text_is_control(const struct text *t, uint32_t id);
-/* Ends a turn or the text: eos, eot, eom of the file, and the control tokens that are known as such (<|im_end|>,
- * <|eot_id|>, <|eom_id|>, <end_of_turn>, <|endoftext|>), as files name only one of several. */
+/* True for ids that end a turn or the text: eos, eot and eom of the file, and the control tokens known as such
+ * (<|im_end|>, <|eot_id|>, <|eom_id|>, <end_of_turn>, <|endoftext|>), because files name only one of several. */
 bool text_is_end(const struct text *t, uint32_t id);
-bool text_bos(const struct text *t, uint32_t *id); /* the begin token that the file names, added to prompts or not */
-bool text_pad(const struct text *t, uint32_t *id); /* the padding token that it names */
+bool text_bos(const struct text *t, uint32_t *id); /* the BOS token of the file, whether or not prompts start with it */
+bool text_pad(const struct text *t, uint32_t *id); /* the padding token of the file */
 bool text_eos(const struct text *t, uint32_t *id);
 
-/* Bytes of the longest entry, spellings of control tokens among them: a text of n bytes has at least n / this tokens
- * (but for bytes that no entry has). */
+/* Bytes of the longest entry, control tokens included. A text of n bytes has at least n / text_longest tokens, not
+ * counting bytes that have no entry. */
 size_t text_longest(const struct text *t);
 
-/* The bytes of an id (borrowed; *n = 0 for control and padding ids). Out of range: *n = 0. */
+/* The bytes of an id, borrowed. *n is 0 for control and padding ids and for ids out of range. */
 const uint8_t *text_piece(const struct text *t, uint32_t id, size_t *n);
-/* The entry as the file spells it, control tokens too ("<|im_end|>"). */
+/* The entry as spelled in the file, control tokens included ("<|im_end|>"). Borrowed. */
 const char *text_entry(const struct text *t, uint32_t id, size_t *n);
 
 /* ---- encoding ---- */
@@ -52,16 +52,15 @@ struct text_ids {
 void text_ids_free(struct text_ids *v);
 
 enum {
-    TEXT_BOS = 1,     /* put the begin token first where the file wants one and it is not there already */
-    TEXT_CONTROL = 2, /* spellings of control tokens in the text become their ids (of a rendered template, never of a
-                         user message) */
+    TEXT_BOS = 1,     /* start with the BOS token if the file requires it and it is not there yet */
+    TEXT_CONTROL = 2, /* control tokens spelled in the text become their ids: for rendered templates only, never for
+                         user messages */
 };
 
-/* Appends the ids of `s` (UTF-8; invalid bytes are taken as text_utf8_repair gives them). n log n whatever the text.
- * Without TEXT_CONTROL no control id comes out, whatever the text.
- * User-defined entries are found in any text. A byte the vocabulary has no entry for is left out, as the reference does
- * (SmolLM2 lacks some control characters and the planes 4 to 11). On failure nothing is appended. ERR_NO: over 2 GiB.
- */
+/* Appends the ids of `s`: UTF-8, in which invalid bytes are replaced as by text_utf8_repair. O(n log n) for any text.
+ * Without TEXT_CONTROL the result contains no control id. User-defined entries are recognised in any text. A byte
+ * without an entry in the vocabulary is omitted, as the reference does (SmolLM2 lacks some control characters and
+ * planes 4 to 11). On failure nothing is appended. ERR_NO: longer than 2 GiB. */
 int text_encode(struct err *e, const struct text *t, struct text_ids *out, const char *s, size_t n, int flags);
 
 struct text_message {
@@ -71,56 +70,57 @@ struct text_message {
 };
 
 enum text_chat_end {
-    TEXT_CHAT_CLOSED = 0, /* behind the last message */
-    TEXT_CHAT_ANSWER = 1, /* with the opening of the assistant's turn */
-    TEXT_CHAT_OPEN = 2,   /* with the last message's content: its turn goes on */
+    TEXT_CHAT_CLOSED = 0, /* end after the last message */
+    TEXT_CHAT_ANSWER = 1, /* end with the start of the assistant's turn */
+    TEXT_CHAT_OPEN = 2,   /* end within the last message: its turn continues */
 };
 
-/* Renders messages through the file's chat template (kinds known by their text; ERR_NO naming it where unknown) and
- * appends ids: template markers become control ids, the same characters in content become ordinary text ids. One begin
- * token, where the template writes it or the file wants it; none behind ids that are there already.
+/* Renders messages by the file's chat template and appends ids. Template markers become control ids; the same
+ * characters in a message become ordinary text ids. One BOS token is added if the template or the file requires it, and
+ * none if `out` already has ids. ERR_NO: a template that is not supported, named.
  *
- * Kinds: ChatML (with the default system message the template has), Llama 3 (3.1's dates are the template's fixed
- * ones), Mistral and Gemma: there turns must alternate, and a system message goes before the first user message with an
- * empty line between, or before the last, as the template does, or is refused where it does. Roles are system, user,
- * assistant (and tool in plain ChatML); another is refused by name. Models that reason: reasoning of earlier turns is
- * left out, an answer that no user message follows is refused. */
+ * Kinds: ChatML (with the template's default system message), Llama 3 (the dates of 3.1 are the template's fixed ones),
+ * Mistral and Gemma. In the last two, turns must alternate, and a system message goes before the first or the last user
+ * message, or is refused, as the template does. Roles are system, user, assistant (and any word in ChatML without
+ * tools); another role is refused by name. For reasoning models, the reasoning of earlier turns is dropped, and an
+ * assistant message without a user message after it is refused. */
 int text_chat(struct err *e, const struct text *t, struct text_ids *out, const struct text_message *m, size_t n,
               enum text_chat_end end);
-/* The same as text, for people. *out: malloc'd. */
+/* The same as text, for display. *out is allocated; the caller frees it. */
 int text_chat_render(struct err *e, const struct text *t, char **out, size_t *n_out, const struct text_message *m,
                      size_t n, enum text_chat_end end);
 
-/* ---- out: detokenising and stops ---- */
+/* ---- detokenising and stop strings ---- */
 
-struct text_out; /* one answer's state; not thread-safe */
+struct text_out; /* state of one answer; not thread-safe */
 
-/* `prompt` ids give the context of the first piece: a half character at its end, which the first generated bytes
- * complete or make one U+FFFD; text of the prompt is never sent. stop: n_stop strings, copied; an empty one never
- * stops; ERR_NO where one is not UTF-8. All memory is taken here. */
+/* `prompt`: ids before the answer. If they end within a character, the first generated bytes complete it or it becomes
+ * one U+FFFD; other text of the prompt is never returned. stop: n_stop strings, copied; an empty one never matches.
+ * ERR_NO: a stop string is not UTF-8. All memory is allocated here. */
 int text_out_new(struct err *e, struct text_out **out, const struct text *t, const uint32_t *prompt, size_t n_prompt,
                  const char *const *stop, const size_t *stop_len, size_t n_stop);
 void text_out_free(struct text_out *o);
-/* Before the first push. keep_stop: the stop string is part of the text; control: so are the spellings of control
- * tokens, which have no text otherwise. Both are false at first. */
+/* Call before the first push. keep_stop: return the stop string as part of the text. control: return the spelling of
+ * control tokens, which otherwise have no text. Both are false by default. */
 void text_out_show(struct text_out *o, bool keep_stop, bool control);
 
-/* Takes one generated id. Gives the bytes that are safe to show now (whole characters; nothing that may be the start of
- * a stop string), borrowed until the next call. *stopped: index of the stop string that is complete, or -1; the text
- * before it has then been given, what follows is dropped. The stop that is complete first counts, of those complete at
- * the same byte the longest: however the bytes are cut into ids. */
+/* Adds one generated id. Returns the bytes that are safe to show now (whole characters; nothing that may be the start
+ * of a stop string), borrowed until the next call. *stopped: index of the stop string that is complete, or -1; the text
+ * before it has then been returned and later text is dropped. The stop string that is complete first counts; of several
+ * complete at the same byte, the longest; independent of how the bytes are divided into ids. */
 void text_out_push(struct text_out *o, uint32_t id, const char **safe, size_t *n_safe, int *stopped);
 
-/* The rest at the end: held text, an incomplete character as one U+FFFD. */
+/* The remaining text at the end of an answer: held text, and one U+FFFD for an incomplete character. */
 void text_out_end(struct text_out *o, const char **rest, size_t *n_rest);
 
-/* ---- names of KV blocks ---- */
+/* ---- digests of KV blocks ---- */
 
-/* BLAKE2b-256 of (parent digest, 32 ids as little-endian u32, n_salt as u64, salt). parent NULL: 32 zero bytes. */
+/* BLAKE2b-256 of (parent digest, 32 ids as little-endian u32, n_salt as u64, salt). If parent is NULL: 32 zero
+ * bytes. */
 void text_digest(uint8_t out[KV_DIGEST], const uint8_t *parent, const uint32_t *ids /* [32] */, const void *salt,
                  size_t n_salt);
 
-/* Invalid bytes replaced by U+FFFD as Python's errors="replace" does. *out: malloc'd. */
+/* Replaces invalid bytes by U+FFFD as Python's errors="replace" does. *out is allocated; the caller frees it. */
 int text_utf8_repair(struct err *e, char **out, size_t *n_out, const char *s, size_t n);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * What the files of lib/text share. Nothing outside lib/text includes this.
+ * Shared by the files of lib/text; private to them.
  */
 #ifndef TEXT_PRIVATE_H
 #define TEXT_PRIVATE_H
@@ -21,8 +21,8 @@ enum {
 };
 
 struct text_entry_row {
-    const char *entry;    /* as the file spells it; in `struct text`.entry_bytes */
-    const uint8_t *piece; /* the bytes it stands for; in .piece_bytes */
+    const char *entry;    /* as spelled in the file; in `struct text`.entry_bytes */
+    const uint8_t *piece; /* the bytes that the entry stands for; in .piece_bytes */
     uint32_t n_entry, n_piece;
     uint8_t kind; /* ENTRY_… */
     bool end;     /* ends a turn or the text */
@@ -30,31 +30,31 @@ struct text_entry_row {
 
 /* ---- utf8.c ---- */
 
-/* One step of decoding s[0, n), n > 0: the length of the character with its code point in *cp; or minus the length of
- * an invalid sequence (the longest prefix of a possible character, at least 1); or 0 where all n bytes are the
- * beginning of a possible character. */
+/* Decodes the first character of s[0, n), n > 0. Returns its length, with its code point in *cp; or minus the length of
+ * an invalid sequence (the longest prefix of a possible character, at least 1); or 0 if all n bytes are the start of a
+ * possible character. */
 int text_utf8_step(const uint8_t *s, size_t n, uint32_t *cp);
-int text_utf8_put(uint8_t out[4], uint32_t cp); /* the number of bytes written */
+int text_utf8_put(uint8_t out[4], uint32_t cp); /* returns the number of bytes written */
 bool text_utf8_valid(const char *s, size_t n);
-bool text_is_space(uint32_t cp); /* White_Space of Unicode; U+180E is none since Unicode 6.3 */
+bool text_is_space(uint32_t cp); /* White_Space of Unicode; not U+180E, since Unicode 6.3 */
 
 /* ---- split.c ---- */
 
-/* How text is cut before merging; each is what Hugging Face publishes for the kind. */
+/* Pre-tokenizer patterns, as published by Hugging Face. */
 enum text_split { SPLIT_GPT2, SPLIT_SMOLLM, SPLIT_LLAMA3, SPLIT_QWEN2 };
 
-/* The length of the piece that begins at s[from], 0 < result; s[0, n) is valid UTF-8, from < n. */
+/* Length of the piece that starts at s[from], greater than 0. s[0, n) is valid UTF-8, from < n. */
 size_t text_split_next(enum text_split how, const char *s, size_t n, size_t from);
 
 /* ---- nfc.c ---- */
 
-/* NFC of valid UTF-8. *out NULL where the text is already in that form; else malloc'd. */
+/* NFC of valid UTF-8. *out is NULL if the text is in that form already; otherwise allocated, the caller frees it. */
 int text_nfc(struct err *e, char **out, size_t *n_out, const char *s, size_t n);
 
-/* ---- entry_map.c: entries by their spelling ---- */
+/* ---- entry_map.c: entries by spelling ---- */
 
 struct text_entry_map {
-    uint32_t *slot; /* [n_slot] id, or TEXT_NONE */
+    uint32_t *slot; /* [n_slot] id, or TEXT_NONE if free */
     size_t n_slot;  /* a power of two */
 };
 int text_entry_map_build(struct err *e, struct text_entry_map *map, const struct text_entry_row *row, uint32_t n);
@@ -90,21 +90,21 @@ void text_bpe_free(struct text_bpe *b);
 int text_bpe_encode(struct err *e, struct text_ids *out, struct text_bpe *b, const struct text *t, const uint8_t *s,
                     size_t n);
 
-/* ---- added.c: spellings that are found in text before it is cut ---- */
+/* ---- added.c: tokens that are recognised before the text is split ---- */
 
 struct text_trie_node {
     uint32_t child, sibling; /* 0: none */
-    uint32_t id;             /* of the spelling that ends here, or TEXT_NONE */
+    uint32_t id;             /* of the token that ends here, or TEXT_NONE */
     uint8_t byte;
 };
 struct text_added {
     struct text_trie_node *node; /* [n] node 0 is unused */
-    uint32_t first[256];         /* the node of a first byte, or 0 */
+    uint32_t first[256];         /* node of a first byte, or 0 */
     size_t n, cap;
 };
 int text_added_put(struct err *e, struct text_added *a, const char *s, size_t n, uint32_t id);
 void text_added_free(struct text_added *a);
-/* The leftmost, and there the longest, spelling in s[from, n): its id and place, or TEXT_NONE. */
+/* The leftmost token in s[from, n), and the longest at that position: its id, position and length, or TEXT_NONE. */
 uint32_t text_added_find(const struct text_added *a, size_t *at, size_t *len, const char *s, size_t n, size_t from);
 
 /* ---- chat_kind.c ---- */
@@ -113,22 +113,22 @@ enum text_chat_kind { CHAT_ABSENT, CHAT_UNKNOWN, CHAT_CHATML, CHAT_LLAMA3, CHAT_
 
 struct text_chat_style {
     enum text_chat_kind kind;
-    char *head;           /* CHAT_UNKNOWN: how the template begins; else NULL */
-    char *default_system; /* said where the first message is none of the system; or NULL */
+    char *head;           /* CHAT_UNKNOWN: the beginning of the template, for the error text; else NULL */
+    char *default_system; /* added if the first message is not a system message; or NULL */
     size_t n_default_system;
     bool writes_bos;
-    bool trims;       /* contents lose the blanks around them */
-    bool think;       /* chatml: reasoning of earlier turns is left out */
-    bool tool;        /* chatml: tool messages have a form of their own, which is not rendered */
-    bool dated;       /* llama3: there is always a system turn, and it begins with two dates */
-    bool no_system;   /* mistral, gemma: the template has no place for a system message */
+    bool trims;       /* white space around contents is removed */
+    bool think;       /* chatml: reasoning of earlier turns is dropped */
+    bool tool;        /* chatml: tool messages have their own format, which is not supported */
+    bool dated;       /* llama3: there is always a system turn, and it starts with two dates */
+    bool no_system;   /* mistral, gemma: the template does not support a system message */
     bool system_last; /* mistral: the system message goes before the last user message, not the first */
-    const char *inst_open, *inst_close; /* mistral: with the blanks the template has */
+    const char *inst_open, *inst_close; /* mistral: with the spaces of the template */
     const char *answer_open, *answer_close;
 };
 int text_chat_recognise(struct err *e, struct text_chat_style *out, const char *template, size_t n);
 void text_chat_style_free(struct text_chat_style *c);
-/* Control spellings of the kind; NULL behind the last. */
+/* Control tokens of the kind; the list ends with NULL. */
 const char *const *text_chat_markers(enum text_chat_kind kind);
 
 /* ---- vocab.c ---- */
@@ -140,9 +140,9 @@ struct text {
     uint8_t *piece_bytes;
     struct text_entry_map map;
     struct text_merges merges;
-    struct text_added added;   /* user-defined spellings */
-    struct text_added control; /* user-defined and control spellings */
-    uint32_t byte_id[256];     /* TEXT_NONE: the vocabulary has no entry for the byte, which is then left out */
+    struct text_added added;   /* user-defined tokens */
+    struct text_added control; /* user-defined and control tokens */
+    uint32_t byte_id[256];     /* TEXT_NONE: the vocabulary has no entry for the byte, which is then omitted */
     size_t n_piece_max, n_entry_max;
     enum text_split split;
     bool nfc, ignore_merges;
@@ -153,19 +153,19 @@ struct text {
     uint8_t fingerprint[32];
 };
 
-/* The spelling of a byte in entries: a code point below 512. */
+/* The code point (below 512) that stands for a byte in entries. */
 uint32_t text_byte_spelling(uint8_t byte);
 
 /* ---- encode.c ---- */
 
 int text_ids_push(struct err *e, struct text_ids *v, uint32_t id);
-/* Working memory, reused between the runs of one text. */
+/* Working memory, reused within one text_encode. */
 struct text_run {
     struct text_bpe bpe;
     char *spelt;
     size_t cap_spelt;
 };
-/* Appends the ids of valid UTF-8 in which only user-defined spellings count. */
+/* Appends the ids of valid UTF-8 in which only user-defined tokens are recognised. */
 int text_encode_run(struct err *e, struct text_ids *out, struct text_run *w, const struct text *t, const char *s,
                     size_t n);
 void text_run_free(struct text_run *w);

@@ -1,10 +1,11 @@
-/* UTF-8, taken apart and put together; what is invalid is cut as Python's decoder cuts it. */
+/* UTF-8 decoding and encoding. Invalid sequences are delimited as Python's decoder does. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "text/text_private.h"
 
-/* The range of the second byte depends on the first: no overlong forms, no surrogates, nothing above U+10FFFF. */
+/* The range of the second byte depends on the first, which excludes overlong forms, surrogates and values above
+ * U+10FFFF. */
 static int second_byte_range(uint8_t lead, uint8_t *lo, uint8_t *hi)
 {
     *lo = 0x80;

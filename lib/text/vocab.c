@@ -1,11 +1,11 @@
-/* Opening the vocabulary of a model file. */
+/* Reads the vocabulary of a model file. */
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "text/text_private.h"
 
-/* Printable Latin-1 bytes are spelt as themselves, the others as the code points from 256 on, in order. */
+/* Printable Latin-1 bytes stand for themselves in entries, the others for the code points from 256 on, in order. */
 uint32_t text_byte_spelling(uint8_t byte)
 {
     if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte != 173))
@@ -17,7 +17,7 @@ uint32_t text_byte_spelling(uint8_t byte)
     return 256u + 33 + 34;
 }
 
-/* Aliases are those names for which the published settings are the same. */
+/* Several names with the same published settings are aliases. */
 static const struct {
     const char *name;
     enum text_split split;
@@ -36,7 +36,7 @@ static bool same(struct gguf_str a, const char *b)
     return a.n == strlen(b) && memcmp(a.p, b, a.n) == 0;
 }
 
-/* A file without tokenizer.ggml.pre says only "gpt2", and is read as GPT-2 itself. */
+/* A file without tokenizer.ggml.pre is read as GPT-2. */
 static int open_kind(struct err *e, struct text *t, const struct gguf *g)
 {
     struct gguf_str model, pre = {"gpt-2", 5};
@@ -44,7 +44,7 @@ static int open_kind(struct err *e, struct text *t, const struct gguf *g)
     if (rc)
         return rc;
     if (!same(model, "gpt2"))
-        return err_set(e, ERR_NO, "%s: tokenizer.ggml.model '%.*s' is not known (known: gpt2)", t->path,
+        return err_set(e, ERR_NO, "%s: tokenizer.ggml.model '%.*s' is not supported (supported: gpt2)", t->path,
                        model.n < 60 ? (int)model.n : 60, model.p);
     if (gguf_has(g, "tokenizer.ggml.pre") && (rc = gguf_string(e, g, "tokenizer.ggml.pre", &pre)) != 0)
         return rc;
@@ -57,11 +57,12 @@ static int open_kind(struct err *e, struct text *t, const struct gguf *g)
         t->add_bos = kinds[i].add_bos;
         return 0;
     }
-    return err_set(e, ERR_NO, "%s: tokenizer.ggml.pre '%.*s' is not known (known: gpt-2, llama-bpe, qwen2, smollm)",
+    return err_set(e, ERR_NO,
+                   "%s: tokenizer.ggml.pre '%.*s' is not supported (supported: gpt-2, llama-bpe, qwen2, smollm)",
                    t->path, pre.n < 60 ? (int)pre.n : 60, pre.p);
 }
 
-/* The byte a code point of a spelling stands for, or -1. */
+/* The byte that a code point stands for in entries, or -1. */
 static int spelt_byte(uint32_t cp)
 {
     if ((cp >= 33 && cp <= 126) || (cp >= 161 && cp <= 255 && cp != 173))
@@ -73,7 +74,7 @@ static int spelt_byte(uint32_t cp)
     return cp == 256 + 67 ? 173 : -1;
 }
 
-/* A spelling that leaves the alphabet of bytes stands for itself, as decoders take it. */
+/* An entry with a code point that stands for no byte is taken literally, as decoders do. */
 static size_t piece_of(uint8_t *out, const struct text_entry_row *row)
 {
     const uint8_t *s = (const uint8_t *)row->entry;
@@ -103,7 +104,8 @@ static int copy_entries(struct err *e, struct text *t, const struct gguf *g)
     if (rc)
         return rc;
     if (n == 0 || n > INT32_MAX)
-        return err_set(e, ERR_NO, "%s: tokenizer.ggml.tokens has %llu entries", t->path, (unsigned long long)n);
+        return err_set(e, ERR_NO, "%s: tokenizer.ggml.tokens has %llu entries, outside 1 to %d", t->path,
+                       (unsigned long long)n, INT32_MAX);
     for (uint64_t i = 0; i < n; i++)
         total += s[i].n;
     t->row = calloc(n, sizeof *t->row);
@@ -115,8 +117,8 @@ static int copy_entries(struct err *e, struct text *t, const struct gguf *g)
     char *p = t->entry_bytes;
     for (uint64_t i = 0; i < n; i++) {
         if (s[i].n > INT32_MAX)
-            return err_set(e, ERR_NO, "%s: entry %llu of the vocabulary has %zu bytes", t->path, (unsigned long long)i,
-                           s[i].n);
+            return err_set(e, ERR_NO, "%s: entry %llu of the vocabulary has %zu bytes, more than the limit of %d",
+                           t->path, (unsigned long long)i, s[i].n, INT32_MAX);
         memcpy(p, s[i].p, s[i].n);
         t->row[i].entry = p;
         t->row[i].n_entry = (uint32_t)s[i].n;
@@ -168,9 +170,9 @@ static void mark_control(struct text *t, uint32_t id, bool end)
     t->row[id].end = t->row[id].end || end;
 }
 
-/* Files that were converted carelessly mark their turn markers as text: the ids the file names, and the markers of its
- * own template, are control tokens whatever the table of kinds says. A control token that is known to end turns or
- * texts ends them also where the file names another as its eos, as files name only one of several. */
+/* Some converted files mark their turn markers as text. So the ids that the file names as special, and the markers of
+ * its own template, are control tokens regardless of token_type. Control tokens known to end turns or texts do so even
+ * if the file names another as its eos, because files name only one of several. */
 static int read_special(struct err *e, struct text *t, const struct gguf *g)
 {
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
@@ -178,7 +180,7 @@ static int read_special(struct err *e, struct text *t, const struct gguf *g)
     static const char *const end_marks[] = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>"};
     int rc = read_id(e, &t->bos, t, g, "tokenizer.ggml.bos_token_id");
     rc = rc ? rc : read_id(e, &t->eos, t, g, ends[0]);
-    struct err none; /* a padding token is only shown: one that is not there is none */
+    struct err none; /* the padding token is informational: an invalid id is ignored */
     if (!rc && read_id(&none, &t->pad, t, g, "tokenizer.ggml.padding_token_id"))
         t->pad = TEXT_NONE;
     mark_control(t, t->bos, false);
@@ -198,8 +200,8 @@ static int read_special(struct err *e, struct text *t, const struct gguf *g)
     if (!rc && gguf_has(g, "tokenizer.ggml.add_bos_token"))
         rc = gguf_bool(e, g, "tokenizer.ggml.add_bos_token", &t->add_bos);
     if (!rc && t->add_bos && t->bos == TEXT_NONE)
-        rc =
-            err_set(e, ERR_NO, "%s: a begin token is to be added, but tokenizer.ggml.bos_token_id is missing", t->path);
+        rc = err_set(e, ERR_NO, "%s: the tokenizer adds a BOS token, but tokenizer.ggml.bos_token_id is missing",
+                     t->path);
     return rc;
 }
 
@@ -230,7 +232,7 @@ static int index_entries(struct err *e, struct text *t)
     return 0;
 }
 
-/* A merge that would make a control token from text is left out: text never becomes control. */
+/* Skips a merge that would produce a control token, so that text never becomes a control token. */
 static int read_merges(struct err *e, struct text *t, const struct gguf *g)
 {
     const struct gguf_str *s;
@@ -254,8 +256,8 @@ static int read_merges(struct err *e, struct text *t, const struct gguf *g)
             both = text_entry_find(&t->map, t->row, joined, n_left + n_right);
         }
         if (left == TEXT_NONE || right == TEXT_NONE || both == TEXT_NONE)
-            rc = err_set(e, ERR_NO, "%s: merge %llu '%.*s' is not made of entries of the vocabulary", t->path,
-                         (unsigned long long)i, s[i].n < 60 ? (int)s[i].n : 60, s[i].p);
+            rc = err_set(e, ERR_NO, "%s: merge %llu '%.*s' contains or produces a token that is not in the vocabulary",
+                         t->path, (unsigned long long)i, s[i].n < 60 ? (int)s[i].n : 60, s[i].p);
         else if (t->row[both].kind != ENTRY_CONTROL)
             text_merges_put(&t->merges, left, right, (uint32_t)i, both);
     }
@@ -282,7 +284,7 @@ int text_open(struct err *e, struct text **out, const struct gguf *g)
     t->path = strdup(gguf_path(g));
     int rc = !t->path ? err_nomem(e, "path", strlen(gguf_path(g)) + 1) : 0;
     if (!rc && sodium_init() < 0)
-        rc = err_set(e, ERR_SYS, "libsodium does not start");
+        rc = err_set(e, ERR_SYS, "libsodium failed to initialise");
     rc = rc ? rc : open_kind(e, t, g);
     rc = rc ? rc : copy_entries(e, t, g);
     rc = rc ? rc : read_entry_kinds(e, t, g);

@@ -211,7 +211,7 @@ refused() {
     sed 's/llama/other/' small.gguf > other.gguf # the first of each line: the value of general.architecture
     refused 1 "other.gguf: architecture other is not supported" -m other.gguf
     sed 's/llama-bpe/llama-xxx/' small.gguf > words.gguf
-    refused 1 "words.gguf: tokenizer.ggml.pre 'llama-xxx' is not known" -m words.gguf
+    refused 1 "words.gguf: tokenizer.ggml.pre 'llama-xxx' is not supported" -m words.gguf
     rm cache/phasepipe/*.gguf
     refused 1 "" --detach
     grep -q get-model err

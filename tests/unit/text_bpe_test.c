@@ -1,6 +1,6 @@
 /*
- * Ids against Hugging Face's tokenizers (tests/golden/ids.jsonl, made by scripts/golden-ids), and the time long runs
- * take. All kinds use the vocabulary of the default model.
+ * Ids compared with Hugging Face's tokenizers (tests/golden/ids.jsonl, made by scripts/golden-ids), and the time for
+ * long runs. All kinds use the vocabulary of the default model.
  */
 #include <jansson.h>
 #include <setjmp.h>
@@ -130,8 +130,8 @@ static void control_spellings_give_the_reference_ids(void **state)
     assert_true(n_checked > 5);
 }
 
-/* The vocabulary at hand merges no digits, so ids alone would not show how numbers are grouped. */
-static void texts_are_cut_as_the_reference_cuts(void **state)
+/* The vocabulary of the test merges no digits, so ids alone would not show how numbers are grouped. */
+static void texts_are_split_as_by_the_reference(void **state)
 {
     struct golden *s = need_golden(state);
     size_t i;
@@ -234,7 +234,7 @@ static void long_runs_give_the_reference_ids(void **state)
     assert_true(n_checked >= 24);
 }
 
-/* Whole-word look-up and merges, entry by entry. */
+/* Looking up whole words, and merges: every entry. */
 static void every_entry_gives_the_reference_ids(void **state)
 {
     struct golden *s = need_golden(state);
@@ -272,8 +272,8 @@ static double seconds(const struct text *t, const char *unit, size_t times)
     return (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
 }
 
-/* Sixteen times the text may take 16 times as long and a little more; quadratic growth takes 256 times. The units
- * with marks are for the normaliser, the last is a half spelling of a control token over and over. */
+/* A text 16 times as long may take 16 times as long and a little more; quadratic growth would take 256 times. The units
+ * with marks test the normaliser; the last one is half of a control token, repeated. */
 static void time_is_near_linear(void **state)
 {
     static const char *const unit[] = {
@@ -287,7 +287,7 @@ static void time_is_near_linear(void **state)
         }
 }
 
-/* Marks in falling order of class are the worst case of an ordering by exchange. */
+/* Marks in descending order of class are the worst case for a sort that exchanges neighbours. */
 static void many_marks_out_of_order_are_near_linear(void **state)
 {
     struct golden *s = need_golden(state);
@@ -317,7 +317,7 @@ static void many_marks_out_of_order_are_near_linear(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts_are_cut_as_the_reference_cuts),
+        cmocka_unit_test(texts_are_split_as_by_the_reference),
         cmocka_unit_test(texts_give_the_reference_ids),
         cmocka_unit_test(control_spellings_give_the_reference_ids),
         cmocka_unit_test(bytes_are_repaired_as_python_does),

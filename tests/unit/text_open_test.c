@@ -1,6 +1,6 @@
 /*
- * Opening vocabularies: what is refused and how it is named; ids without text; fingerprints; the names of KV blocks
- * (expected values by Python's hashlib.blake2b).
+ * Opening vocabularies: what is refused and how the error names it; ids without text; fingerprints; digests of KV
+ * blocks (expected values by Python's hashlib.blake2b).
  */
 #include <setjmp.h>
 #include <sodium.h>
@@ -82,7 +82,7 @@ static void check_ids(const struct text *t, const char *s, int flags, const uint
     text_ids_free(&v);
 }
 
-static void kinds_of_entries_are_obeyed(void **state)
+static void kinds_of_entries_decide_their_ids(void **state)
 {
     (void)state;
     struct err e;
@@ -92,9 +92,9 @@ static void kinds_of_entries_are_obeyed(void **state)
     assert_int_equal(open_small(&e, &t, &s), 0);
     assert_int_equal(text_n_token(t), 10);
     check_ids(t, "abc ab", 0, (uint32_t[]){5, 3, 4}, 3);
-    check_ids(t, "a<end>b", 0, (uint32_t[]){0, 1}, 2); /* '<', 'e', 'n', 'd', '>' are no entries: left out */
+    check_ids(t, "a<end>b", 0, (uint32_t[]){0, 1}, 2); /* '<', 'e', 'n', 'd', '>' have no entries: omitted */
     check_ids(t, "a<end>b", TEXT_CONTROL, (uint32_t[]){0, 6, 1}, 3);
-    check_ids(t, "a<turn>b", 0, (uint32_t[]){0, 7, 1}, 3); /* user-defined: found in any text */
+    check_ids(t, "a<turn>b", 0, (uint32_t[]){0, 7, 1}, 3); /* user-defined: recognised in any text */
     check_ids(t, "a<x y>b", 0, (uint32_t[]){0, 9, 1}, 3);
     check_ids(t, "[PAD8]", TEXT_CONTROL, NULL, 0);
     assert_true(text_is_control(t, 6) && text_is_end(t, 6));
@@ -104,15 +104,15 @@ static void kinds_of_entries_are_obeyed(void **state)
     assert_memory_equal(text_entry(t, 6, &n), "<end>", 5);
     for (uint32_t id = 6; id < 20; id += id == 6 ? 2 : id == 8 ? 2 : 1) {
         text_piece(t, id, &n);
-        assert_int_equal(n, 0); /* control, padding, and beyond the entries */
+        assert_int_equal(n, 0); /* control, padding, out of range */
     }
     text_entry(t, 10, &n);
     assert_int_equal(n, 0);
     text_free(t);
 }
 
-/* An entry that no merge makes is found whole by the kind that looks it up first, and by no other. */
-static void whole_pieces_are_looked_up_by_llama_only(void **state)
+/* Llama looks whole pieces up before merging: it finds an entry that no merge produces; other kinds do not. */
+static void only_llama_looks_up_whole_pieces(void **state)
 {
     (void)state;
     struct err e;
@@ -129,8 +129,8 @@ static void whole_pieces_are_looked_up_by_llama_only(void **state)
     text_free(t);
 }
 
-/* Text cannot produce the turn markers, even if the file gives them a wrong kind. */
-static void markers_are_control_whatever_the_file_says(void **state)
+/* A wrong token_type does not let text produce the turn markers. */
+static void markers_are_control_tokens_in_any_file(void **state)
 {
     (void)state;
     static const char *const entry[] = {"a", "<|im_start|>", "<|im_end|>", "x", "xa", "y"};
@@ -140,9 +140,9 @@ static void markers_are_control_whatever_the_file_says(void **state)
     struct text *t;
     struct small s = {"gpt2", "smollm", "<|im_start|>{{ m }}<|im_end|>", entry, kind, 6, 6, merge, 1, -1, -1, 5, 0};
     assert_int_equal(open_small(&e, &t, &s), 0);
-    check_ids(t, "<|im_start|>a<|im_end|>", 0, (uint32_t[]){0, 0}, 2); /* the a of "start" too */
+    check_ids(t, "<|im_start|>a<|im_end|>", 0, (uint32_t[]){0, 0}, 2); /* the a of "start" is an entry too */
     assert_true(text_is_control(t, 1) && text_is_control(t, 2) && text_is_end(t, 2) && text_is_end(t, 5));
-    check_ids(t, "xay", 0, (uint32_t[]){3, 0}, 2); /* neither bytes nor merges lead to control tokens */
+    check_ids(t, "xay", 0, (uint32_t[]){3, 0}, 2); /* neither bytes nor merges produce control tokens */
     text_free(t);
 }
 
@@ -155,7 +155,7 @@ static void refused(const struct small *s, const char *part)
         fail_msg("'%s' does not name the file and '%s'", e.text, part);
 }
 
-static void what_is_unknown_is_named(void **state)
+static void unsupported_settings_are_named(void **state)
 {
     (void)state;
     static const char *const bad_merge[] = {"a b", "b c", "noblank", " ", ""};
@@ -196,7 +196,7 @@ static void what_is_unknown_is_named(void **state)
     }
 }
 
-static void usual_names_are_known(void **state)
+static void common_names_are_supported(void **state)
 {
     (void)state;
     static const char *const names[] = {NULL,        "default",   "gpt-2",  "phi-2",    "smollm",
@@ -221,8 +221,8 @@ static void fingerprint_of(uint8_t out[32], const struct small *s)
     text_free(t);
 }
 
-/* Whatever changes ids changes the fingerprint; the chat template does not. */
-static void fingerprints_tell_vocabularies_apart(void **state)
+/* Whatever changes ids changes the fingerprint; the chat template does not change it. */
+static void fingerprints_differ_between_vocabularies(void **state)
 {
     (void)state;
     static const char *const swapped[] = {"b", "a", "c", "\xc4\xa0", "ab", "abc", "<end>", "<turn>", "[PAD8]", "<x y>"};
@@ -270,7 +270,7 @@ static void blocks_are_named_by_blake2b(void **state)
     assert_string_equal(hex, "d570f9535a4a875b4d3f0e5b997a1d011dc483bb429963081d7972359e854d36");
 }
 
-/* The facts of the default model's file. */
+/* Published facts of the default model's file. */
 static void the_default_model_opens(void **state)
 {
     (void)state;
@@ -284,7 +284,7 @@ static void the_default_model_opens(void **state)
     assert_int_equal(text_open(&e, &t, g), 0);
     gguf_free(g);
     assert_int_equal(text_n_token(t), 49152);
-    assert_true(text_bos(t, &id)); /* named, though none is added */
+    assert_true(text_bos(t, &id)); /* named by the file, though it is not added */
     assert_int_equal(id, 1);
     assert_true(text_pad(t, &id));
     assert_int_equal(id, 2);
@@ -301,12 +301,12 @@ static void the_default_model_opens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kinds_of_entries_are_obeyed),
-        cmocka_unit_test(whole_pieces_are_looked_up_by_llama_only),
-        cmocka_unit_test(markers_are_control_whatever_the_file_says),
-        cmocka_unit_test(what_is_unknown_is_named),
-        cmocka_unit_test(usual_names_are_known),
-        cmocka_unit_test(fingerprints_tell_vocabularies_apart),
+        cmocka_unit_test(kinds_of_entries_decide_their_ids),
+        cmocka_unit_test(only_llama_looks_up_whole_pieces),
+        cmocka_unit_test(markers_are_control_tokens_in_any_file),
+        cmocka_unit_test(unsupported_settings_are_named),
+        cmocka_unit_test(common_names_are_supported),
+        cmocka_unit_test(fingerprints_differ_between_vocabularies),
         cmocka_unit_test(blocks_are_named_by_blake2b),
         cmocka_unit_test(the_default_model_opens),
     };

@@ -1,7 +1,6 @@
 /*
- * Streaming detokenising and stop strings. What a whole answer must be is said by hand, or follows from a plain search
- * in the whole text; replacement of broken characters is what Python's bytes.decode(errors="replace") gives (written
- * out below).
+ * Streaming detokenising and stop strings. Expected answers are written by hand, or follow from a plain search in the
+ * whole text; invalid bytes are replaced as Python's bytes.decode(errors="replace") does (results copied below).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,7 +39,7 @@ static struct text *need_text(void **state)
 struct answer {
     char text[4096];
     size_t n;
-    size_t largest; /* of the pieces given */
+    size_t largest; /* of the pieces returned */
     int stopped;
 };
 
@@ -82,7 +81,7 @@ static struct answer run(const struct text *t, const struct text_ids *prompt, co
     return a;
 }
 
-/* The ids of single bytes, so that an answer can be cut anywhere. */
+/* The ids of single bytes, so that an answer can be split anywhere. */
 static struct text_ids byte_ids(const struct text *t, const char *s, size_t n)
 {
     struct text_ids v = {malloc((n + 1) * sizeof *v.ids), 0, n + 1};
@@ -126,7 +125,8 @@ static void text_comes_back_whole(void **state)
     check(t, encoded(t, ""), encoded(t, "a<|im_end|>b"), NULL, 0, "ab", -1);
 }
 
-/* Python: b'...'.decode(errors='replace'). Bytes this vocabulary lacks (C0, C1, F1, F2, F5…) cannot be generated. */
+/* Results of Python's b'...'.decode(errors='replace'). Bytes missing in this vocabulary (C0, C1, F1, F2, F5…) cannot be
+ * generated. */
 static void broken_characters_become_replacements(void **state)
 {
     static const struct {
@@ -160,15 +160,15 @@ static void broken_characters_become_replacements(void **state)
 }
 
 /* The prompt ends with three of the four bytes of a character. */
-static void a_half_character_of_the_prompt_is_context(void **state)
+static void an_incomplete_character_of_the_prompt_is_context(void **state)
 {
     static const struct {
         const char *prompt, *answer, *want;
     } rows[] = {
         {"Hello \xf0\x9f\x8c", "\x8d!", "\xf0\x9f\x8c\x8d!"},
         {"Hello \xf0", "\x9f\x8c\x8d", "\xf0\x9f\x8c\x8d"},
-        {"Hello \xf0\x9f\x8c", "A", "A"},           /* the half is the prompt's */
-        {"Hello \xf0\x9f", "\x8c", "\xef\xbf\xbd"}, /* begun by the answer, not ended */
+        {"Hello \xf0\x9f\x8c", "A", "A"},           /* the incomplete character belongs to the prompt */
+        {"Hello \xf0\x9f", "\x8c", "\xef\xbf\xbd"}, /* continued by the answer, but not completed */
         {"Hello \xf0\x9f",
          "\x8c"
          "A",
@@ -176,7 +176,7 @@ static void a_half_character_of_the_prompt_is_context(void **state)
          "A"},
         {"Hello \xf0\x9f\x8c", "\xc3\xa9", "\xc3\xa9"},
         {"Hello \xf0\x9f\x8c", "", ""},
-        {"Hello \xf0\x9f\x8c\x8d", "\x8d", "\xef\xbf\xbd"}, /* whole in the prompt */
+        {"Hello \xf0\x9f\x8c\x8d", "\x8d", "\xef\xbf\xbd"}, /* complete in the prompt */
         {"Hello \x8d", "\x8d", "\xef\xbf\xbd"},
     };
     struct text *t = need_text(state);
@@ -199,7 +199,7 @@ static void a_stop_ends_the_answer_before_it(void **state)
         {"aaaaaab", {"aab"}, "aaaa", 0},
         {"aab", {"b", "ab", "aab"}, "", 2},               /* complete at the same byte: the longest */
         {"abcd", {"abcd", "bc"}, "a", 1},                 /* complete first */
-        {"the end is ne", {"near"}, "the end is ne", -1}, /* held, then given */
+        {"the end is ne", {"near"}, "the end is ne", -1}, /* held back, then returned at the end */
         {"x\xc3\xa9y\xc3\xa8z", {"\xc3\xa8"}, "x\xc3\xa9y", 0},
         {"x\xc3\xa9", {"\xc3\xa8"}, "x\xc3\xa9", -1},
         {"a\n\nb", {"\n\n"}, "a", 0},
@@ -216,16 +216,16 @@ static void a_stop_ends_the_answer_before_it(void **state)
     }
 }
 
-/* A stop is looked for in the answer, not across the edge of the prompt. */
-static void the_prompt_is_no_part_of_a_stop(void **state)
+/* Stop strings are matched in the answer only, not across the end of the prompt. */
+static void the_prompt_is_not_matched_against_stops(void **state)
 {
     static const char *const stop[] = {"END"};
     struct text *t = need_text(state);
     check(t, byte_ids(t, "say EN", 6), byte_ids(t, "D. EN", 5), stop, 1, "D. EN", -1);
 }
 
-/* Only what may begin a stop waits; the rest comes at once. */
-static void text_is_given_as_early_as_it_may(void **state)
+/* Only text that may start a stop string is held back; the rest is returned at once. */
+static void text_is_returned_as_early_as_possible(void **state)
 {
     static const char *const stop[] = {"stop"};
     static const size_t len[] = {4};
@@ -249,7 +249,7 @@ static void text_is_given_as_early_as_it_may(void **state)
     text_ids_free(&v);
 }
 
-static void nothing_comes_behind_a_stop(void **state)
+static void nothing_follows_a_stop(void **state)
 {
     static const char *const stop[] = {"b"};
     static const size_t len[] = {1};
@@ -272,8 +272,8 @@ static void nothing_comes_behind_a_stop(void **state)
     text_ids_free(&v);
 }
 
-/* Ids without text (padding), and ids beyond the vocabulary, produce no text. */
-static void ids_without_text_give_nothing(void **state)
+/* Ids without text, and ids that are not in the vocabulary, produce no text. */
+static void ids_without_text_produce_nothing(void **state)
 {
     struct text *t = need_text(state);
     struct text_ids prompt = {0}, v = {malloc(16), 4, 4};
@@ -293,7 +293,8 @@ static void a_stop_must_be_text(void **state)
     assert_int_equal(text_out_new(&e, &o, need_text(state), NULL, 0, stop, len, 2), ERR_NO);
 }
 
-/* Random answers over few letters, so that stops nearly happen often, against a plain search for the earliest end. */
+/* Random answers over few letters, so that stop strings nearly match often, compared with a plain search for the
+ * earliest end. */
 static void random_answers_stop_where_a_search_finds_it(void **state)
 {
     static const char *const stop[] = {"aab", "abab", "c", "bbba"};
@@ -326,12 +327,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_comes_back_whole),
         cmocka_unit_test(broken_characters_become_replacements),
-        cmocka_unit_test(a_half_character_of_the_prompt_is_context),
+        cmocka_unit_test(an_incomplete_character_of_the_prompt_is_context),
         cmocka_unit_test(a_stop_ends_the_answer_before_it),
-        cmocka_unit_test(the_prompt_is_no_part_of_a_stop),
-        cmocka_unit_test(text_is_given_as_early_as_it_may),
-        cmocka_unit_test(nothing_comes_behind_a_stop),
-        cmocka_unit_test(ids_without_text_give_nothing),
+        cmocka_unit_test(the_prompt_is_not_matched_against_stops),
+        cmocka_unit_test(text_is_returned_as_early_as_possible),
+        cmocka_unit_test(nothing_follows_a_stop),
+        cmocka_unit_test(ids_without_text_produce_nothing),
         cmocka_unit_test(a_stop_must_be_text),
         cmocka_unit_test(random_answers_stop_where_a_search_finds_it),
     };
