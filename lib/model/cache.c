@@ -1,10 +1,10 @@
 /*
- * The cache of packed models: $XDG_CACHE_HOME/phasepipe/packed/PLACE-IDENTITY.pack, made under a lock and another name
- * and renamed when whole. PLACE stands for path and layout, so the file of a model that was replaced is found and
- * removed.
+ * Cache of packed models: $XDG_CACHE_HOME/phasepipe/packed/PLACE-IDENTITY.pack, written under a lock to a temporary
+ * name and renamed when complete. PLACE is derived from path and layout, so the packed file of a model that was
+ * replaced is found and removed.
  *
- * A mapped file is shared by programs that have no parent in common, and reads faster than a memfd where the file
- * system keeps its pages as huge pages (PACK_BUFFER_BYTES).
+ * Programs that have no parent in common share the mapped file. It also reads faster than a memfd if the file system
+ * keeps its pages as huge pages (PACK_BUFFER_BYTES).
  */
 #include <dirent.h>
 #include <errno.h>
@@ -30,10 +30,10 @@
 static int join(struct err *e, char *out, size_t n, const char *a, const char *b)
 {
     int len = snprintf(out, n, "%s/%s", a, b);
-    return len >= 0 && (size_t)len < n ? 0 : err_set(e, ERR_SYS, "path too long: %s", a);
+    return len >= 0 && (size_t)len < n ? 0 : err_set(e, ERR_SYS, "%s: the path is longer than %zu bytes", a, n - 1);
 }
 
-/* A relative $XDG_CACHE_HOME is ignored, as its specification says. */
+/* A relative $XDG_CACHE_HOME is ignored, as the XDG specification requires. */
 static int cache_dir(struct err *e, char *out, size_t n)
 {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -41,7 +41,7 @@ static int cache_dir(struct err *e, char *out, size_t n)
         return join(e, out, n, xdg, "phasepipe");
     if (home && home[0] == '/')
         return join(e, out, n, home, ".cache/phasepipe");
-    return err_set(e, ERR_SYS, "no cache directory: neither XDG_CACHE_HOME nor HOME is an absolute path");
+    return err_set(e, ERR_SYS, "no cache directory: set XDG_CACHE_HOME or HOME to an absolute path");
 }
 
 int model_default_path(struct err *e, char *out, size_t n)
@@ -51,7 +51,8 @@ int model_default_path(struct err *e, char *out, size_t n)
     if (!rc)
         rc = join(e, out, n, dir, DEFAULT_MODEL);
     if (!rc && access(out, F_OK) != 0)
-        rc = err_set(e, ERR_NO, "no model: run scripts/get-model, or name one with -m");
+        rc = err_set(e, ERR_NO,
+                     "no default model in the cache directory: run scripts/get-model, or name a file with -m");
     return rc;
 }
 
@@ -69,14 +70,14 @@ static int make_dirs(struct err *e, char *path)
     }
 }
 
-struct places {
+struct cache_paths {
     char dir[PATH_BYTES];
     char pack[PATH_BYTES], temp[PATH_BYTES], lock[PATH_BYTES];
-    char prefix[40]; /* of this model's files */
+    char prefix[40]; /* of the names of this model's files */
     struct pack_identity id;
 };
 
-static int find_places(struct err *e, struct places *at, const struct gguf *g)
+static int find_paths(struct err *e, struct cache_paths *at, const struct gguf *g)
 {
     char cache[PATH_BYTES - 64], whole[33], name[96];
     int rc = cache_dir(e, cache, sizeof cache);
@@ -99,7 +100,7 @@ static int find_places(struct err *e, struct places *at, const struct gguf *g)
     return rc ? rc : join(e, at->lock, sizeof at->lock, at->dir, name);
 }
 
-/* Huge pages and reading ahead are wishes: a refusal costs speed, nothing else. */
+/* Huge pages and read-ahead are optional: if the kernel refuses them, only speed is lost. */
 static int map_file(struct err *e, struct model *m, const struct pack_plan *p, int fd, const char *path)
 {
     void *map = mmap(NULL, p->total_bytes, PROT_READ, MAP_SHARED, fd, 0);
@@ -114,8 +115,8 @@ static int map_file(struct err *e, struct model *m, const struct pack_plan *p, i
     return 0;
 }
 
-/* Sets *found where the packed file is there, whole, and mapped. */
-static int take_ready(struct err *e, bool *found, struct model *m, struct pack_plan *p, const struct places *at)
+/* Maps the packed file if it exists and is complete; sets *found. */
+static int map_existing(struct err *e, bool *found, struct model *m, struct pack_plan *p, const struct cache_paths *at)
 {
     *found = false;
     int fd = open(at->pack, O_RDONLY | O_CLOEXEC);
@@ -130,8 +131,8 @@ static int take_ready(struct err *e, bool *found, struct model *m, struct pack_p
     return rc;
 }
 
-/* Packed files of the same path whose model is gone. Programs that still map one keep it. */
-static void remove_stale(const struct places *at)
+/* Removes packed files of earlier contents of the same path. Processes that map one keep it. */
+static void remove_stale(const struct cache_paths *at)
 {
     DIR *d = opendir(at->dir);
     if (!d)
@@ -147,9 +148,10 @@ static void remove_stale(const struct places *at)
     closedir(d);
 }
 
-/* Space is asked for first, so that a full disk is known at once; file systems that cannot say are written to. The data
- * is on the disk before the name is, so that a power cut leaves no file that looks whole. */
-static int fill_file(struct err *e, struct model *m, struct pack_plan *p, int fd, const struct places *at,
+/* Reserves the space first, so that a full disk is reported at once; file systems that cannot reserve are written to
+ * anyway. The data is synced before the file gets its name, so a power failure leaves no incomplete file under that
+ * name. */
+static int fill_file(struct err *e, struct model *m, struct pack_plan *p, int fd, const struct cache_paths *at,
                      const struct model_opts *o)
 {
     if (fallocate(fd, 0, 0, (off_t)p->total_bytes) < 0 && errno != EOPNOTSUPP && errno != ENOSYS)
@@ -166,7 +168,7 @@ static int fill_file(struct err *e, struct model *m, struct pack_plan *p, int fd
     return rc;
 }
 
-static int make_file(struct err *e, struct model *m, struct pack_plan *p, const struct places *at,
+static int make_file(struct err *e, struct model *m, struct pack_plan *p, const struct cache_paths *at,
                      const struct model_opts *o)
 {
     int rc = plan_narrow(e, p, m->gguf);
@@ -189,11 +191,11 @@ static int make_file(struct err *e, struct model *m, struct pack_plan *p, const 
 
 int cache_map(struct err *e, struct model *m, struct pack_plan *p, const struct model_opts *o)
 {
-    struct places at;
+    struct cache_paths at;
     bool found;
-    int rc = find_places(e, &at, m->gguf);
+    int rc = find_paths(e, &at, m->gguf);
     if (!rc)
-        rc = take_ready(e, &found, m, p, &at);
+        rc = map_existing(e, &found, m, p, &at);
     if (rc || found)
         return rc;
     int lock = open(at.lock, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -201,7 +203,7 @@ int cache_map(struct err *e, struct model *m, struct pack_plan *p, const struct 
         return err_sys(e, "%s: create", at.lock);
     while ((rc = flock(lock, LOCK_EX)) < 0 && errno == EINTR)
         continue;
-    rc = rc < 0 ? err_sys(e, "%s: lock", at.lock) : take_ready(e, &found, m, p, &at);
+    rc = rc < 0 ? err_sys(e, "%s: lock", at.lock) : map_existing(e, &found, m, p, &at);
     if (!rc && !found)
         rc = make_file(e, m, p, &at, o);
     close(lock);

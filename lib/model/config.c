@@ -1,4 +1,4 @@
-/* The shape of a model, from the keys of its file. What the engine cannot do is refused here, in words. */
+/* The shape of a model, from the keys of its file. What the engine does not support is refused here. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -44,7 +44,8 @@ static int read_family(struct err *e, struct model_config *c, const struct gguf 
                    known);
 }
 
-/* Keys that change the arithmetic of a family, and that the engine does not know: silence would give wrong text. */
+/* Keys that change the arithmetic of a family in ways the engine does not implement. Ignoring them would give wrong
+ * text. */
 static int refuse_extras(struct err *e, const struct model_config *c, const struct gguf *g)
 {
     static const char *const extra[] = {"attention.scale",         "attention.logit_softcapping",
@@ -60,7 +61,7 @@ static int refuse_extras(struct err *e, const struct model_config *c, const stru
     uint64_t n = 0;
     int rc = gguf_has(g, experts.s) ? gguf_u64(e, g, experts.s, &n, 0, UINT64_MAX) : 0;
     if (!rc && n)
-        return err_set(e, ERR_NO, "%s: a mixture of %" PRIu64 " experts; mixtures are not supported", gguf_path(g), n);
+        return err_set(e, ERR_NO, "%s: mixture of %" PRIu64 " experts: not supported", gguf_path(g), n);
     return rc;
 }
 
@@ -85,7 +86,7 @@ static int read_sizes(struct err *e, struct model_config *c, const struct gguf *
     return 0;
 }
 
-/* The head size is what the file says; hidden / heads only where it says nothing. */
+/* The head size is the one in the file; hidden / heads is the default if the key is absent. */
 static int read_heads(struct err *e, struct model_config *c, const struct gguf *g)
 {
     int64_t n_head, n_kv, k_dim, v_dim, n_rot;
@@ -124,7 +125,7 @@ static int read_heads(struct err *e, struct model_config *c, const struct gguf *
     return 0;
 }
 
-/* One rule for all: no output matrix means the embedding is used, an output matrix means that is. */
+/* The same rule for all families: without an output matrix the embedding is used as output (tied). */
 static int read_vocab(struct err *e, struct model_config *c, const struct gguf *g)
 {
     const struct gguf_tensor *t = gguf_tensor_find(g, "token_embd.weight");

@@ -1,10 +1,10 @@
-/* The families: what differs between them is data in a row, not code. */
+/* The model families. Their differences are data in this table, not code. */
 #include <string.h>
 
 #include "model/model_impl.h"
 
 static const struct model_family families[] = {
-    /* The file has its q and k rows permuted so that pairs are neighbours. */
+    /* The file stores the rows of q and k permuted, so that rope pairs are neighbours. */
     {.arch = "llama", .neox = false, .qkv_bias = false},
 };
 

@@ -1,7 +1,7 @@
 /*
- * Parsing a GGUF header. The file is read as far as the walk asks for, so a small file that claims a huge header costs
- * no memory; every count is compared with the bytes left in the file, at the least size one element can have, before
- * anything is allocated for it.
+ * Parses a GGUF header. The file is read only as far as the parser needs, so a small file that claims a huge header
+ * costs no memory. Before memory is allocated for a count, the count is compared with the bytes left in the file
+ * divided by the smallest size of an element.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,8 @@ static uint64_t bytes_left(const struct gguf *g)
     return g->file_bytes - g->pos;
 }
 
-/* Has bytes [pos, pos + n) in memory, reading on where they are not; `what` names them in the error. */
+/* Makes bytes [pos, pos + n) available in memory, reading more of the file if necessary. `what` names them in error
+ * texts. */
 static int need(struct err *e, struct gguf *g, uint64_t n, const char *what)
 {
     if (n > bytes_left(g))
@@ -45,13 +46,13 @@ static int need(struct err *e, struct gguf *g, uint64_t n, const char *what)
         if (r < 0)
             return err_sys(e, "%s: read", g->path);
         if (r == 0)
-            return err_set(e, ERR_NO, "%s: the file became shorter while it was read", g->path);
+            return err_set(e, ERR_NO, "%s: the file was truncated while it was read", g->path);
         g->head_bytes += (uint64_t)r;
     }
     return 0;
 }
 
-/* Takes an unsigned number of `n` bytes. */
+/* Reads an unsigned number of `n` bytes. */
 static int take(struct err *e, struct gguf *g, uint64_t *out, unsigned n, const char *what)
 {
     int rc = need(e, g, n, what);
@@ -72,7 +73,7 @@ static int take_u32(struct err *e, struct gguf *g, uint32_t *out, const char *wh
     return rc;
 }
 
-/* Takes a string. The buffer may still move, so `p` holds the offset until settle() turns it into a pointer. */
+/* Reads a string. The buffer may still move, so `p` holds the offset until settle() turns it into a pointer. */
 static int take_str(struct err *e, struct gguf *g, struct gguf_str *out, uint64_t n_max, const char *what)
 {
     uint64_t n;
@@ -91,7 +92,7 @@ static int take_str(struct err *e, struct gguf *g, struct gguf_str *out, uint64_
     return 0;
 }
 
-static struct gguf_shown show_early(const struct gguf *g, struct gguf_str s)
+static struct gguf_shown show_unsettled(const struct gguf *g, struct gguf_str s)
 {
     return gguf_show((struct gguf_str){(const char *)g->head + (uintptr_t)s.p, s.n});
 }
@@ -139,14 +140,15 @@ static int take_array(struct err *e, struct gguf *g, struct gguf_kv *kv)
     if (rc)
         return rc;
     if (kv->etype == GGUF_ARRAY)
-        return err_set(e, ERR_NO, "%s: key %s is an array of arrays", g->path, show_early(g, kv->key).s);
+        return err_set(e, ERR_NO, "%s: key %s is an array of arrays, which is not supported", g->path,
+                       show_unsettled(g, kv->key).s);
     if (kv->etype >= GGUF_VALUES)
-        return err_set(e, ERR_NO, "%s: key %s is an array of unknown type %" PRIu32, g->path, show_early(g, kv->key).s,
-                       kv->etype);
+        return err_set(e, ERR_NO, "%s: key %s is an array of unknown type %" PRIu32, g->path,
+                       show_unsettled(g, kv->key).s, kv->etype);
     uint64_t room = bytes_left(g) < GGUF_HEADER_BYTES_MAX ? bytes_left(g) : GGUF_HEADER_BYTES_MAX;
     if (kv->n > room / value_bytes(kv->etype))
         return err_set(e, ERR_NO, "%s: key %s claims %" PRIu64 " elements, only %" PRIu64 " bytes can follow", g->path,
-                       show_early(g, kv->key).s, kv->n, room);
+                       show_unsettled(g, kv->key).s, kv->n, room);
     return kv->etype == GGUF_STRING ? take_strs(e, g, kv) : take_numbers(e, g, kv);
 }
 
@@ -158,7 +160,8 @@ static int take_kv(struct err *e, struct gguf *g, struct gguf_kv *kv)
     if (rc)
         return rc;
     if (kv->type >= GGUF_VALUES)
-        return err_set(e, ERR_NO, "%s: key %s has unknown type %" PRIu32, g->path, show_early(g, kv->key).s, kv->type);
+        return err_set(e, ERR_NO, "%s: key %s has unknown type %" PRIu32, g->path, show_unsettled(g, kv->key).s,
+                       kv->type);
     if (kv->type == GGUF_STRING)
         return take_str(e, g, &kv->str, GGUF_HEADER_BYTES_MAX, "a string");
     if (kv->type == GGUF_ARRAY)
@@ -167,8 +170,9 @@ static int take_kv(struct err *e, struct gguf *g, struct gguf_kv *kv)
     if (rc)
         return rc;
     if (kv->type == GGUF_BOOL && kv->raw > 1)
-        return err_set(e, ERR_NO, "%s: key %s is a bool of value %" PRIu64, g->path, show_early(g, kv->key).s, kv->raw);
-    /* Signed values are kept as 64 bits, so that a reader needs one comparison. */
+        return err_set(e, ERR_NO, "%s: key %s is a bool of value %" PRIu64, g->path, show_unsettled(g, kv->key).s,
+                       kv->raw);
+    /* Signed values are stored sign-extended to 64 bits, so that a reader needs one comparison. */
     if (kv->type == GGUF_I8)
         kv->raw = (uint64_t)(int64_t)(int8_t)kv->raw;
     else if (kv->type == GGUF_I16)
@@ -178,22 +182,23 @@ static int take_kv(struct err *e, struct gguf *g, struct gguf_kv *kv)
     return 0;
 }
 
-/* Bytes of a tensor of this type and shape; every product checked. */
+/* Computes the size of a tensor; every product is checked for overflow. */
 static int tensor_bytes(struct err *e, struct gguf *g, struct gguf_tensor *t)
 {
-    struct gguf_shown shown = show_early(g, t->name);
+    struct gguf_shown shown = show_unsettled(g, t->name);
     uint64_t block, block_bytes, n = 1;
     if (!gguf_type_size(&block, &block_bytes, t->type))
         return err_set(e, ERR_NO, "%s: tensor %s has unknown type %" PRIu32, g->path, shown.s, t->type);
     for (int i = 0; i < t->n_dim; i++) {
         if (t->dim[i] == 0)
-            return err_set(e, ERR_NO, "%s: tensor %s has a side of 0", g->path, shown.s);
+            return err_set(e, ERR_NO, "%s: tensor %s has a dimension of 0", g->path, shown.s);
         if (__builtin_mul_overflow(n, t->dim[i], &n) || n > INT64_MAX)
-            return err_set(e, ERR_NO, "%s: tensor %s: the product of its sides is above 2^63", g->path, shown.s);
+            return err_set(e, ERR_NO, "%s: tensor %s: the product of its dimensions is above 2^63", g->path, shown.s);
     }
     if (t->dim[0] % block)
         return err_set(e, ERR_NO,
-                       "%s: tensor %s: rows of %" PRIu64 " are no multiple of %" PRIu64 ", the block of type %s",
+                       "%s: tensor %s: the row length %" PRIu64 " is not a multiple of %" PRIu64
+                       ", the block of type %s",
                        g->path, shown.s, t->dim[0], block, gguf_type_name(t->type));
     if (__builtin_mul_overflow(n / block, block_bytes, &t->bytes) || t->bytes > INT64_MAX)
         return err_set(e, ERR_NO, "%s: tensor %s: its size is above 2^63 bytes", g->path, shown.s);
@@ -205,17 +210,17 @@ static int take_tensor(struct err *e, struct gguf *g, struct gguf_tensor *t)
     uint32_t n_dim;
     int rc = take_str(e, g, &t->name, GGUF_NAME_BYTES_MAX, "a tensor's name");
     if (!rc)
-        rc = take_u32(e, g, &n_dim, "a tensor's number of sides");
+        rc = take_u32(e, g, &n_dim, "a tensor's number of dimensions");
     if (rc)
         return rc;
     if (n_dim < 1 || n_dim > 4)
-        return err_set(e, ERR_NO, "%s: tensor %s has %" PRIu32 " sides, outside 1 to 4", g->path,
-                       show_early(g, t->name).s, n_dim);
+        return err_set(e, ERR_NO, "%s: tensor %s has %" PRIu32 " dimensions, outside 1 to 4", g->path,
+                       show_unsettled(g, t->name).s, n_dim);
     t->n_dim = (int)n_dim;
     for (int i = 0; i < 4; i++)
         t->dim[i] = 1;
     for (int i = 0; !rc && i < t->n_dim; i++)
-        rc = take(e, g, &t->dim[i], 8, "a tensor's side");
+        rc = take(e, g, &t->dim[i], 8, "a tensor's dimension");
     if (!rc)
         rc = take_u32(e, g, &t->type, "a tensor's type");
     if (!rc)
@@ -223,7 +228,7 @@ static int take_tensor(struct err *e, struct gguf *g, struct gguf_tensor *t)
     return rc ? rc : tensor_bytes(e, g, t);
 }
 
-/* The fixed start, and the two counts held against what the file could contain. */
+/* Reads the fixed start of the file and compares the two counts with what the file could contain. */
 static int take_start(struct err *e, struct gguf *g)
 {
     int rc = need(e, g, 4, "the magic of a GGUF file");
@@ -237,9 +242,9 @@ static int take_start(struct err *e, struct gguf *g)
     if (rc)
         return rc;
     if (version == 0x02000000 || version == 0x03000000)
-        return err_set(e, ERR_NO, "%s: a big-endian GGUF file; only little-endian ones are read", g->path);
+        return err_set(e, ERR_NO, "%s: a big-endian GGUF file; only little-endian files are supported", g->path);
     if (version != 2 && version != 3)
-        return err_set(e, ERR_NO, "%s: GGUF version %" PRIu32 "; versions 2 and 3 are read", g->path, version);
+        return err_set(e, ERR_NO, "%s: GGUF version %" PRIu32 "; supported: 2 and 3", g->path, version);
     rc = take(e, g, &g->n_tensor, 8, "the number of tensors");
     if (!rc)
         rc = take(e, g, &g->n_kv, 8, "the number of pairs");
@@ -247,8 +252,8 @@ static int take_start(struct err *e, struct gguf *g)
     g->n_kv = g->n_tensor = 0;
     if (rc)
         return rc;
-    /* The least a pair takes is a key length, a type and one byte; a tensor: name length, sides, one side, type,
-     * offset. */
+    /* Smallest size of a pair: key length, type and one byte. Of a tensor: name length, number of dimensions, one
+     * dimension, type, offset. */
     if (n_kv > GGUF_KV_MAX || n_kv > bytes_left(g) / 13)
         return err_set(e, ERR_NO, "%s: claims %" PRIu64 " metadata pairs; %" PRIu64 " bytes follow and the limit is %u",
                        g->path, n_kv, bytes_left(g), GGUF_KV_MAX);
@@ -264,7 +269,7 @@ static int take_start(struct err *e, struct gguf *g)
     return 0;
 }
 
-/* Offsets become pointers once the buffer has its final place. */
+/* Converts offsets to pointers, once the buffer does not move any more. */
 static void settle(struct gguf *g)
 {
     const char *base = (const char *)g->head;
@@ -292,8 +297,7 @@ static int by_name(const void *a, const void *b, void *tensor)
     return gguf_str_compare(v[*(const uint32_t *)a].name, v[*(const uint32_t *)b].name);
 }
 
-/* Sorted indexes rather than hash tables: no choice of keys makes them slow, and equal neighbours are the duplicates.
- */
+/* Sorted indexes rather than hash tables: no choice of keys makes them slow, and duplicates are neighbours. */
 static int sort_names(struct err *e, struct gguf *g)
 {
     g->kv_order = calloc(g->n_kv + 1, sizeof *g->kv_order);
@@ -308,15 +312,15 @@ static int sort_names(struct err *e, struct gguf *g)
     qsort_r(g->tensor_order, g->n_tensor, sizeof *g->tensor_order, by_name, g->tensor);
     for (uint64_t i = 1; i < g->n_kv; i++)
         if (by_key(&g->kv_order[i - 1], &g->kv_order[i], g->kv) == 0)
-            return err_set(e, ERR_NO, "%s: key %s is there twice", g->path, gguf_show(g->kv[g->kv_order[i]].key).s);
+            return err_set(e, ERR_NO, "%s: key %s occurs twice", g->path, gguf_show(g->kv[g->kv_order[i]].key).s);
     for (uint64_t i = 1; i < g->n_tensor; i++)
         if (by_name(&g->tensor_order[i - 1], &g->tensor_order[i], g->tensor) == 0)
-            return err_set(e, ERR_NO, "%s: tensor %s is there twice", g->path,
+            return err_set(e, ERR_NO, "%s: tensor %s occurs twice", g->path,
                            gguf_show(g->tensor[g->tensor_order[i]].name).s);
     return 0;
 }
 
-/* Places the tensors behind the header and holds each against the end of the file. */
+/* Computes the tensors' positions in the file and checks that each ends within it. */
 static int place_tensors(struct err *e, struct gguf *g)
 {
     uint64_t align = GGUF_ALIGN_DEFAULT;
@@ -333,7 +337,7 @@ static int place_tensors(struct err *e, struct gguf *g)
     for (uint64_t i = 0; i < g->n_tensor; i++) {
         struct gguf_tensor *t = &g->tensor[i];
         if (t->offset % align)
-            return err_set(e, ERR_NO, "%s: tensor %s: offset %" PRIu64 " is no multiple of the alignment %" PRIu64,
+            return err_set(e, ERR_NO, "%s: tensor %s: offset %" PRIu64 " is not a multiple of the alignment %" PRIu64,
                            g->path, gguf_show(t->name).s, t->offset, align);
         uint64_t end;
         if (__builtin_add_overflow(t->offset, g->data_pos, &t->offset) ||
@@ -360,7 +364,7 @@ static int parse(struct err *e, struct gguf *g)
     return rc ? rc : place_tensors(e, g);
 }
 
-/* O_NONBLOCK: opening a named pipe must not wait for a writer before it is refused. */
+/* O_NONBLOCK: opening a named pipe must not wait for a writer; the pipe is refused after the open. */
 static int open_file(struct err *e, struct gguf *g, const char *path)
 {
     g->path = strdup(path);

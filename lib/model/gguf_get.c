@@ -1,4 +1,4 @@
-/* Looking things up in a parsed GGUF header, with the type and the range checked. */
+/* Look-ups in a parsed GGUF header, with type and range checked. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -125,7 +125,7 @@ static int wrong_type(struct err *e, const struct gguf *g, const struct gguf_kv 
                    gguf_value_name(array ? kv->etype : kv->type), want);
 }
 
-/* Sign-extends a signed value; false where it is not an integer. */
+/* Sign-extends a signed value; false if it is not a signed integer. */
 static bool signed_value(int64_t *out, const struct gguf_kv *kv)
 {
     switch (kv->type) {
@@ -263,8 +263,9 @@ int gguf_read(struct err *e, const struct gguf *g, const struct gguf_tensor *t, 
         if (r < 0)
             return err_sys(e, "%s: reading tensor %s", g->path, gguf_show(t->name).s);
         if (r == 0)
-            return err_set(e, ERR_NO, "%s: tensor %s: the file has become shorter than its %" PRIu64 " bytes", g->path,
-                           gguf_show(t->name).s, g->file_bytes);
+            return err_set(e, ERR_NO,
+                           "%s: tensor %s: the file was truncated: it had %" PRIu64 " bytes when it was opened",
+                           g->path, gguf_show(t->name).s, g->file_bytes);
         got += (uint64_t)r;
     }
     return 0;

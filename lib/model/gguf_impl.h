@@ -1,10 +1,10 @@
-/* Private to lib/model: what a parsed GGUF header looks like in memory, and the limits on what a file may claim. */
+/* Private to lib/model: a parsed GGUF header in memory, and the limits of what a file may claim. */
 #ifndef GGUF_IMPL_H
 #define GGUF_IMPL_H
 
 #include "model/gguf.h"
 
-/* Limits of one header. The real files seen have under 100 pairs, 2,000 tensors and 20 MiB of header. */
+/* Limits of a header. Files in use have under 100 pairs, 2,000 tensors and 20 MiB of header. */
 #define GGUF_HEADER_BYTES_MAX (256u << 20)
 #define GGUF_KV_MAX 65536u
 #define GGUF_TENSOR_MAX 131072u
@@ -31,8 +31,8 @@ enum gguf_value {
     GGUF_VALUES,
 };
 
-/* One pair. Scalars lie in `raw`, a string in `str`; arrays of strings in `strs`, of 4-byte numbers in `words` (aligned
- * copies); other arrays are checked and passed over. */
+/* A key-value pair. A scalar is in `raw`, a string in `str`, an array of strings in `strs`, an array of 4-byte numbers
+ * in `words` (aligned copy). Other arrays are checked and skipped. */
 struct gguf_kv {
     struct gguf_str key;
     uint32_t type;  /* enum gguf_value */
@@ -53,7 +53,7 @@ struct gguf {
     uint64_t head_bytes;
     size_t head_cap;
     uint64_t pos;      /* read position while opening */
-    uint64_t data_pos; /* where tensor data begins */
+    uint64_t data_pos; /* start of the tensor data */
 
     uint64_t n_kv, n_tensor;
     struct gguf_kv *kv;
@@ -61,7 +61,7 @@ struct gguf {
     uint32_t *kv_order, *tensor_order; /* indexes sorted by key and by name */
 };
 
-/* Text of a file put into a message: cut, and with anything unprintable as '?'. */
+/* Text of a file for use in an error: truncated, with unprintable characters as '?'. */
 struct gguf_shown {
     char s[72];
 };

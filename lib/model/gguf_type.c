@@ -1,9 +1,9 @@
-/* The GGML tensor types: numbers, names, and how many bytes hold how many values. */
+/* GGML tensor types: numbers, names, values in a block and bytes that store them. */
 #include <stddef.h>
 
 #include "model/gguf.h"
 
-/* Sizes are those of ggml-common.h's block structs. Numbers 4, 5, 31-33 and 36-38 were given up by ggml. */
+/* Sizes are those of the block structs in ggml-common.h. ggml has retired the numbers 4, 5, 31-33 and 36-38. */
 static const struct {
     const char *name;
     uint16_t block, bytes;

@@ -1,7 +1,7 @@
 /*
- * exp, log, sin and cos in plain double arithmetic: +, -, *, / and moves of bits, nothing fused, nothing from libm.
- * Every machine with IEEE doubles gives the same bits, which glibc does not promise. Errors are below 4e-16, relative
- * for exp and log, absolute for sin and cos; tests/unit/model_test.c holds them against long double.
+ * exp, log, sin and cos in plain double arithmetic: +, -, *, / and moves of bits, without fused operations and without
+ * libm. Every machine with IEEE doubles gives the same bits, which glibc does not promise. Errors are below 4e-16,
+ * relative for exp and log, absolute for sin and cos; tests/unit/model_test.c compares them with long double.
  */
 #include <stdint.h>
 #include <string.h>
@@ -28,10 +28,10 @@ static double nearest(double x)
     return (x + 0x1.8p52) - 0x1.8p52;
 }
 
-/* ln 2 in two parts; 32 bits of the first times a whole number below 2^21 is exact. */
+/* ln 2 in two parts: a whole number below 2^21 times the first part (32 bits) is exact. */
 static const double ln2_hi = 0x1.62e42fee00000p-1, ln2_lo = 0x1.a39ef35793c76p-33;
 
-/* Results below 2^-1022 are 0. */
+/* Results below 2^-1022 are flushed to 0. */
 double model_exp(double x)
 {
     if (x != x)
@@ -43,15 +43,15 @@ double model_exp(double x)
     double n = nearest(x * 0x1.71547652b82fep+0);
     double r = (x - n * ln2_hi) - n * ln2_lo;
     double p = 1.0;
-    /* Taylor to r^14, |r| <= 0.347: the rest is below 2e-19. */
+    /* Taylor to r^14, |r| <= 0.347: the error is below 2e-19. */
     for (int k = 14; k >= 1; k--)
         p = 1.0 + p * r / k;
-    /* In two steps, as 2^1024 is no double. */
+    /* In two steps, because 2^1024 is not a double. */
     int64_t e = (int64_t)n, half = e / 2;
     return p * of_bits((uint64_t)(half + 1023) << 52) * of_bits((uint64_t)(e - half + 1023) << 52);
 }
 
-/* NaN below 0 and for NaN, -inf at 0. */
+/* NaN for x < 0 and for NaN, -inf for 0. */
 double model_log(double x)
 {
     if (x != x || x < 0.0)

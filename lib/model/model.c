@@ -1,4 +1,4 @@
-/* Opening a model: header, shape, plan, packed bytes, and the pointers into them. */
+/* Opens a model: header, shape, plan, packed bytes, and the pointers into them. */
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +54,8 @@ static int bind(struct err *e, struct model *m, const struct pack_plan *p)
     return 0;
 }
 
-/* A cache that cannot be used (no room, no permission, no home) costs sharing, not the model. */
+/* If the cache cannot be used (no room, no permission, no home directory), the weights are packed into private
+ * memory. */
 static int map_weights(struct err *e, struct model *m, struct pack_plan *p, const struct model_opts *o)
 {
     int rc = cache_map(e, m, p, o);
@@ -79,7 +80,7 @@ static int open_file(struct err *e, struct model *m, const struct model_opts *o)
 int model_open(struct err *e, struct model **out, const struct model_opts *o)
 {
     if (sodium_init() < 0)
-        return err_set(e, ERR_SYS, "libsodium does not start");
+        return err_set(e, ERR_SYS, "libsodium failed to initialise");
     struct model *m = calloc(1, sizeof *m);
     if (!m)
         return err_nomem(e, "a model", sizeof *m);

@@ -19,7 +19,7 @@
 const struct model_family *model_family_find(struct gguf_str arch); /* NULL: unknown */
 size_t model_family_names(char *out, size_t n);                     /* "llama, ..." */
 
-/* Fills rope_freq and rope_attn_factor; the rest of `c` is there. */
+/* Fills rope_freq and rope_attn_factor; the other fields of `c` must be set. */
 int rope_read(struct err *e, struct model_config *c, const struct gguf *g);
 
 /* KEY of the model's architecture, "llama.KEY". */
@@ -42,7 +42,7 @@ enum pack_slot {
     PACK_EMBED,
     PACK_OUTPUT_NORM,
     PACK_OUTPUT,
-    PACK_TOP, /* the number of the ones above; layers follow */
+    PACK_TOP, /* count of the slots above; layers follow */
 };
 
 enum pack_layer_slot {
@@ -58,7 +58,7 @@ enum pack_layer_slot {
     PACK_GATE,
     PACK_UP,
     PACK_DOWN,
-    PACK_LAYER, /* the number of the ones above */
+    PACK_LAYER, /* count of the slots above */
 };
 
 struct pack_plan {
@@ -67,15 +67,14 @@ struct pack_plan {
     uint64_t total_bytes;
 };
 
-/* Finds and checks every tensor. dst_type is src_type until plan_narrow or the header of a packed file says otherwise.
- */
+/* Finds and checks every tensor. dst_type is src_type until plan_narrow or the header of a packed file changes it. */
 int plan_make(struct err *e, struct pack_plan *p, const struct model_config *c, const struct gguf *g);
 void plan_free(struct pack_plan *p);
 
-/* Makes BF16 of the F32 and F16 matrices whose values are all exact in it; reads them. */
+/* Sets dst_type to BF16 for F32 and F16 matrices whose values are all exact in bf16. Reads these matrices. */
 int plan_narrow(struct err *e, struct pack_plan *p, const struct gguf *g);
 
-/* Offsets and total_bytes from the types. */
+/* Computes offsets and total_bytes from the types. */
 void plan_place(struct pack_plan *p);
 
 /* ---- packing (repack.c) ---- */
@@ -83,39 +82,38 @@ void plan_place(struct pack_plan *p);
 /* Bytes of the header of a packed file with n items. */
 uint64_t pack_header_bytes(uint64_t n);
 
-/* Where packed bytes go: a file, or memory of plan.total_bytes where fd is -1. */
+/* Destination of packed bytes: a file, or memory of plan.total_bytes if fd is -1. */
 struct pack_sink {
     int fd;
     uint8_t *mem;     /* the memory; for a file a buffer of PACK_BUFFER_BYTES */
-    uint64_t at;      /* bytes taken so far */
-    const char *path; /* of the file, for messages */
+    uint64_t at;      /* bytes written so far */
+    const char *path; /* of the file, for error texts */
 };
 
-/* Written in pieces of this size and padded to 2 MiB, a file's pages can lie in the page cache as huge pages: a mapping
- * then reads 30 GB/s where 4 KiB pages of a memfd give 21 (ext4, Linux 6.18, one Zen 4 core). */
+/* If the file is written in pieces of this size and padded to 2 MiB, its pages can be huge pages in the page cache: a
+ * mapping then reads 30 GB/s where 4 KiB pages of a memfd give 21 (ext4, Linux 6.18, one Zen 4 core). */
 #define PACK_BUFFER_BYTES (4u << 20)
 #define PACK_PAD_BYTES (2u << 20)
 
-/* What the packed bytes depend on besides the weights themselves: which file (path, device, inode, size, time of
- * change) and the layout that the kernels pack by, found by packing a sample. `place` is the part of it that stays when
- * the file is replaced by another of that path. */
+/* Identity of a packed file: which model file it is made of (path, device, inode, size, time of change), and the layout
+ * of the kernels, found by packing a sample. `place` is the part that stays the same when the file at that path is
+ * replaced. */
 struct pack_identity {
     uint8_t whole[32], place[32];
 };
 int pack_identity(struct err *e, struct pack_identity *out, const struct gguf *g);
 
-/* Writes the tensors, then the header, and fills `fingerprint`. ERR_NO where the GGUF changes meanwhile. */
+/* Writes the tensors, then the header, and fills `fingerprint`. ERR_NO: the GGUF changed meanwhile. */
 int pack_write(struct err *e, uint8_t fingerprint[32], struct pack_sink *s, const struct pack_plan *p,
                const struct gguf *g, const struct pack_identity *id, const struct model_opts *o);
 
-/* True where fd holds a whole packed file of this plan and identity: takes the types from it into the plan, and places
- * it. */
+/* True if fd is a complete packed file of this plan and identity. Then copies the types into the plan and places it. */
 bool pack_check(uint8_t fingerprint[32], struct pack_plan *p, int fd, const struct pack_identity *id);
 
 /* ---- the cache (cache.c) ---- */
 
-/* Finds or makes the packed file, maps it and fills map, map_bytes, fingerprint, packed_now and shared. ERR_SYS where
- * the cache cannot be used: cache_map_private then packs into memory of this process. */
+/* Finds or makes the packed file, maps it and fills map, map_bytes, fingerprint, packed_now and shared. ERR_SYS: the
+ * cache cannot be used; cache_map_private then packs into memory of this process. */
 int cache_map(struct err *e, struct model *m, struct pack_plan *p, const struct model_opts *o);
 int cache_map_private(struct err *e, struct model *m, struct pack_plan *p, const struct model_opts *o);
 

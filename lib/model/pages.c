@@ -1,4 +1,4 @@
-/* Which pages the kernel gave a model's weights. */
+/* Page sizes of a model's mapping. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ uint64_t model_huge_bytes(const struct model *m)
             in = lo < to && hi > from;
         else if (whole && in)
             kib += kib_of(line, "FilePmdMapped:") + kib_of(line, "AnonHugePages:") + kib_of(line, "ShmemPmdMapped:");
-        /* A mapping's path may be longer than the buffer: the rest of its line is not a line. */
+        /* A mapping's path may be longer than the buffer: the rest of such a line is skipped. */
         whole = strchr(line, '\n') != NULL;
     }
     fclose(f);

@@ -1,4 +1,4 @@
-/* Which tensors a model needs, of what shape, and where each goes in its packed file. */
+/* The tensors that a model needs, their shapes, and their positions in the packed file. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,8 +123,8 @@ static bool ends_with(struct gguf_str s, const char *end)
     return s.n >= n && memcmp(s.p + s.n - n, end, n) == 0;
 }
 
-/* A tensor nobody reads means that the file is of a kind the family's row does not describe: wrong text, not an error.
- * The exceptions are read elsewhere or are tables that other programs left behind. */
+/* A tensor that nothing reads means that the file is of a kind that its family's row does not describe: it would give
+ * wrong text, not an error. Exceptions: tensors read elsewhere, and tables that other programs added. */
 static int refuse_unused(struct err *e, const struct maker *mk)
 {
     for (uint64_t i = 0; i < gguf_tensor_count(mk->g); i++) {
@@ -161,7 +161,7 @@ void plan_free(struct pack_plan *p)
     *p = (struct pack_plan){0};
 }
 
-/* Reads a matrix until a value is found that bf16 cannot hold. */
+/* Reads a matrix until it finds a value that is not exact in bf16. */
 static int all_bf16(struct err *e, bool *out, const struct pack_item *it, const struct gguf *g)
 {
     size_t row = kern_type_row_bytes(it->src_type, it->cols);
@@ -204,7 +204,7 @@ static uint64_t up(uint64_t n, uint64_t to)
     return (n + to - 1) / to * to;
 }
 
-/* Sizes cannot wrap: the limits of a shape keep a matrix below 2^47 bytes, and its tensor lies in the file. */
+/* Sizes cannot overflow: the limits of a shape keep a matrix below 2^47 bytes, and its tensor is within the file. */
 void plan_place(struct pack_plan *p)
 {
     uint64_t at = up(pack_header_bytes(p->n), 4096);

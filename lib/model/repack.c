@@ -1,6 +1,6 @@
 /*
- * The packed file: a header that says what it is, then every tensor in the kernels' layout. The header is written last
- * and ends in a digest of itself.
+ * The packed file: a header, then every tensor in the kernels' layout. The header is written last and ends with a
+ * digest of itself.
  *
  *   head | entry[n] | BLAKE2b-256 of all before | padding | tensors, each at a multiple of 64 | padding to 2 MiB
  */
@@ -44,7 +44,7 @@ static void digest(uint8_t out[32], const void *p, size_t n)
     crypto_generichash(out, 32, p, n, NULL, 0);
 }
 
-/* The header of a plan, in memory of the caller: pack_header_bytes(p->n). */
+/* Makes the header of a plan in `buf`, pack_header_bytes(p->n) bytes. */
 static void header_make(uint8_t *buf, const struct pack_plan *p, const struct pack_identity *id,
                         const uint8_t fingerprint[32])
 {
@@ -64,8 +64,8 @@ static void header_make(uint8_t *buf, const struct pack_plan *p, const struct pa
 
 /* ---- identity ---- */
 
-/* Packs made-up rows of every type: when the layout changes, so does the digest, and packed files of before are not
- * taken. */
+/* Packs sample rows of every type: a change of the layout changes the digest, so packed files of another layout do not
+ * match. */
 static void hash_layout(crypto_generichash_state *st)
 {
     enum { COLS = 256 };
@@ -122,7 +122,7 @@ static bool read_all(int fd, uint8_t *dst, size_t n)
     return true;
 }
 
-/* Takes the types of matrices from the entries; those of the file itself, or BF16 for F32 and F16. */
+/* Copies the types of matrices from the entries. Valid are the tensor's own type, and BF16 for F32 and F16. */
 static bool adopt_types(struct pack_plan *p, const uint8_t *entries)
 {
     for (uint64_t i = 0; i < p->n; i++) {
@@ -142,7 +142,7 @@ static bool adopt_types(struct pack_plan *p, const uint8_t *entries)
     return true;
 }
 
-/* The whole header is made anew from the plan and must be equal, so nothing in the file can point astray. */
+/* Compares the header with one made from the plan, so nothing in the file is trusted. */
 bool pack_check(uint8_t fingerprint[32], struct pack_plan *p, int fd, const struct pack_identity *id)
 {
     size_t n = pack_header_bytes(p->n);
@@ -190,7 +190,7 @@ static void *hash_file(void *arg)
         if (r < 0)
             h->rc = err_sys(&h->err, "%s: read", gguf_path(h->g));
         else if (r == 0)
-            h->rc = err_set(&h->err, ERR_NO, "%s: the file became shorter while it was read", gguf_path(h->g));
+            h->rc = err_set(&h->err, ERR_NO, "%s: the file was truncated while it was read", gguf_path(h->g));
         else
             crypto_generichash_update(&st, buf, (size_t)r);
         at += r > 0 ? (uint64_t)r : 0;
@@ -215,7 +215,7 @@ static int flush(struct err *e, struct pack_sink *s, uint64_t from, size_t n, co
     return 0;
 }
 
-/* Appends; a file is written a full buffer at a time. p == NULL is zeros. */
+/* Appends n bytes, zeros if p is NULL. A file is written one full buffer at a time. */
 static int put(struct err *e, struct pack_sink *s, const uint8_t *p, uint64_t n)
 {
     while (n) {
@@ -293,7 +293,7 @@ static int pack_vec(struct err *e, const struct worker *w, const struct pack_ite
     return rc;
 }
 
-/* Packs `n_row` rows that lie in `raw`, 16 at a time. */
+/* Packs the `n_row` rows in `raw`, 16 at a time. */
 static int pack_rows(struct err *e, const struct worker *w, const struct pack_item *it, uint8_t *group,
                      const uint8_t *raw, int64_t n_row)
 {
@@ -379,7 +379,7 @@ int pack_write(struct err *e, uint8_t fingerprint[32], struct pack_sink *s, cons
     struct pack_identity now;
     rc = rc ? rc : pack_identity(e, &now, g);
     if (!rc && memcmp(&now, id, sizeof now) != 0)
-        rc = err_set(e, ERR_NO, "%s: the file was changed while it was read", gguf_path(g));
+        rc = err_set(e, ERR_NO, "%s: the file changed while it was read", gguf_path(g));
     rc = rc ? rc : write_header(e, s, p, id, h.out);
     if (!rc)
         memcpy(fingerprint, h.out, 32);

@@ -1,8 +1,8 @@
 /*
- * Rotary frequencies. Pair i of n_rot/2 turns by base^(-2i/n_rot) radians a token; the scalings a file can name change
- * that number. linear: divided by the factor. yarn: fast pairs stay, slow ones are divided, a ramp between, and cos and
+ * Rotary frequencies. Pair i of n_rot/2 turns by base^(-2i/n_rot) radians a token; a file can name scalings of it.
+ * linear: divided by the factor. yarn: fast pairs are unchanged, slow ones divided, with a ramp between, and cos and
  * sin are multiplied by 1 + 0.1·ln(factor) (Peng et al., https://arxiv.org/abs/2309.00071). rope_freqs.weight (Llama
- * 3): a divisor for each pair, worked out by whoever wrote the file.
+ * 3): a divisor for each pair, computed by the author of the file.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -15,8 +15,8 @@
 struct scaling {
     bool yarn;
     double base, factor;
-    double context;    /* trained before scaling */
-    double fast, slow; /* turns over that context above and below which a pair is fast or slow */
+    double context;    /* context length as trained, before scaling */
+    double fast, slow; /* turns over that context above which a pair is fast, and below which it is slow */
     double mix, attn, log_mul;
 };
 
@@ -40,7 +40,7 @@ static bool is(struct gguf_str s, const char *name)
     return s.n == strlen(name) && memcmp(s.p, name, s.n) == 0;
 }
 
-/* A factor without a type is linear, as it was before files had a type; a factor of 0 says there is none. */
+/* A factor without a type is linear, as in older files; a factor of 0 means no scaling. */
 static int read_kind(struct err *e, struct scaling *s, const struct model_config *c, const struct gguf *g)
 {
     struct gguf_str kind = {"linear", 6};
@@ -89,7 +89,7 @@ static int read_scaling(struct err *e, struct scaling *s, const struct model_con
     return rc;
 }
 
-/* The pair, as a real number, that makes `turns` turns over the context. */
+/* The pair, as a real number, that makes `turns` turns over the context length. */
 static double pair_of_turns(const struct scaling *s, int n_rot, double turns)
 {
     return n_rot * model_log(s->context / (turns * TWO_PI)) / (2.0 * model_log(s->base));
@@ -119,7 +119,7 @@ static void scale_yarn(struct model_config *c, const struct scaling *s)
     c->rope_attn_factor = (float)(s->attn * (s->mix > 0 ? (1.0 + grow) / (1.0 + grow * s->log_mul) : 1.0));
 }
 
-/* Divides by the factors that the file brings, if it does. */
+/* Divides by the factors of rope_freqs.weight, if the file has it. */
 static int divide(struct err *e, struct model_config *c, const struct gguf *g)
 {
     const struct gguf_tensor *t = gguf_tensor_find(g, "rope_freqs.weight");
@@ -160,10 +160,12 @@ int rope_read(struct err *e, struct model_config *c, const struct gguf *g)
     else
         for (int i = 0; s.factor != 1 && i < c->n_rot / 2; i++)
             c->rope_freq[i] /= s.factor;
-    /* The tables are made by model_sincos, which is exact up to 2^21 radians. */
+    /* model_sincos, which makes the tables, is exact up to 2^21 radians. */
     for (int i = 0; i < c->n_rot / 2; i++)
         if (c->rope_freq[i] * (double)c->context > 0x1p21)
-            return err_set(e, ERR_NO, "%s: pair %d turns %g radians a token, too fast for a context of %" PRId64,
+            return err_set(e, ERR_NO,
+                           "%s: rope pair %d turns %g radians a token: too fast for the limit of 2^21 radians over a "
+                           "context of %" PRId64,
                            gguf_path(g), i, c->rope_freq[i], c->context);
     return 0;
 }

@@ -1,7 +1,6 @@
 /*
- * The GGUF reader: a right file, then hostile ones (counts and lengths far beyond the file) and truncated ones.
- * Expected values are those the test itself writes by the format's description, and for the default model what the
- * Python package gguf prints.
+ * The GGUF reader: a valid file, then hostile and truncated ones. Expected values are those that the test writes by the
+ * format's description, and for the default model what the Python package gguf prints.
  */
 #include "unit/gguf_build.h"
 
@@ -14,7 +13,7 @@
 static char dir[] = "/tmp/gguf_test.XXXXXX";
 static char path[64];
 
-/* Opens a file that must be refused, and checks the words. */
+/* Opens a file that must be refused, and checks the error text. */
 static void refused(const char *part)
 {
     struct err e = {0};
@@ -155,7 +154,7 @@ static void test_tensors(void **state)
     assert_int_equal(gguf_read(&e, g, t, 4 * 9, v, sizeof v), 0);
     assert_true(v[0] == 9 && v[1] == 10);
 
-    /* The file is cut while it is open: an error, not a bus error. */
+    /* The file is truncated while it is open: an error, not a bus error. */
     assert_int_equal(truncate(path, (off_t)t->offset + 40), 0);
     assert_int_equal(gguf_read(&e, g, t, 4 * 9, v, sizeof v), ERR_NO);
     assert_text_has(e.text, "a.weight");
@@ -163,7 +162,7 @@ static void test_tensors(void **state)
     gguf_free(g);
 }
 
-/* In a process of its own, so that its memory and time can be measured. */
+/* In a child process, so that memory and time can be measured. */
 static void test_huge_claims_cost_nothing(void **state)
 {
     (void)state;
@@ -219,7 +218,7 @@ static void test_hostile_pairs(void **state)
     refused_build(&g, "big-endian");
     g = small();
     add_u32(&g, "n", 8);
-    refused_build(&g, "key n is there twice");
+    refused_build(&g, "key n occurs twice");
     g = small();
     add_kv(&g, "odd", 13, "\0\0\0\0", 4);
     refused_build(&g, "key odd has unknown type 13");
@@ -277,14 +276,14 @@ static void test_hostile_tensors(void **state)
         {0, 4, {1ull << 16, 1ull << 16, 1ull << 16, 1ull << 16}, 0, "tensor bad"},
         {0, 2, {UINT64_MAX, UINT64_MAX}, 0, "tensor bad"},
         {0, 1, {1ull << 62}, 0, "tensor bad"},
-        {0, 2, {8, 0}, 0, "side of 0"},
-        {0, 0, {0}, 0, "0 sides"},
-        {0, 5, {1, 1, 1, 1, 1}, 0, "5 sides"},
+        {0, 2, {8, 0}, 0, "dimension of 0"},
+        {0, 0, {0}, 0, "0 dimensions"},
+        {0, 5, {1, 1, 1, 1, 1}, 0, "5 dimensions"},
         {4, 1, {32}, 0, "tensor bad has unknown type 4"},
         {0x80000000u, 1, {32}, 0, "tensor bad has unknown type 2147483648"},
-        {3, 1, {33}, 0, "multiple of 32, the block of type Q4_1"},
-        {12, 1, {128}, 0, "multiple of 256"},
-        {0, 1, {8}, 8, "no multiple of the alignment 32"},
+        {3, 1, {33}, 0, "not a multiple of 32, the block of type Q4_1"},
+        {12, 1, {128}, 0, "not a multiple of 256"},
+        {0, 1, {8}, 8, "not a multiple of the alignment 32"},
         {0, 1, {8}, UINT64_MAX - 31, "bad ends past the end"},
         {0, 1, {8}, 1ull << 40, "bad ends past the end"},
     };
@@ -295,10 +294,10 @@ static void test_hostile_tensors(void **state)
     }
     struct gguf_build g = small();
     add_info(&g, "a.weight", 0, 1, (const uint64_t[]){8}, 0);
-    refused_build(&g, "tensor a.weight is there twice");
+    refused_build(&g, "tensor a.weight occurs twice");
 }
 
-/* Every shorter file is refused; for one cut in the data the error names the tensor. */
+/* Every shorter file is refused, and the error for one truncated in the data names the tensor. */
 static void test_truncated_anywhere(void **state)
 {
     (void)state;
@@ -353,7 +352,7 @@ static void test_default_model(void **state)
     gguf_free(g);
 }
 
-/* The default model, cut at several lengths. */
+/* The real file, truncated at several lengths. */
 static void test_default_model_cut(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /*
- * Packed weights and their cache: made once, shared, made again when the model or the file is not what it was, done
- * without when there is no room. Expected bytes follow the layout that kernels.h describes, worked out here by hand.
+ * Packed weights and their cache: made once, shared, made again when the model or the packed file has changed, replaced
+ * by private memory if there is no room. Expected bytes follow the layout in kernels.h, computed by hand.
  */
 #include "unit/model_build.h"
 
@@ -30,7 +30,7 @@ static void make_model(const struct shape *s)
     build_free(&b);
 }
 
-/* The packed files of the cache; `name` takes the last one's path. */
+/* Counts the packed files of the cache; `name` gets the path of the last one. */
 static int count_packed(char *name, size_t n)
 {
     int count = 0;
@@ -54,7 +54,7 @@ static void empty_cache(void)
         assert_int_equal(unlink(name), 0);
 }
 
-/* F32 values that bf16 holds become BF16, [k/2][16][2]; others stay F32, [k][16]; norms are f32 whatever they were. */
+/* F32 values that are exact in bf16 become BF16, [k/2][16][2]; others stay F32, [k][16]; norms become f32. */
 static void test_layout(void **state)
 {
     (void)state;
@@ -77,7 +77,7 @@ static void test_layout(void **state)
                     memcpy((uint8_t *)&have + 2, group + (k / 2 * 32 + row % 16 * 2 + k % 2) * 2, 2);
                 assert_true(have == want);
             }
-        /* 40 rows of the embedding: the last group is half zeros. */
+        /* 40 rows of the embedding: half of the last group is zeros. */
         assert_int_equal(m->embed.rows, 40);
         const uint8_t *last = m->embed.data + 2 * m->embed.group_bytes;
         for (uint64_t i = 8; i < 16; i++)
@@ -89,7 +89,7 @@ static void test_layout(void **state)
     }
 }
 
-/* The default model's types: embedding Q8_0, the rest Q4_1; and its fingerprint as b2sum -l 256 prints it. */
+/* The default model's types: embedding Q8_0, the others Q4_1; its fingerprint as b2sum -l 256 prints it. */
 static void test_default_model(void **state)
 {
     (void)state;
@@ -117,7 +117,7 @@ static void test_default_model(void **state)
     assert_true(m->shared && model_huge_bytes(m) <= m->map_bytes);
     print_message("%llu of %llu bytes in huge pages\n", (unsigned long long)model_huge_bytes(m),
                   (unsigned long long)m->map_bytes);
-    /* Its first group of the embedding against the file: w8 is the stored int8 plus 128, byte q*64 + 4r + t. */
+    /* The first group of the embedding compared with the file: w8 is the stored int8 plus 128, byte q*64 + 4r + t. */
     const struct gguf_tensor *t = gguf_tensor_find(m->gguf, "token_embd.weight");
     uint8_t block[34];
     struct err e;
@@ -138,7 +138,7 @@ static void test_packed_once(void **state)
     assert_memory_equal(a->fingerprint, b->fingerprint, 32);
     assert_memory_equal(a->map, b->map, a->map_bytes);
     assert_int_equal(count_packed(name, sizeof name), 1);
-    /* A change of time alone: packed again, and the old file is gone. */
+    /* Only the time changed: the model is packed again, and the old file is removed. */
     assert_int_equal(utimensat(AT_FDCWD, path, (const struct timespec[]){{1, 0}, {1, 0}}, 0), 0);
     struct model *c = open_ok(path);
     assert_true(c->packed_now);
@@ -148,7 +148,7 @@ static void test_packed_once(void **state)
     model_free(c);
 }
 
-/* Many that start at once: one packs, the others wait and map. */
+/* Several processes start at once: one packs, the others wait and map. */
 static void test_packed_once_by_many(void **state)
 {
     (void)state;
@@ -179,7 +179,7 @@ static void test_packed_once_by_many(void **state)
     munmap(packers, sizeof *packers);
 }
 
-/* A damaged file in the cache is not taken: cut, longer, any byte of its header changed, of an older version. */
+/* A damaged file in the cache is not used: truncated, longer, any byte of its header changed, of an older version. */
 static void test_damaged(void **state)
 {
     (void)state;
@@ -212,7 +212,7 @@ static void test_damaged(void **state)
     assert_int_equal(count_packed(name, sizeof name), 1);
 }
 
-/* No cache: the same bytes in memory of its own, and the reason. */
+/* Without a cache: the same bytes in private memory, and the reason. */
 static void test_no_cache(void **state)
 {
     (void)state;
@@ -234,7 +234,7 @@ static void test_no_cache(void **state)
     model_free(b);
 }
 
-/* A full disk: a file system of 1 MiB, where this process may mount one. */
+/* A full disk: a file system of 1 MiB, if this process may mount one. */
 static void test_full_disk(void **state)
 {
     (void)state;
@@ -243,7 +243,7 @@ static void test_full_disk(void **state)
     snprintf(was, sizeof was, "%s", getenv("XDG_CACHE_HOME"));
     snprintf(command, sizeof command, "mkdir %s && mount -t tmpfs -o size=1m none %s 2>/dev/null", small, small);
     if (system(command) != 0) {
-        print_message("no right to mount: a full disk is not tried\n");
+        print_message("skipped a full disk: this process may not mount\n");
         return;
     }
     make_model(&plain_shape);
@@ -256,11 +256,11 @@ static void test_full_disk(void **state)
     assert_int_equal(system(command), 0);
     assert_false(m->shared);
     assert_text_has(m->not_shared.text, "No space left");
-    assert_true(room); /* the half-written file was removed */
+    assert_true(room); /* the incomplete file was removed */
     model_free(m);
 }
 
-/* A model that is cut while it is packed is an error, and no file remains. */
+/* A model file that is truncated while it is packed gives an error and leaves no file in the cache. */
 static void cut_file(void *arg, uint64_t done, uint64_t total)
 {
     (void)done;
@@ -282,7 +282,7 @@ static void test_cut_while_packing(void **state)
     assert_int_equal(count_packed(name, sizeof name), 0);
 }
 
-/* An open model is read from its packed file, so cutting the GGUF has no effect. */
+/* An open model is read from its packed file, so truncating the GGUF has no effect. */
 static void test_cut_while_open(void **state)
 {
     (void)state;
@@ -322,10 +322,11 @@ static void test_no_default(void **state)
     struct err e = {0};
     struct model *m = NULL;
     assert_int_equal(model_open(&e, &m, &(struct model_opts){0}), ERR_NO);
-    assert_string_equal(e.text, "no model: run scripts/get-model, or name one with -m");
+    assert_string_equal(e.text,
+                        "no default model in the cache directory: run scripts/get-model, or name a file with -m");
 }
 
-/* A field of the mapping that starts at `at`. */
+/* A field of the mapping that starts at `at`, in KiB. */
 static long smaps_kib(const void *at, const char *field)
 {
     char line[4352], start[32];
@@ -343,7 +344,7 @@ static long smaps_kib(const void *at, const char *field)
     return v;
 }
 
-/* Opens the model, touches all of it, meets the other child, and writes its share. */
+/* Opens the model, reads all of it, waits for the other child, and writes its share. */
 static int mapper(int out, int gate)
 {
     struct err e;
@@ -364,7 +365,7 @@ static int mapper(int out, int gate)
     return 0;
 }
 
-/* Two processes hold the weights once: each has them all in its Rss, and half of them in its Pss. */
+/* Two processes hold the weights once: each has all of them in its Rss and half of them in its Pss. */
 static void test_held_once(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /*
- * Shape of a model from its file: golden values, head geometry, tied embeddings, padded vocabularies, rope scalings,
- * and our own exp, log, sin and cos. Authorities: the published configuration of the default model, libm in long
- * double, and the formulas of the papers written out in long double here.
+ * The shape of a model from its file: golden values, head geometry, tied embeddings, padded vocabularies, rope
+ * scalings, and exp, log, sin and cos. Authorities: the published configuration of the default model, libm in long
+ * double, and the formulas of the papers, written in long double here.
  */
 #include "unit/model_build.h"
 
@@ -94,7 +94,7 @@ static void test_sincos(void **state)
         near_sincos(x);
     for (double x = -8; x <= 8; x += 0.00123)
         near_sincos(x);
-    /* Beside multiples of pi/2, where the subtraction cancels. */
+    /* Near multiples of pi/2, where the subtraction cancels. */
     for (int n = 1; n < 1300000; n += 997) {
         double x = n * 1.5707963267948966;
         near_sincos(x);
@@ -135,7 +135,7 @@ static void test_default_model(void **state)
     }
 }
 
-/* Heads, KV heads and head size are three numbers of the file. */
+/* Heads, KV heads and head size are three independent numbers of the file. */
 static void test_geometry(void **state)
 {
     (void)state;
@@ -205,7 +205,7 @@ static void test_unknown_refused(void **state)
     config_refused(&b, "architecture mamba is not supported; supported: llama");
     b = llama(&plain_shape);
     add_u32(&b, "llama.expert_count", 8);
-    config_refused(&b, "mixture of 8 experts");
+    config_refused(&b, "mixture of 8 experts: not supported");
     b = llama(&plain_shape);
     add_f32(&b, "llama.attention.scale", 0.5f);
     config_refused(&b, "llama.attention.scale is not supported");
@@ -219,7 +219,7 @@ static void test_unknown_refused(void **state)
     b = llama(&plain_shape);
     add_f32(&b, "llama.rope.freq_base", -10);
     config_refused(&b, "llama.rope.freq_base is -10");
-    /* A tensor that the row of the family does not know would change the text in silence. */
+    /* A tensor that the family does not know would silently change the text. */
     struct err e = {0};
     struct model *m = NULL;
     b = llama(&plain_shape);
@@ -233,14 +233,14 @@ static void test_unknown_refused(void **state)
     s.leave = "blk.1.ffn_up.weight";
     b = llama(&s);
     uint8_t q[64 * 96] = {0};
-    add_tensor(&b, s.leave, 20, 64, 96, q, 96 * 36); /* IQ4_NL: known, not packed */
+    add_tensor(&b, s.leave, 20, 64, 96, q, 96 * 36); /* IQ4_NL: known, not supported */
     build_write(&b, path);
     build_free(&b);
     assert_int_equal(model_open(&e, &m, &(struct model_opts){.path = path}), ERR_NO);
     assert_text_has(e.text, "blk.1.ffn_up.weight is of type IQ4_NL");
 }
 
-/* The error names the missing tensor, whichever it is. */
+/* A missing tensor is named, whichever it is. */
 static void test_missing(void **state)
 {
     (void)state;
@@ -259,7 +259,7 @@ static void test_missing(void **state)
     open_refused(&s, "tensor blk.2.attn_q.weight is missing");
 }
 
-/* Without an output tensor the embedding is used, otherwise that tensor; equal bytes pack to equal bytes. */
+/* Without an output matrix the embedding is used, with one it is used, and equal bytes pack to equal bytes. */
 static void test_tied(void **state)
 {
     (void)state;
@@ -284,7 +284,7 @@ static void test_tied(void **state)
     model_free(m[1]);
 }
 
-/* The number of rows of the embedding counts, not the key of the vocabulary size. */
+/* The number of rows of the embedding counts, not the key vocab_size. */
 static void test_padded_vocabulary(void **state)
 {
     (void)state;
