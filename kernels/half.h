@@ -1,5 +1,5 @@
 /*
- * The two half formats in integer arithmetic: the same bits on every machine and under every setting of DAZ and FTZ.
+ * Conversions of the two half formats in integer arithmetic: the same bits on every machine, whatever DAZ and FTZ are.
  */
 #ifndef KERNELS_HALF_H
 #define KERNELS_HALF_H
@@ -26,7 +26,7 @@ static inline float f32_of_bf16(uint16_t h)
     return f32_of_bits((uint32_t)h << 16);
 }
 
-/* As VCVTNEPS2BF16 does it: nearest even, subnormals to zero, NaN quieted. */
+/* As VCVTNEPS2BF16: rounds to nearest even, flushes subnormals to zero, quiets NaN. */
 static inline uint16_t bf16_of_f32(float x)
 {
     uint32_t u = bits_of_f32(x), mag = u & 0x7fffffff;
@@ -37,7 +37,7 @@ static inline uint16_t bf16_of_f32(float x)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-/* Exact. A subnormal is mant·2^-24, which f32 holds as a normal number. */
+/* Exact. A subnormal is mant·2^-24, which is a normal number in f32. */
 static inline float f32_of_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = h >> 10 & 31, mant = h & 0x3ff;
@@ -48,7 +48,7 @@ static inline float f32_of_f16(uint16_t h)
     return f32_of_bits(sign | bits_of_f32((float)mant * 0x1p-24f));
 }
 
-/* Nearest even, subnormals kept, too great to infinity. */
+/* Rounds to nearest even, keeps subnormals; values above the range become infinity. */
 static inline uint16_t f16_of_f32(float x)
 {
     uint32_t u = bits_of_f32(x), sign = u >> 16 & 0x8000, mag = u & 0x7fffffff;

@@ -1,5 +1,5 @@
 /*
- * Where the parts of a packed group lie, for every weight type: what the picture in kernels.h says, as numbers.
+ * Positions of the parts of a packed group for every weight type: the layout in kernels.h as numbers.
  */
 #ifndef KERNELS_LAYOUT_H
 #define KERNELS_LAYOUT_H
@@ -8,7 +8,7 @@
 
 #include "kernels/kernels.h"
 
-/* A unit is what repeats along the columns of a group: a pair of blocks, or the 8 blocks of a K type. */
+/* A unit is the pattern that repeats along the columns of a group: a pair of blocks, or the 8 blocks of a K type. */
 struct layout {
     const char *name;
     uint16_t src_bytes;   /* bytes of one block of a row in GGUF: 1, 32 or 256 columns */
@@ -17,7 +17,7 @@ struct layout {
     uint16_t head;        /* bytes before the quants of a unit: the f16 scales of a K type */
     uint16_t quant;       /* bytes of quants of one 32-column block of 16 rows */
     uint16_t scale;       /* bytes of scales of one 32-column block of 16 rows */
-    uint8_t zero;         /* stored value that stands for 0 */
+    uint8_t zero;         /* stored value that represents 0 */
     uint8_t has_min;
     uint8_t hi; /* bits above the nibble: 0, 1, 2; 8: whole bytes */
 };

@@ -1,6 +1,6 @@
 /*
- * Packing of weights: an exact re-arrangement of GGUF blocks (the formats of GGML) into the groups of kernels.h.
- * Four neighbouring columns of a row are one 32-bit word here, as they are in the group.
+ * Packs weights: an exact rearrangement of GGUF blocks (the formats of GGML) into the groups of kernels.h. Four
+ * neighbouring columns of a row are processed as one 32-bit word, as they are stored in the group.
  */
 #include "kernels/half.h"
 #include "kernels/kernels.h"
@@ -18,7 +18,7 @@ static void store32(uint8_t *p, uint32_t u)
     memcpy(p, &u, 4);
 }
 
-/* Puts the 32 stored values q of row r into the quants of one block. */
+/* Stores the 32 values q of row r in the quants of one block. */
 static void put_quants(uint8_t *dst, const struct layout *l, int r, const uint8_t q[32])
 {
     uint8_t *lane = dst + 4 * r;
@@ -45,7 +45,7 @@ static void put_quants(uint8_t *dst, const struct layout *l, int r, const uint8_
     }
 }
 
-/* The stored values of one 32-column block of a type with f16 scales: [d][m where has_min][u32 fifth bits][quants]. */
+/* Reads the 32 stored values of one block of a type with f16 scales: [d][m if has_min][u32 fifth bits][quants]. */
 static void take_block(uint8_t q[32], const struct layout *l, const uint8_t *src)
 {
     src += l->has_min ? 4 : 2;
@@ -79,7 +79,8 @@ static void pack_row_simple(uint8_t *dst, const struct layout *l, int r, const u
     }
 }
 
-/* Scale and minimum j of the eight 6-bit pairs in 12 bytes: four whole low ones, the others cut in 4 + 2 bits. */
+/* Scale and minimum j of the eight 6-bit pairs in 12 bytes: the first four are stored whole, the others in 4 + 2
+ * bits. */
 static void take_6bit(uint8_t *sc, uint8_t *mn, const uint8_t s[12], int j)
 {
     if (j < 4) {
@@ -130,7 +131,7 @@ static void pack_row_k6(uint8_t *dst, const struct layout *l, int r, const uint8
     }
 }
 
-/* A value of F32, F16 or BF16 as the bits of an f32. */
+/* A value of F32, F16 or BF16 as f32 bits. */
 static uint32_t float_bits(enum kern_type t, const uint8_t *row, int64_t k)
 {
     uint16_t h;

@@ -1,4 +1,4 @@
-/* Which implementation of the table runs here, and the floating-point state that all of them need. */
+/* Selects the implementation of the table for this machine, and sets the floating-point state that all of them need. */
 #include "kernels/cpu/dot_avx512.h"
 #include "kernels/cpu/machine.h"
 #include "kernels/kernels.h"
@@ -8,14 +8,14 @@
 #include <string.h>
 #include <xmmintrin.h>
 
-/* The builtin does not know this one by name in every compiler; its registers are those of AVX. */
+/* Not every compiler's builtin knows F16C by name. Its registers are those of AVX, which has_avx2 checks. */
 static bool has_f16c(void)
 {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
-/* These builtins also ask whether the operating system saves the registers. */
+/* These builtins also check that the operating system saves the registers. */
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
@@ -28,7 +28,7 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 }
 
-/* What VDPBF16PS is worth here, found out once. */
+/* Properties of VDPBF16PS on this machine, measured once. */
 static struct {
     pthread_once_t once;
     bool exact, faster;
@@ -80,13 +80,13 @@ int kern_select(struct err *e, const struct kern_ops **out, const char *name)
     else if (!strcmp(name, "avx512-dot"))
         *out = select_avx512(PAIR_DOT);
     else
-        return err_set(e, ERR_USAGE, "kernels %.40s: unknown, there are c, avx2 and avx512", name);
+        return err_set(e, ERR_USAGE, "kernels '%.40s': unknown; supported: c, avx2, avx512", name);
     if (!*out)
-        return err_set(e, ERR_USAGE, "kernels %s: this machine lacks them", name);
+        return err_set(e, ERR_USAGE, "kernels '%s': not supported by this machine's CPU", name);
     return 0;
 }
 
-/* Round to nearest, every exception masked, denormals are zero (bit 6), flush to zero (bit 15). */
+/* Rounds to nearest, masks every exception, sets denormals-are-zero (bit 6) and flush-to-zero (bit 15). */
 void kern_thread_init(void)
 {
     _mm_setcsr(0x1f80 | 1u << 6 | 1u << 15);

@@ -62,7 +62,7 @@ int kern_type_form(enum kern_type t)
     return kern_type_is_quant(t) ? KERN_FORM_Q : t == KERN_BF16 ? KERN_FORM_B : KERN_FORM_F;
 }
 
-/* Hands out the next n bytes of mem, or only counts them where mem is NULL. */
+/* Returns the next n bytes of mem; if mem is NULL, only counts them. */
 static void *take(uint8_t *mem, size_t *used, size_t n)
 {
     void *at = mem ? mem + *used : NULL;
@@ -118,8 +118,8 @@ size_t kern_q_bytes(enum kern_kv type, int hd)
     return up64((type == KERN_KV_BF16 ? 2 : 4) * n + 4);
 }
 
-/* For at most 64 rows at once: scores and weights of a partition, two planes of each, and outputs. Plain C needs none.
- */
+/* For at most 64 rows at once: scores and weights of a partition, two planes of each, and outputs. Plain C uses
+ * none. */
 size_t kern_attn_scratch(enum kern_kv type, int hd, int n_row_max)
 {
     size_t n = n_row_max < 64 ? ((size_t)n_row_max + 15) / 16 * 16 : 64;
@@ -127,8 +127,8 @@ size_t kern_attn_scratch(enum kern_kv type, int hd, int n_row_max)
     return up64(n * (KERN_KV_PARTITION * 8 + (size_t)hd * 8 + 64) + 16384);
 }
 
-/* Two groups unpacked to bytes with two f32 scales and one f32 minimum a row and block. Plain C needs none. */
-size_t kern_linear_scratch(int64_t cols_max)
+/* Two groups unpacked to bytes, with two f32 scales and one f32 minimum a row and block. Plain C uses none. */
+size_t kern_matmul_scratch(int64_t cols_max)
 {
     size_t n = ((size_t)cols_max + 63) / 64 * 64;
     return n * 48 + 16384;

@@ -1,11 +1,11 @@
-/* What VDPBF16PS does on this machine, and how fast. */
+/* Checks and measures VDPBF16PS on this machine. */
 #include "kernels/cpu/simd_avx512.h"
 
 #include <time.h>
 
 #include "kernels/cpu/dot_avx512.h"
 
-/* The rule as it is written. */
+/* The pair rule as docs/arithmetic.md defines it. */
 INLINE vf pair_fma(vi w, vi x, vf acc)
 {
     const vi high = vi_set((int32_t)0xffff0000u);
@@ -25,7 +25,7 @@ INLINE vi lanes_next(vi *s)
     return *s;
 }
 
-/* Two bf16 in every lane, with the 16 exponents from `exponent` on. */
+/* Two bf16 in every lane, with 16 consecutive exponents, starting at `exponent`. */
 INLINE vi random_pairs(vi *s, int exponent)
 {
     vi bits = vi_and(lanes_next(s), vi_set((int32_t)0x807f807fu));
@@ -42,7 +42,7 @@ INLINE vf random_floats(vi *s, int exponent)
     return vf_bits(vi_or(bits, vi_shl(up, 23)));
 }
 
-/* Lanes whose bits differ, unless both are NaN. */
+/* True in lanes whose bits differ, unless both are NaN. */
 INLINE vm differ(vf a, vf b)
 {
     vm nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) & _mm512_cmp_ps_mask(b, b, _CMP_UNORD_Q);
@@ -51,14 +51,14 @@ INLINE vm differ(vf a, vf b)
 }
 
 /*
- * 164,000 lanes: sums of one magnitude, at both ends of the range, of subnormals and infinities, and any bits. Every
- * other sum all but cancels, so that what was rounded away shows. 12 of 100 differ where the even product is added
- * first, 21 where the sum of the products is rounded before it is added, 6 where subnormals are kept.
+ * Compares 164,000 lanes: sums of one magnitude, at both ends of the range, of subnormals and infinities, and of random
+ * bits. In half of the sums the terms nearly cancel, so that rounding errors show. 12 of 100 lanes differ if the even
+ * product is added first, 21 if the sum of the products is rounded before it is added, 6 if subnormals are kept.
  */
 bool dot_is_exact_avx512(void)
 {
     static const struct {
-        int w, x, acc; /* least exponents; a product has the sum of both less 127 */
+        int w, x, acc; /* smallest exponents; a product's exponent is the sum of both less 127 */
     } kinds[] = {{120, 120, 120}, {56, 56, 0}, {183, 183, 240}, {0, 240, 120}};
     vi s = vi_add(vi_lanes(), vi_set(0x2545f491));
     vm wrong = 0;
@@ -95,7 +95,7 @@ INLINE int64_t tile_time(bool dot)
         s[j] = vf_zero();
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
     for (int i = 0; i < 2000; i++) {
-        __asm__ volatile("" : "+v"(w), "+v"(x)); /* as new operands, which are to be widened anew */
+        __asm__ volatile("" : "+v"(w), "+v"(x)); /* makes w and x new operands, so that each step widens them again */
         foreach (j, SUMS)
             s[j] = dot ? vf_pair_dot(w, x, s[j]) : pair_fma(w, x, s[j]);
     }
@@ -106,8 +106,8 @@ INLINE int64_t tile_time(bool dot)
 }
 
 /*
- * The least of some rounds of each, in turn: whatever else runs here only adds to a time. The two differ by a factor
- * near 2, one way or the other, where this was measured; a draw goes to fma.
+ * Compares the minimum over some alternating rounds of each, because other load only adds to a time. Where this was
+ * measured, the two differed by a factor near 2, in one direction or the other; if they are equal, fma is used.
  */
 bool dot_is_faster_avx512(void)
 {

@@ -1,6 +1,6 @@
 /*
- * exp2 as the contract fixes it, for x <= 0: n = x rounded to nearest even, a polynomial of degree 6 in x - n (the
- * Taylor series: ln2^k/k!, each rounded to f32), n added to the exponent as an integer; 0 below -126.
+ * exp2 as defined by docs/arithmetic.md, for x <= 0: n = x rounded to nearest even, a polynomial of degree 6 in x - n
+ * (the Taylor series: ln2^k/k!, each rounded to f32), n added to the exponent as an integer; 0 below -126.
  */
 #ifndef KERNELS_CPU_EXP2_H
 #define KERNELS_CPU_EXP2_H
@@ -16,7 +16,7 @@
 
 #define LOG2E 0x1.715476p+0f /* 1.442695 */
 
-/* Below this a scale is taken as 0, so that no reciprocal overflows. */
+/* A smaller scale is treated as 0, so that no reciprocal overflows. */
 #define SCALE_MIN 0x1p-100f
 
 #endif

@@ -1,11 +1,10 @@
-/* What is faster on the processor that runs this, found out once by kern_select. No setting changes a bit of a result.
- */
+/* Choices by speed, made once by kern_select for this processor. They change no bit of a result. */
 #ifndef KERNELS_MACHINE_H
 #define KERNELS_MACHINE_H
 
 #include <stdbool.h>
 
-/* Weights of few rows are loaded in order before the arithmetic (touch_super), instead of prefetched. */
+/* For few rows, weights are loaded in order before the arithmetic (touch_super) instead of prefetched. */
 extern bool machine_touches;
 
 #endif

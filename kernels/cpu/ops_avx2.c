@@ -1,4 +1,4 @@
-/* The table for AVX2. Rows of the embedding are a few a step: plain C reads them. */
+/* The table for AVX2. get_row is plain C: a step reads few rows of the embedding. */
 #include "kernels/cpu/simd_avx2.h"
 
 #include "kernels/cpu/plain.h"
@@ -6,10 +6,10 @@
 
 const struct kern_ops kern_ops_avx2 = {
     .name = "avx2",
-    .act = vec_act_avx2,
+    .quantize_act = vec_quantize_act_avx2,
     .norm = vec_norm_avx2,
-    .linear = vec_linear_avx2,
-    .row = plain_row,
+    .matmul = vec_matmul_avx2,
+    .get_row = plain_get_row,
     .silu_mul = vec_silu_mul_avx2,
     .add = vec_add_avx2,
     .rope = vec_rope_avx2,

@@ -1,10 +1,10 @@
 /*
- * Plain C: one partition of attention, two passes a row, and the joining of partitions. Tokens outside a row's range
- * are never read: what lies there may be stale, and 0·NaN is NaN.
+ * Plain C: one partition of attention in two passes per row, and merging of partitions. Tokens outside a row's range
+ * are never read: their bytes may be stale, and 0·NaN is NaN.
  */
 #include "kernels/cpu/plain.h"
 
-/* One row of one partition: its range, and what the first pass leaves for the second. */
+/* One row of one partition: its range, and the results of the first pass for the second. */
 struct row {
     const struct kern_attn *a;
     const uint8_t *q;
@@ -68,7 +68,7 @@ static void scores_f16(struct row *r)
     }
 }
 
-/* P as 14 bits: both products are exact sums of integers, so a partition has no order. */
+/* Weights as 14-bit integers: both products are exact integer sums, so the order within a partition does not matter. */
 static void values_int8(float *o, const struct row *r)
 {
     int hd = r->a->hd;
@@ -91,7 +91,7 @@ static void values_int8(float *o, const struct row *r)
     }
 }
 
-/* A token outside the range beside one inside counts as zeros. */
+/* If one token of a pair is outside the range, it counts as zeros. */
 static void values_bf16(float *o, const struct row *r)
 {
     int hd = r->a->hd;

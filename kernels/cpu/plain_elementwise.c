@@ -1,4 +1,4 @@
-/* Plain C: norm, activation function, rotation, and the sums over the vocabulary. */
+/* Plain C: norm, activation function, rotation, and sums over the vocabulary. */
 #include "kernels/cpu/plain.h"
 
 float kern_exp2(float x)

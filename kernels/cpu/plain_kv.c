@@ -1,13 +1,13 @@
-/* Plain C: what one token leaves in the KV tile, and query rows made ready for attention. */
+/* Plain C: writes a token's K and V to a tile, and prepares query rows for attention. */
 #include "kernels/cpu/plain.h"
 
-/* The size of the transform's blocks: the greatest power of two that divides hd. */
+/* Block size of the Hadamard transform: the largest power of two that divides hd. */
 static int hadamard_size(int hd)
 {
     return hd & -hd;
 }
 
-/* Spreads outliers of K over the head. Unnormalised: q_prep folds 1/n into the scale of the scores. */
+/* Spreads outliers of K over the head. Not normalised: q_prep multiplies the scale of the scores by 1/n. */
 static void hadamard(float *x, int hd)
 {
     int n = hadamard_size(hd);
@@ -47,7 +47,8 @@ static void write_bf16(uint16_t *tile, int hd, int t, const float *k, const floa
     }
 }
 
-/* Infinity in one token would poison the rows of a whole tile, so the greatest finite value stands for all above. */
+/* An infinity in one token would make all rows of a tile NaN, so larger values are clamped to the largest finite
+ * one. */
 static uint16_t f16_clamped(float x)
 {
     x = x > 65504.0f ? 65504.0f : x;

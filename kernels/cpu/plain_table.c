@@ -2,10 +2,10 @@
 
 const struct kern_ops kern_ops_c = {
     .name = "c",
-    .act = plain_act,
+    .quantize_act = plain_quantize_act,
     .norm = plain_norm,
-    .linear = plain_linear,
-    .row = plain_row,
+    .matmul = plain_matmul,
+    .get_row = plain_get_row,
     .silu_mul = plain_silu_mul,
     .add = plain_add,
     .rope = plain_rope,

@@ -1,4 +1,4 @@
-/* Plain C: weights read back from a packed group. */
+/* Plain C: unpacks weights of a packed group. */
 #include "kernels/cpu/plain.h"
 #include "kernels/layout.h"
 
@@ -60,7 +60,7 @@ void plain_unpack(struct plain_block *out, enum kern_type type, const uint8_t *g
     }
 }
 
-void plain_row(float *out, const struct kern_mat *w, int64_t row)
+void plain_get_row(float *out, const struct kern_mat *w, int64_t row)
 {
     const uint8_t *group = w->data + (size_t)(row / 16) * w->group_bytes;
     int r = (int)(row % 16);

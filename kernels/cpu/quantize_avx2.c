@@ -1,4 +1,4 @@
-/* Quantising of activations, K, V and queries for AVX2. */
+/* Quantisation of activations, K, V and queries for AVX2. */
 #include "kernels/cpu/simd_avx2.h"
 
 #include "kernels/cpu/vec_quantize.h"

@@ -1,5 +1,5 @@
 /*
- * The vector machine of simd_avx512.h as AVX2 with FMA and F16C: half the lanes, the same names. See there.
+ * The vector operations of simd_avx512.h for AVX2 with FMA and F16C: the same names with half the lanes.
  */
 #ifndef SIMD_H
 #define SIMD_H
@@ -16,12 +16,12 @@
 #define foreach(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
 #define DIRECT_GROUPS 2
-/* From so many columns on, one quantised group at once: never. */
+/* From this number of columns on, one quantised group at a time: never. */
 #define ONE_COLS 99
 #define ONE_COLS_K 99
 #define FLOAT_GROUPS_FEW 2
 #define FLOAT_GROUPS 1
-/* Off: the linears gained 10 %, but the attention that follows them lost as much (Zen 4). */
+/* Off: matrix multiplication gained 10 %, but the attention after it lost as much (Zen 4). */
 #define TOUCH_COLS 0
 #define PANEL_GROUPS 2
 #define PANEL_COLS 8
@@ -70,7 +70,7 @@ INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return _mm256_fmadd_ps(a, b, c);
 }
-/* The bf16 pairs w times the pairs x, the odd ones added to acc first. */
+/* acc plus the products of the bf16 pairs w and x, the odd product first. */
 INLINE vf vf_pair_dot(vi w, vi x, vf acc)
 {
     const vi high = _mm256_set1_epi32((int32_t)0xffff0000u);
@@ -241,17 +241,17 @@ INLINE vi vi_select(vm m, vi a, vi b)
 }
 
 /*
- * vpmaddubsw adds two products into 16 bits and saturates. Weights of up to 6 bits stay far below that: the 16-bit sums
- * of some steps are added before they are widened (2 products of w·127 a step: 4 bits 8 steps, 5 bits 4, 6 bits 2).
- * Eight bits go as |w| and sign(w)·a, at most 2·128·127 = 32,512, without the 128.
+ * vpmaddubsw adds two products into 16 bits and saturates. Weights of up to 6 bits stay far below saturation, so the
+ * 16-bit sums of several steps are added before they are widened (2 products of w·127 a step: 8 steps for 4 bits, 4 for
+ * 5, 2 for 6). 8-bit weights are multiplied as |w| and sign(w)·a without the offset of 128: at most 2·128·127 = 32,512.
  */
 typedef struct {
     vi s, part;
 } vdot;
 
 /*
- * The compiler must not know this value: it would turn chains of integer sums into trees whose terms do not fit into 16
- * registers, and move what every strip loads again in front of the loop over strips, onto the stack.
+ * Hides the value from the compiler. It would otherwise turn chains of integer sums into trees whose terms do not fit
+ * into 16 registers, and hoist what every strip loads out of the loop over strips, onto the stack.
  */
 #define KEEP_HERE(v) __asm__("" : "+x"(v))
 #define RELOAD(p) __asm__("" : "+r"(p))
@@ -336,7 +336,7 @@ INLINE void vf_store_n(float *p, vf v, int n)
     else
         _mm256_maskstore_ps(p, vm_range(0, 0, n), v);
 }
-/* Rows of a head are a multiple of 8 long, so these are never partial here. */
+/* The length of a head's row is a multiple of 8, so these are never partial with 8 lanes. */
 INLINE vi vi_load_n(const void *p, int n)
 {
     (void)n;

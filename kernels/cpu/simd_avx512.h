@@ -1,6 +1,6 @@
 /*
- * The vector machine that the vec_*.h algorithms are written for, as AVX-512 with VNNI: a register is LANES f32 or i32,
- * or 4·LANES bytes. simd_avx2.h offers the same names with half the lanes, so each algorithm is written once.
+ * The vector operations used by the vec_*.h algorithms, for AVX-512 with VNNI: a register is LANES f32 or i32, or
+ * 4·LANES bytes. simd_avx2.h defines the same names with half the lanes, so each algorithm is written once.
  *
  * VF(name) is the name of an exported function in this instruction set's build.
  */
@@ -16,25 +16,27 @@
 #define LANES 16
 #define VF(name) name##_avx512
 #define INLINE static inline __attribute__((always_inline))
-/* Loops over registers must vanish: their arrays live in registers only when every index is a constant. */
+/* Loops over registers must be unrolled: an array is kept in registers only if every index is a constant. */
 #define foreach(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
-/* Groups that the linears walk at once: quantised, float for few (1, 2) and for many columns, a panel. */
+/* Groups that matrix multiplication walks at once: quantised, float for few (1, 2) and for many columns, a panel. */
 #define DIRECT_GROUPS 2
-/* From so many columns on, one quantised group at once, whose sums then all stay in registers; K types read best so. */
+/* From this number of columns on, one quantised group at a time, so that all its sums stay in registers; K types read
+ * fastest so. */
 #define ONE_COLS 4
 #define ONE_COLS_K 1
 #define FLOAT_GROUPS_FEW 4
 #define FLOAT_GROUPS 2
-/* The most columns for which super-blocks may be loaded ahead of the arithmetic (touch_super). */
+/* The most columns for which super-blocks may be loaded before the arithmetic (touch_super). */
 #define TOUCH_COLS 2
 #define PANEL_GROUPS 2
-/* Columns of a register tile over a panel: with all sums in registers 4 beat 8 by 4 to 6 points of the peak (Zen 4). */
+/* Columns of a register tile over a panel. With all sums in registers, 4 reaches 4 to 6 points of the peak more than 8
+ * (Zen 4). */
 #define PANEL_COLS 4
-/* Registers of tokens and of head columns that attention takes at once. */
+/* Registers of tokens, and of head columns, that attention processes at once. */
 #define SCORE_REGS 2
 #define VALUE_REGS 2
-/* Strips (LANES output rows) whose dot products run together, so that one broadcast serves all. */
+/* Strips (LANES output rows) whose dot products are computed together, so that they share each broadcast. */
 #define DOT_STRIPS_FEW 2
 #define DOT_STRIPS_MANY 2
 
@@ -78,8 +80,7 @@ INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return _mm512_fmadd_ps(a, b, c);
 }
-/* The bf16 pairs w times the pairs x, the odd ones added to acc first: by the instruction, where dot_avx512.h allows.
- */
+/* acc plus the products of the bf16 pairs w and x, the odd product first; by VDPBF16PS if dot_avx512.h allows it. */
 INLINE vf vf_pair_dot(vi w, vi x, vf acc)
 {
     return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)x);
@@ -92,7 +93,7 @@ INLINE vf vf_abs(vf a)
 {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));
 }
-/* a > b ? a : b, so b where either is NaN. */
+/* a > b ? a : b, so b if either is NaN. */
 INLINE vf vf_max(vf a, vf b)
 {
     return _mm512_max_ps(a, b);
@@ -161,7 +162,7 @@ INLINE vi vi_xor(vi a, vi b)
 #define vi_shl(a, n) _mm512_slli_epi32(a, n)
 #define vi_shr(a, n) _mm512_srli_epi32(a, n)
 #define vi_sar(a, n) _mm512_srai_epi32(a, n)
-/* Four bytes in every lane. */
+/* The same four bytes in every lane. */
 INLINE vi vi_bcast4(const void *p)
 {
     int32_t x;
@@ -196,7 +197,7 @@ INLINE void vi_store_8(void *p, vi v)
 {
     _mm_storeu_si128(p, _mm512_cvtepi32_epi8(v));
 }
-/* 4·LANES values of 0 … 255 as bytes; the four bytes of values 4i … 4i+3 lie at PACKED_AT(i). */
+/* Stores 4·LANES values of 0 … 255 as bytes; the four bytes of values 4i … 4i+3 are at PACKED_AT(i). */
 #define PACKED_AT(i) (16 * ((i) % (LANES / 4)) + 4 * ((i) / (LANES / 4)))
 INLINE void vi_store_packed(void *p, vi a, vi b, vi c, vi d)
 {
@@ -228,15 +229,15 @@ INLINE bool vm_any(vm m)
     return m != 0;
 }
 /*
- * p·2^n for vf_exp2, n = x rounded, p = exp2(x - n): 0 where x < -126. There p·2^n is under the least normal number, so
- * that the instruction flushes it, as MXCSR says; it also gives 0 for n of -inf, where p is NaN.
+ * p·2^n for vf_exp2, n = x rounded, p = exp2(x - n): 0 if x < -126. Then p·2^n is smaller than the smallest normal
+ * number, so the instruction flushes it, as MXCSR demands; it also gives 0 for n = -inf, where p is NaN.
  */
 INLINE vf vf_times_exp2(vf p, vf n, vf x)
 {
     (void)x;
     return _mm512_scalef_ps(p, n);
 }
-/* Lanes lo <= i < hi of a register whose first lane is number `first`. */
+/* Lanes lo <= i < hi of a register whose first lane has the number `first`. */
 INLINE vm vm_range(int first, int lo, int hi)
 {
     lo = lo < first ? 0 : lo - first > LANES ? LANES : lo - first;
@@ -254,15 +255,15 @@ INLINE vi vi_select(vm m, vi a, vi b)
 }
 
 /*
- * Sums of byte products. dot_step adds the four products of each lane, weights w (0 … 2^bits - 1, unsigned) with the
- * signed bytes a, as step number `step` of a run of at most `run`; dot_end gives the run's sums. bits = 8 stands for
- * bytes that hold value + 128, which dot_is_raw() says are summed as they lie (the caller takes 128·Σa off) or not.
+ * Sums of byte products. dot_step adds the four products of each lane: weights w (0 … 2^bits - 1, unsigned) times the
+ * signed bytes a, as step number `step` of a run of at most `run`; dot_end returns the run's sums. bits = 8 means bytes
+ * that hold value + 128. If DOT_TAKES_128_OFF is false they are summed as stored, and the caller subtracts 128·Σa.
  */
 typedef struct {
     vi s;
 } vdot;
 
-/* What fits into 32 registers needs no help (simd_avx2.h does). */
+/* 32 registers suffice without help to the compiler; see simd_avx2.h. */
 #define RELOAD(p) (void)(p)
 
 #define DOT_TAKES_128_OFF false
@@ -303,7 +304,7 @@ INLINE int32_t vi_max_lane(vi v)
     return _mm512_reduce_max_epi32(v);
 }
 /*
- * out[i] = the greatest, the sum of the lanes of v[i], for 16 registers at once: halves are joined pairwise, so that
+ * out[i] = the maximum, or the sum, of the lanes of v[i], for 16 registers at once. Halves are joined pairwise, so that
  * every step reduces as many lanes as there are.
  */
 #define EACH_OF_16(NAME, OP)                                                                                           \
@@ -325,7 +326,7 @@ INLINE int32_t vi_max_lane(vi v)
 EACH_OF_16(vi_max_each, _mm512_max_epi32)
 EACH_OF_16(vi_sum_each, _mm512_add_epi32)
 
-/* The first n lanes; the others are read as 0 and not touched in memory. */
+/* Loads the first n lanes; the others are 0 and their memory is not accessed. */
 INLINE vf vf_load_n(const float *p, int n)
 {
     return n >= LANES ? vf_load(p) : _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
@@ -352,7 +353,7 @@ INLINE vf vf_across(vf v, int h)
     vi lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_permutexvar_ps(_mm512_xor_si512(lane, _mm512_set1_epi32(h)), v);
 }
-/* 0, 1, 2 … and lanes whose number has bit h. */
+/* 0, 1, 2 …; and the lanes whose number has bit h. */
 INLINE vi vi_lanes(void)
 {
     return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -367,7 +368,7 @@ INLINE vf vf_flip_where(vf v, int h)
     __mmask16 k = _mm512_test_epi32_mask(bit, bit);
     return _mm512_castsi512_ps(_mm512_mask_xor_epi32(vi_bits(v), k, vi_bits(v), _mm512_set1_epi32((int)0x80000000u)));
 }
-/* Pairs (2i, 2i+1): both take the even one, both the odd one, swapped. */
+/* Pairs (2i, 2i+1): both lanes get the even one, both the odd one, or the two are swapped. */
 INLINE vf vf_dup_even(vf v)
 {
     return _mm512_moveldup_ps(v);
@@ -380,7 +381,7 @@ INLINE vf vf_swap_pairs(vf v)
 {
     return _mm512_permute_ps(v, 0xb1);
 }
-/* The even, the odd lanes of two registers in a row. */
+/* The even, or the odd, lanes of two consecutive registers. */
 INLINE vf vf_evens(vf a, vf b)
 {
     vi pick = vi_shl(vi_lanes(), 1);

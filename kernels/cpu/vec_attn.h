@@ -1,8 +1,8 @@
 /*
- * One partition of attention: the rows in tiles of ATTN_ROWS, each tile in three steps over the partition: scores with
- * their maxima, exp2 with its sums, values. Lanes are tokens in the first two and head columns in the last, so what a
- * stale token holds never meets a row that does not see it: scores outside a row's range become -inf, their weights
- * exactly 0.
+ * One partition of attention. Rows are processed in tiles of ATTN_ROWS, each tile in three steps over the partition:
+ * scores with their maxima, exp2 with its sums, values. Lanes are tokens in the first two steps and head columns in the
+ * last, so stale bytes of a token never reach a row that does not attend to it: scores outside a row's range become
+ * -inf, their weights exactly 0.
  */
 #ifndef VEC_ATTN_H
 #define VEC_ATTN_H
@@ -15,15 +15,15 @@
 #define ATTN_ROWS 4
 #define BLOCK_REGS (KV_BLOCK / LANES)
 
-/* The blocks that the caller reads next, fetched line by line. */
+/* The blocks that the caller reads next, prefetched line by line. */
 struct attn_ahead {
     const uint8_t *const *tile;
     int n_tile, bytes;
     int at_tile, at;
-    int step; /* lines a step, so that the steps of a partition reach the end */
+    int step; /* lines per step, so that the steps of a partition reach the end */
 };
 
-/* What a tile of rows keeps between the steps: scores, then exp2 (float KV) or two planes of weights (int8 KV). */
+/* State of a tile of rows between the steps: scores, then exp2 (float KV) or two planes of weights (int8 KV). */
 struct attn_tile {
     float e[ATTN_ROWS][KERN_KV_PARTITION];
     uint8_t hi[ATTN_ROWS][KERN_KV_PARTITION], lo[ATTN_ROWS][KERN_KV_PARTITION];
@@ -31,15 +31,15 @@ struct attn_tile {
     uint16_t pair[ATTN_ROWS][KERN_KV_PARTITION]; /* weights as bf16, for vf_pair_dot */
     const uint8_t *row[ATTN_ROWS];               /* prepared queries */
     int from[ATTN_ROWS], to[ATTN_ROWS];
-    int32_t seed[ATTN_ROWS][2]; /* of the int8 scores: -128·Σhi, -128·Σlo, where keys are stored plus 128 */
+    int32_t seed[ATTN_ROWS][2]; /* of the int8 scores: -128·Σhi, -128·Σlo if keys are stored plus 128 */
     float dq[ATTN_ROWS];
     float max[ATTN_ROWS], sum[ATTN_ROWS], back[ATTN_ROWS];
-    int first, end;       /* blocks that any row sees */
-    int all_from, all_to; /* tokens that every row sees */
-    bool fetch;           /* the tile is the first to touch the blocks */
+    int first, end;       /* blocks that any row attends to */
+    int all_from, all_to; /* tokens that every row attends to */
+    bool fetch;           /* this tile is the first to read the blocks */
     const uint8_t *at;    /* prepared query of the next row, */
     int left;             /* rows left in its run, */
-    size_t q_bytes, jump; /* bytes from row to row, and more from run to run */
+    size_t q_bytes, jump; /* bytes from row to row; additional bytes from run to run */
     struct attn_ahead ahead;
 };
 
@@ -60,11 +60,11 @@ INLINE int32_t attn_int(const uint8_t *p)
 }
 
 /*
- * The blocks that are read next are fetched into the second level, line by line, spread over the arithmetic: on Zen 4
- * that reads up to twice as fast from memory as no fetch, or as fetching into the first. Blocks of this partition would
- * come too late: they take less time than a line from memory.
+ * Prefetches the next blocks into the second-level cache, line by line, spread over the arithmetic. On Zen 4 that reads
+ * up to twice as fast from memory as no prefetch, or as prefetch into the first level. For blocks of this partition a
+ * prefetch would be too late: they take less time than a line from memory.
  */
-/* Lines a step for `steps` steps. */
+/* Sets the number of lines per step, for `steps` steps. */
 INLINE void ahead_begin(struct attn_ahead *f, const struct kern_attn *a, int steps)
 {
     f->tile = a->next;
@@ -86,7 +86,7 @@ INLINE void ahead_step(struct attn_ahead *f)
     }
 }
 
-/* Scores of LANES·n tokens from token t, scaled; those out of a row's range -inf. Keeps the running maxima. */
+/* Stores scores of LANES·n tokens from token t on, scaled; -inf outside a row's range. Updates the running maxima. */
 INLINE void scores_keep(struct attn_tile *w, vf max[], int rows, int t, const vf s[], int n)
 {
     foreach (r, rows)
@@ -101,7 +101,7 @@ INLINE void scores_keep(struct attn_tile *w, vf max[], int rows, int t, const vf
         }
 }
 
-/* Both planes of the int8 scores of one block: exact sums, joined, then scaled. */
+/* Both planes of the int8 scores of one block: exact sums, combined, then scaled. */
 INLINE void scores_int8(struct attn_tile *w, vf max[], int rows, int hd, const uint8_t *tile, int t)
 {
     const int n = SCORE_REGS;
@@ -209,8 +209,8 @@ INLINE void scores_float(struct attn_tile *w, vf max[], enum kern_kv type, bool 
 }
 
 /*
- * e = exp2(s - max) and its sums in 16 lanes; a score of -inf gives 0. For int8 KV e becomes e·vs, with its maximum: a
- * NaN, as 0 times a stale scale is, never counts there, and weights_int8 masks it.
+ * e = exp2(s - max) and its sums in 16 lanes; a score of -inf gives 0. For int8 KV e becomes e·vs, with its maximum.
+ * NaN (0 times a stale scale) never counts in the maximum, and weights_int8 masks it.
  */
 INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int rows)
 {
@@ -248,7 +248,7 @@ INLINE void weigh(struct attn_tile *w, const struct kern_attn *a, bool int8, int
     }
 }
 
-/* Weights of LANES tokens from token t as 14 bits; 0 out of a row's range, and where no row reads. */
+/* Weights of LANES tokens from token t on as 14 bits; 0 outside a row's range and in unused rows. */
 INLINE vi weights_at(const struct attn_tile *w, int r, int t, vf inv)
 {
     if (t < w->first * KV_BLOCK || t >= w->end * KV_BLOCK)
@@ -282,13 +282,13 @@ INLINE void weights_int8(struct attn_tile *w, int rows)
     }
 }
 
-/* Where the packed weights of tokens t … t+3 lie in a plane. */
+/* Position of the packed weights of tokens t … t+3 in a plane. */
 INLINE int packed_at(int t)
 {
     return t / (4 * LANES) * (4 * LANES) + PACKED_AT(t / 4 % LANES);
 }
 
-/* VALUE_REGS registers of head columns from column i: exact sums over the partition. */
+/* VALUE_REGS registers of head columns from column i on: exact sums over the partition. */
 INLINE void values_int8(float *o, struct attn_tile *w, const struct kern_attn *a, int rows, int i, int n)
 {
     const int hd = a->hd;
@@ -360,7 +360,7 @@ INLINE void value_step(vf acc[], const struct attn_tile *w, const struct kern_at
     }
 }
 
-/* Tokens t0 <= t < t1 of one row. Where a bf16 pair is half seen, the other half counts as zeros. */
+/* Tokens t0 <= t < t1 of one row. If only one token of a bf16 pair is in range, the other counts as zeros. */
 INLINE void value_edge(vf acc[], const struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, bool dot,
                        int row, int t0, int t1, int i, int n)
 {
@@ -385,7 +385,8 @@ INLINE void value_edge(vf acc[], const struct attn_tile *w, const struct kern_at
     }
 }
 
-/* bf16 and f16 values: tokens ascending; the range that all rows see together, what lies around it row by row. */
+/* bf16 and f16 values, tokens ascending: the range that all rows share together, the rest of each row's range
+ * separately. */
 INLINE void values_float(float *o, struct attn_tile *w, const struct kern_attn *a, enum kern_kv type, bool dot,
                          int rows, int i, int n)
 {
@@ -393,7 +394,7 @@ INLINE void values_float(float *o, struct attn_tile *w, const struct kern_attn *
     int t0 = (w->all_from + step - 1) / step * step, t1 = w->all_to / step * step;
     vf acc[ATTN_ROWS * VALUE_REGS];
 
-    /* Nothing in common: each row alone. */
+    /* No common range: each row separately. */
     if (t1 <= t0)
         t0 = t1 = 0;
     foreach (j, rows * n)
@@ -416,7 +417,7 @@ INLINE void values_float(float *o, struct attn_tile *w, const struct kern_attn *
         }
 }
 
-/* Ranges, prepared queries and the blocks of a tile of rows; false where no row sees a token. */
+/* Sets up ranges, prepared queries and blocks of a tile of rows; false if no row attends to a token. */
 INLINE bool tile_begin(struct attn_tile *w, const struct kern_attn *a, int row, int rows)
 {
     int first = KERN_KV_PARTITION, end = 0;
@@ -461,7 +462,7 @@ INLINE bool tile_begin(struct attn_tile *w, const struct kern_attn *a, int row, 
     return end > 0;
 }
 
-/* bf16 weights: rounded, as f32 and where vf_pair_dot reads them as bf16 too. */
+/* Rounds weights to bf16: as f32, and if vf_pair_dot reads them also as bf16. */
 INLINE void weights_bf16(struct attn_tile *w, bool dot, int rows)
 {
     for (int r = 0; r < rows; r++)
@@ -474,7 +475,7 @@ INLINE void weights_bf16(struct attn_tile *w, bool dot, int rows)
         }
 }
 
-/* A tile of rows that sees something. Rows that see nothing get -inf, 0, 0 without a step of their own. */
+/* Computes a tile of rows of which some attend to a token. Rows without tokens get -inf, 0, 0 without a computation. */
 INLINE void attn_rows(float *m, float *l, float *o, struct attn_tile *w, const struct kern_attn *a, enum kern_kv type,
                       bool dot, int rows)
 {
@@ -550,7 +551,7 @@ static void attn_walk(float *m, float *l, float *o, attn_fn *const fns[ATTN_ROWS
 
     w->fetch = true;
     w->at = a->q;
-    w->left = a->run; /* of 0 there is one run without an end */
+    w->left = a->run; /* 0: one run without an end */
     w->q_bytes = kern_q_bytes(a->type, a->hd);
     w->jump = a->step - (size_t)a->run * w->q_bytes;
     for (int row = 0; row < a->n_row; row += ATTN_ROWS) {

@@ -1,5 +1,4 @@
-/* Element-wise operations and the sums over a row: norm, activation function, rotation, the sums over the vocabulary.
- */
+/* Element-wise operations and sums over a row: norm, activation function, rotation, sums over the vocabulary. */
 #ifndef VEC_ELEMENT_H
 #define VEC_ELEMENT_H
 
@@ -8,7 +7,7 @@
 #include "kernels/cpu/vec_float.h"
 #include "kernels/cpu/vec_ops.h"
 
-/* Lanes of the register at i that lie before n; as an int, for the partial loads. */
+/* Number of lanes of the register at i that are before n; an int, for the partial loads. */
 INLINE int lanes_left(int64_t n, int64_t i)
 {
     return n - i < LANES ? (n > i ? (int)(n - i) : 0) : LANES;
@@ -54,7 +53,7 @@ void VF(vec_add)(float *x, const float *y, int64_t n)
     }
 }
 
-/* Neighbours: with (x0,x1) and (c,s) interleaved, x0·(c,s) then fma of (-x1,x1) and (s,c). */
+/* Neighbouring pairs: with (x0,x1) and (c,s) interleaved, x0·(c,s), then fma of (-x1,x1) and (s,c). */
 static void rope_pairs(float *x, const float *cs, int n_rot)
 {
     for (int i = 0; i < n_rot; i += LANES) {
@@ -84,7 +83,7 @@ void VF(vec_rope)(float *x, const float *cs, int n_rot, bool neox)
     }
 }
 
-/* Each lane keeps its first greatest; of lanes that tie the lower index wins. */
+/* Each lane keeps its first maximum; if lanes tie, the lower index wins. */
 int64_t VF(vec_argmax)(const float *x, int64_t n, float *max)
 {
     vf top = vf_set(-INFINITY);
@@ -112,7 +111,7 @@ int64_t VF(vec_argmax)(const float *x, int64_t n, float *max)
             *max = x[i];
             best = i;
         }
-    /* Zeros of both signs tie; the value is that of the index. */
+    /* +0 and -0 tie; the value is the one at the index. */
     if (*max > -INFINITY)
         *max = x[best];
     return best;
@@ -144,7 +143,7 @@ void VF(vec_attn_merge)(float *M, float *L, float *O, float m, float l, const fl
 {
     if (m == -INFINITY)
         return;
-    if (*M == -INFINITY && m > -INFINITY) { /* 0 times 0 plus 1 times what is there, which holds no -0 */
+    if (*M == -INFINITY && m > -INFINITY) { /* 0 times 0 plus 1 times the new value, which contains no -0 */
         memcpy(O, o, (size_t)hd * sizeof *O);
         *L = l;
         *M = m;

@@ -1,12 +1,12 @@
 /*
- * Pieces that several operations share: exp2, rounding within limits, the conversion to bf16, the 16-lane sums.
+ * Functions shared by several operations: exp2, rounding within limits, conversion to bf16, the 16-lane sums.
  */
 #ifndef VEC_FLOAT_H
 #define VEC_FLOAT_H
 
 #include "kernels/cpu/exp2.h"
 
-/* Registers that hold the contract's 16 lanes. */
+/* Registers that hold the 16 lanes of docs/arithmetic.md. */
 #define LANE_REGS (16 / LANES)
 
 /* For x <= 0. NaN stays NaN. */
@@ -23,13 +23,13 @@ INLINE vf vf_exp2(vf x)
     return vf_times_exp2(p, n, x);
 }
 
-/* Nearest even within ±limit; NaN gives limit. */
+/* Rounds to nearest even within ±limit; NaN gives limit. */
 INLINE vi round_limit(vf x, float limit)
 {
     return vi_from_f(vf_max(vf_min(x, vf_set(limit)), vf_set(-limit)));
 }
 
-/* The bits of a magnitude, which order as the magnitudes do, NaN on top. */
+/* The bits of a magnitude, which have the order of the magnitudes, with NaN as the largest. */
 INLINE vi magnitude_bits(vf x)
 {
     return vi_and(vi_bits(x), vi_set(0x7fffffff));

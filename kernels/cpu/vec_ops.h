@@ -1,15 +1,16 @@
 /*
- * The operations of a vector instruction set, each in the file of its concept; ops_*.c puts them in the table. Included
- * after the instruction set's simd header.
+ * The operations of a vector instruction set, one file per concept; ops_*.c puts them in the table. Included after the
+ * instruction set's simd header.
  */
 #ifndef VEC_OPS_H
 #define VEC_OPS_H
 
 #include "kernels/kernels.h"
 
-void VF(vec_linear)(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1, const struct kern_act *x,
+void VF(vec_matmul)(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1, const struct kern_act *x,
                     int64_t r0, int64_t r1, void *scratch);
-void VF(vec_act)(struct kern_act *a, int64_t r0, int64_t n_row, int64_t k0, int64_t n, const float *x, size_t ld);
+void VF(vec_quantize_act)(struct kern_act *a, int64_t r0, int64_t n_row, int64_t k0, int64_t n, const float *x,
+                          size_t ld);
 void VF(vec_norm)(float *out, const float *x, const float *w, int64_t n, float eps);
 void VF(vec_silu_mul)(float *out, const float *gate, const float *up, int64_t n);
 void VF(vec_add)(float *x, const float *y, int64_t n);

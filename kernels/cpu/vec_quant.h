@@ -1,6 +1,6 @@
 /*
- * Where the parts of a packed quantised group lie (kernels.h has the layout), and how a strip's bytes and scales are
- * read. Every function takes the type as a constant and vanishes into its caller.
+ * Positions of the parts of a packed quantised group (layout in kernels.h), and reading of a strip's bytes and scales.
+ * Every function gets the type as a constant and is inlined into its caller.
  *
  * A strip is LANES output rows: strip h of a group starts 4·LANES·h bytes into each 64-byte vector and LANES·h into
  * each run of 16 scales.
@@ -40,7 +40,7 @@ INLINE bool quant_has_min(enum kern_type t)
     return t == KERN_Q4_1 || t == KERN_Q5_1 || t == KERN_Q4_K || t == KERN_Q5_K;
 }
 
-/* What a stored value has too much: the seed of a dot product is -zero·Σa. */
+/* Offset of a stored value: the seed of a dot product is -zero·Σa. */
 INLINE int quant_zero(enum kern_type t)
 {
     switch (t) {
@@ -106,7 +106,7 @@ INLINE vi quant_quad(enum kern_type t, const uint8_t *w, int q)
 }
 
 /*
- * A block's scales for one strip: acc takes a·(d·s) + m·z; Q6_K has a scale a half instead, d for the first, m for the
+ * A block's scales for one strip: acc gets a·(d·s) + m·z; Q6_K has a scale per half instead, d for the first, m for the
  * second. The products of K types are exact in f32.
  */
 struct quant_scale {

@@ -1,6 +1,6 @@
 /*
- * Values as int8: activations in the forms that weights take, K and V of a token, query rows in two planes. The
- * divisions of many blocks run together; everything else is a block at a time.
+ * Quantisation to int8: activations, K and V of a token, query rows in two planes. The divisions of many blocks are
+ * done together; everything else is done per block.
  */
 #ifndef VEC_QUANTIZE_H
 #define VEC_QUANTIZE_H
@@ -11,7 +11,7 @@
 /* A head padded to whole registers. */
 #define HEAD_MAX (KERN_HEAD_MAX + 16)
 
-/* Blocks whose divisions run together. */
+/* Blocks whose divisions are done together. */
 #define ACT_RUN 16
 
 INLINE float float_of_bits(int32_t u)
@@ -22,7 +22,7 @@ INLINE float float_of_bits(int32_t u)
     return x;
 }
 
-/* The greatest magnitude of n (a multiple of LANES; padding is 0), NaN on top. */
+/* The largest magnitude of n values (n a multiple of LANES; padding is 0); NaN is the largest. */
 INLINE float greatest(const float *x, int n)
 {
     vi max = vi_zero();
@@ -32,7 +32,7 @@ INLINE float greatest(const float *x, int n)
     return float_of_bits(vi_max_lane(max));
 }
 
-/* d = max/127 and 127/max; both 0 where max is tiny, which makes the values 0. */
+/* d = max/127 and 127/max; both 0 if max is tiny, which makes the values 0. */
 INLINE void act_scales(float *d, float *inv, int n)
 {
     for (int i = 0; i < n; i += LANES) {
@@ -43,14 +43,14 @@ INLINE void act_scales(float *d, float *inv, int n)
     }
 }
 
-/* A block of one row: where it comes from, its number in the tiles, its column there. */
+/* A block of one row: its source, its number in the tiles, its column there. */
 struct act_block {
     const float *x;
     int64_t at;
     int c;
 };
 
-/* Up to ACT_RUN blocks, of one row or of many: what reduces lanes or divides does it for all at once. */
+/* Up to ACT_RUN blocks, of one row or of several: reductions and divisions are done for all at once. */
 static void act_run(struct kern_act *a, const struct act_block block[ACT_RUN], int n)
 {
     vi half[2][ACT_RUN];
@@ -109,7 +109,7 @@ static void act_int8(struct kern_act *a, int64_t r0, int64_t n_row, int64_t k0, 
         act_run(a, block, have);
 }
 
-/* n columns of one row to bf16 pairs, 8 pairs apart; an odd end gets a zero partner. */
+/* Converts n columns of one row to bf16 pairs, 8 pairs apart; an odd last column is paired with zero. */
 static void act_bf16(uint16_t *b, const float *x, int64_t n)
 {
     for (int64_t k = 0; k < n; k += LANES) {
@@ -123,7 +123,8 @@ static void act_bf16(uint16_t *b, const float *x, int64_t n)
     }
 }
 
-void VF(vec_act)(struct kern_act *a, int64_t r0, int64_t n_row, int64_t k0, int64_t n, const float *x, size_t ld)
+void VF(vec_quantize_act)(struct kern_act *a, int64_t r0, int64_t n_row, int64_t k0, int64_t n, const float *x,
+                          size_t ld)
 {
     if (a->q)
         act_int8(a, r0, n_row, k0, n, x, ld);
@@ -138,7 +139,7 @@ void VF(vec_act)(struct kern_act *a, int64_t r0, int64_t n_row, int64_t k0, int6
     }
 }
 
-/* x[hd], padded with zeros to whole registers. */
+/* Copies x[hd], padded with zeros to whole registers. */
 INLINE int head_copy(float *x, const float *from, int hd)
 {
     int i = 0;
@@ -148,7 +149,7 @@ INLINE int head_copy(float *x, const float *from, int hd)
     return i;
 }
 
-/* Blocks of n = the greatest power of two in hd; stages n/2 … 1: (lo+hi, lo-hi). */
+/* In blocks of n, the largest power of two that divides hd: stages n/2 … 1, (lo+hi, lo-hi). */
 static void hadamard_spread(float *x, int hd)
 {
     const int n = hd & -hd;
@@ -220,7 +221,7 @@ static void write_bf16(uint16_t *tile, int hd, int t, const float *k, const floa
         tile_v[(t / 2 * hd + i) * 2 + t % 2] = b[i];
 }
 
-/* Clamped to the greatest finite value; NaN stays: min and max give their second operand then. */
+/* Clamps to the largest finite value. NaN stays NaN: min and max return their second operand for it. */
 INLINE void head_f16(uint16_t *h, const float *x, int hd)
 {
     for (int i = 0; i < hd; i += LANES)

@@ -92,7 +92,7 @@ static void out(struct pass *p, const struct model_layer *l)
     struct kern_act *a = &p->t->out_act;
     int64_t wide = (int64_t)p->g->e.m->c.n_head * p->g->e.m->c.head_dim;
     a->n_row = p->n;
-    p->g->k->act(a, 0, p->n, 0, wide, p->t->out, (size_t)wide);
+    p->g->k->quantize_act(a, 0, p->n, 0, wide, p->t->out, (size_t)wide);
     add(p, &l->wo, a);
 }
 
@@ -104,7 +104,7 @@ static void gate_up(struct pass *p, const struct model_layer *l)
     for (int64_t g0 = 0; g0 < n_group; g0 += 2)
         gate_up_panels(p->g, p->t, l, &p->t->norm_act, a, p->t->h, g0, min64(g0 + 2, n_group), p->n);
     if (ffn % 32)
-        p->g->k->act(a, 0, p->n, 0, ffn, p->t->h, (size_t)ffn);
+        p->g->k->quantize_act(a, 0, p->n, 0, ffn, p->t->h, (size_t)ffn);
 }
 
 static void down(struct pass *p, const struct model_layer *l)

@@ -170,7 +170,7 @@ static const struct kern_act *attended(struct pass *p)
         return &g->act_o;
     a->n_row = g->s.n_row;
     a->k = (int64_t)g->e.m->c.n_head * g->e.m->c.head_dim;
-    g->k->act(a, 0, a->n_row, 0, a->k, g->o, (size_t)a->k);
+    g->k->quantize_act(a, 0, a->n_row, 0, a->k, g->o, (size_t)a->k);
     return a;
 }
 
@@ -201,7 +201,7 @@ static void make_act(struct pass *p, struct kern_act *a, const float *x, int64_t
     int64_t n = g->s.n_row;
     for (int64_t r0; (r0 = threads_take(g->threads, p->tid, p->stage, n, KERN_TILE)) >= 0;) {
         int64_t rows = min64(KERN_TILE, n - r0);
-        g->k->act(a, r0, rows, 0, k, x + r0 * k, (size_t)k);
+        g->k->quantize_act(a, r0, rows, 0, k, x + r0 * k, (size_t)k);
         threads_done(g->threads, p->stage, n, rows);
     }
     threads_sync(g->threads, p->tid, p->stage++, n);

@@ -63,7 +63,7 @@ static void place_ctx(struct cpu *g, struct bump *b, struct thread_ctx *s, struc
     int64_t hd = c->head_dim, rows = g->attn_rows;
     struct thread_ctx d = {0};
     take_act(b, &d.act, ROWS_ALONE, cols_max(c), f.norm | f.out);
-    d.linear = take(b, kern_linear_scratch(cols_max(c)));
+    d.linear = take(b, kern_matmul_scratch(cols_max(c)));
     uint64_t out = (uint64_t)(g->e.row_max > 1024 ? g->e.row_max : 1024) * 32 * 4; /* or 16 rows of 64 panels */
     d.a = take(b, out);
     d.b = take(b, out);

@@ -15,7 +15,7 @@
 
 struct thread_ctx {               /* buffers of one thread */
     struct kern_act act;          /* normed rows, up to ROWS_ALONE */
-    void *linear;                 /* kern_linear_scratch */
+    void *linear;                 /* kern_matmul_scratch */
     float *a, *b;                 /* [row_max][32] */
     float *norm;                  /* [8][hidden] */
     float *m, *l, *o;             /* attention partials: [attn_rows], [attn_rows][hd] */

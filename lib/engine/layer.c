@@ -53,7 +53,7 @@ void embed_rows(struct cpu *g, int64_t r0, int64_t r1)
         int64_t ci = chunk_of(s, r);
         const struct engine_chunk *ch = &s->chunk[ci];
         int64_t at = r - s->row0[ci];
-        g->k->row(g->x + r * c->hidden, &g->e.m->embed, ch->ids[at]);
+        g->k->get_row(g->x + r * c->hidden, &g->e.m->embed, ch->ids[at]);
         float *cs = g->cs + r * c->n_rot;
         for (int i = 0; i < c->n_rot / 2; i++) {
             double sn, cn;
@@ -70,7 +70,7 @@ void norm_tile(struct cpu *g, struct thread_ctx *t, struct kern_act *a, int64_t 
     int64_t k = g->e.m->c.hidden;
     for (int64_t r = 0; r < n; r++)
         g->k->norm(t->norm + r * k, g->x + (r0 + r) * k, w, k, g->e.m->c.eps);
-    g->k->act(a, at, n, 0, k, t->norm, (size_t)k);
+    g->k->quantize_act(a, at, n, 0, k, t->norm, (size_t)k);
 }
 
 static void add_bias(float *out, size_t ld, const float *bias, int64_t first, int64_t last, int64_t rows, int64_t n_row)
@@ -90,7 +90,7 @@ void qkv_panels(struct cpu *g, struct thread_ctx *t, const struct model_layer *l
     const float *bias[3] = {l->bq, l->bk, l->bv};
     const int64_t off[3] = {0, g->off_k, g->off_v};
     float *out = qkv + off[which] + 16 * g0;
-    g->k->linear(out, (size_t)g->ldq, w[which], g0, g1, a, 0, n, t->linear);
+    g->k->matmul(out, (size_t)g->ldq, w[which], g0, g1, a, 0, n, t->linear);
     add_bias(out, (size_t)g->ldq, bias[which], 16 * g0, 16 * g1, w[which]->rows, n);
 }
 
@@ -118,11 +118,11 @@ void gate_up_panels(struct cpu *g, struct thread_ctx *t, const struct model_laye
                     struct kern_act *h_act, float *h, int64_t g0, int64_t g1, int64_t n)
 {
     int64_t ffn = g->e.m->c.ffn, ld = 16 * (g1 - g0), cols = min64(16 * g1, ffn) - 16 * g0;
-    g->k->linear(t->a, (size_t)ld, &l->gate, g0, g1, a, 0, n, t->linear);
-    g->k->linear(t->b, (size_t)ld, &l->up, g0, g1, a, 0, n, t->linear);
+    g->k->matmul(t->a, (size_t)ld, &l->gate, g0, g1, a, 0, n, t->linear);
+    g->k->matmul(t->b, (size_t)ld, &l->up, g0, g1, a, 0, n, t->linear);
     if (ffn % 32 == 0) {
         g->k->silu_mul(t->a, t->a, t->b, n * ld);
-        g->k->act(h_act, 0, n, 16 * g0, cols, t->a, (size_t)ld);
+        g->k->quantize_act(h_act, 0, n, 16 * g0, cols, t->a, (size_t)ld);
     } else {
         for (int64_t r = 0; r < n; r++)
             g->k->silu_mul(h + r * ffn + 16 * g0, t->a + r * ld, t->b + r * ld, cols);
@@ -133,7 +133,7 @@ void add_panels(struct cpu *g, struct thread_ctx *t, const struct kern_mat *w, c
                 int64_t g1, int64_t r0, int64_t n)
 {
     int64_t hidden = g->e.m->c.hidden, ld = 16 * (g1 - g0), cols = min64(16 * g1, hidden) - 16 * g0;
-    g->k->linear(t->a, (size_t)ld, w, g0, g1, a, 0, n, t->linear);
+    g->k->matmul(t->a, (size_t)ld, w, g0, g1, a, 0, n, t->linear);
     for (int64_t r = 0; r < n; r++)
         g->k->add(g->x + (r0 + r) * hidden + 16 * g0, t->a + r * ld, cols);
 }

@@ -45,7 +45,7 @@ static void finish(struct cpu *g, int tid, int stage)
             int64_t r = s->row0[c] + (s->chunk[c].want == ENGINE_ALL ? w - base : s->chunk[c].n - 1);
             g->k->norm(g->want + w * k, g->x + r * k, g->e.m->output_norm, k, g->e.m->c.eps);
         }
-        g->k->act(&g->act_w, w0, w1 - w0, 0, k, g->want + w0 * k, (size_t)k);
+        g->k->quantize_act(&g->act_w, w0, w1 - w0, 0, k, g->want + w0 * k, (size_t)k);
         threads_done(g->threads, stage, s->n_want, w1 - w0);
     }
     threads_sync(g->threads, tid, stage, s->n_want);
@@ -88,7 +88,7 @@ static void logits_run(void *arg, int tid)
     int64_t ld = engine_logits_ld(&g->e), n_panel = panels(w), run = (n_panel + g->width - 1) / g->width;
     part_time(g, tid, PART_N);
     for (int64_t u; (u = take_run(g, tid, 0, n_panel, run)) >= 0;) {
-        g->k->linear(g->logits + 32 * u, (size_t)ld, w, 2 * u, min64(2 * (u + run), groups(w)), &g->act_w,
+        g->k->matmul(g->logits + 32 * u, (size_t)ld, w, 2 * u, min64(2 * (u + run), groups(w)), &g->act_w,
                      g->logits_first, g->logits_first + g->logits_n, g->ctx[tid].linear);
         threads_done(g->threads, 0, n_panel, min64(run, n_panel - u));
     }

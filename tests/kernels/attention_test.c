@@ -1,6 +1,6 @@
 /*
- * KV tiles and attention, for each KV type and head size, against a softmax in double precision over the K and V that
- * the test itself reads back from the tiles by the picture in kernels.h. Memory that no token was written to is NaN.
+ * KV tiles and attention, for each KV type and head size, compared with a softmax in double precision over the K and V
+ * that the test reads back from the tiles by the layout in kernels.h. Memory to which no token was written is NaN.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 #define BLOCKS 24
 #define HEAD 128
 
-static const struct kern_ops *ops; /* each implementation that this machine runs, in turn */
+static const struct kern_ops *ops; /* each implementation that this machine supports, in turn */
 static const int heads[] = {8, 16, 32, 64, 96, 128};
 #define N_HEADS ((int)(sizeof(heads) / sizeof(*heads)))
 
@@ -41,7 +41,7 @@ static int hadamard_size(int hd)
     return hd % 128 == 0 ? 128 : hd % 64 == 0 ? 64 : hd % 32 == 0 ? 32 : hd % 16 == 0 ? 16 : 8;
 }
 
-/* The matrix by its definition: entry (i,j) is -1 to the number of ones in i & j. */
+/* The Hadamard matrix by definition: entry (i,j) is -1 to the number of ones in i & j. */
 static void transform(double *x, int hd)
 {
     int n = hadamard_size(hd);
@@ -68,7 +68,7 @@ static double f32_at(const uint8_t *p, int i)
     return x;
 }
 
-/* Token t of a tile as numbers; K of int8 with the transform undone. */
+/* Token t of a tile as numbers; the transform of int8 K is undone. */
 static void read_back(double *k, double *v, double *k_scale, const uint8_t *tile, enum kern_kv type, int hd, int t)
 {
     const uint8_t *ks = tile + 32 * hd, *vt = ks + 128, *vs = vt + 32 * hd;
@@ -89,7 +89,7 @@ static void read_back(double *k, double *v, double *k_scale, const uint8_t *tile
         transform(k, hd);
 }
 
-/* Tokens from … to-1 are written, all others stay NaN. K has an outlier channel, as models do. */
+/* Tokens from … to-1 are written, all others stay NaN. K has an outlier channel, as in real models. */
 static struct sequence *sequence_make(enum kern_kv type, int hd, int from, int to, uint64_t *seed)
 {
     struct sequence *s = stale(sizeof(*s));
@@ -154,8 +154,8 @@ static void attend(float *out, const struct sequence *s, int n, const float *q, 
 }
 
 /*
- * One row in double. The bound: scores err by the 15 bits of Q and by f32 sums, the output by twice that; weights are
- * rounded to 14 bits of the greatest (int8) or to 8 bits (bf16).
+ * One row in double. The bound: scores differ by the 15 bits of Q and by f32 sums, the output by twice that; weights
+ * are rounded to 14 bits of the largest (int8) or to 8 bits (bf16).
  */
 static double oracle(double *out, const struct sequence *s, const float *q, int from, int to, float scale)
 {
@@ -214,7 +214,7 @@ static void equals_softmax(void **state)
                     if (!(fabs(out[i * hd + d] - expect[d]) <= bound))
                         fail_msg("%s head %d row %d: %.8g, not %.8g within %.3g", kern_kv_name(type), hd, i,
                                  out[i * hd + d], expect[d], bound);
-                attend(one, s, 1, q + i * hd, from + i, to + i, scale); /* rows do not see each other */
+                attend(one, s, 1, q + i * hd, from + i, to + i, scale); /* rows are independent */
                 assert_memory_equal(one, out + i * hd, (size_t)hd * sizeof(float));
             }
             sequence_free(s);
@@ -270,7 +270,7 @@ static float value_as_written(const struct sequence *s, const float *e, int from
     return (float)sum * (c * (1 / 16383.0f));
 }
 
-/* Maximum, sum and output of one partition in every bit. */
+/* Maximum, sum and output of one partition equal in every bit. */
 static void order_of_sums(void **state)
 {
     (void)state;
@@ -311,7 +311,7 @@ static void order_of_sums(void **state)
         }
 }
 
-/* A product that is flushed leaves -0 in a sum; what comes out has no sign, whoever skipped which token. */
+/* A flushed product leaves -0 in a sum; the output has no negative zero, whichever tokens were skipped. */
 static void no_negative_zero(void **state)
 {
     (void)state;
@@ -322,7 +322,7 @@ static void no_negative_zero(void **state)
         float k[8] = {0}, v[8] = {0}, query[8] = {1}, m, l, o[8];
         ops->kv_write(tile, type, 8, 0, k, v);
         ops->kv_write(tile, type, 8, 1, k, v);
-        k[0] = -80; /* 2^-115 of the greatest weight */
+        k[0] = -80; /* 2^-115 of the largest weight */
         for (int d = 0; d < 8; d++)
             v[d] = -0x1p-24f;
         ops->kv_write(tile, type, 8, 2, k, v);
@@ -337,7 +337,7 @@ static void no_negative_zero(void **state)
     }
 }
 
-/* What is stored is near what was given: half a step of the format. */
+/* Stored values differ from the given ones by at most half a step of the format. */
 static void stores_k_and_v(void **state)
 {
     (void)state;
@@ -355,7 +355,7 @@ static void stores_k_and_v(void **state)
                     double step = type == KERN_KV_BF16 ? 0x1p-8 : 0x1p-11, k_err = fabs(k) * step,
                            v_err = fabs(v) * step;
                     if (type == KERN_KV_INT8) {
-                        k_err = s->k_scale[t] * 0.501; /* H·error/n is at most the greatest error */
+                        k_err = s->k_scale[t] * 0.501; /* H·error/n is at most the largest error */
                         v_err = v_max / 127 * 0.501;
                     }
                     assert_true(fabs(s->k_back[t][d] - k) <= k_err + 0x1p-24 &&
@@ -366,7 +366,7 @@ static void stores_k_and_v(void **state)
         }
 }
 
-/* A write over two different fills: the bytes that come out equal are those of the token, no more and no fewer. */
+/* Writes a token over two different fills: the bytes that become equal are those of the token, no more and no fewer. */
 static void writes_its_token_only(void **state)
 {
     (void)state;
@@ -397,7 +397,8 @@ static void writes_its_token_only(void **state)
         }
 }
 
-/* Only the tokens of the window exist; everything before and behind is NaN, in the same pairs, quads and tiles too. */
+/* Only the tokens of the range are written; everything before and after is NaN, also in the same pairs, quads and
+ * tiles. */
 static void stale_bytes_stay_out(void **state)
 {
     (void)state;
@@ -422,7 +423,7 @@ static void stale_bytes_stay_out(void **state)
             }
 }
 
-/* Zeros: queries see every token alike, values give zero without a sign. */
+/* Zeros: queries weigh every token equally, values give zero without a sign. */
 static void zero_vectors(void **state)
 {
     (void)state;
@@ -460,7 +461,7 @@ static void not_a_number_shows(void **state)
         ops->kv_write(s->tile[1], type, 32, 1, bad, s->v[33]);
         attend(out, s, 1, q, &from, &to, 1.0f);
         assert_true(isnan(out[0]) && isnan(out[31]));
-        to = 33; /* not where the token is masked */
+        to = 33; /* not if the token is masked */
         attend(out, s, 1, q, &from, &to, 1.0f);
         assert_false(isnan(out[0]) || isnan(out[31]));
         sequence_free(s);
@@ -481,7 +482,7 @@ static void f16_is_clamped(void **state)
     free(tile);
 }
 
-/* The planes, their sums and the padding that every implementation shares. */
+/* The planes, their sums and the padding are shared by every implementation. */
 static void prepared_queries(void **state)
 {
     (void)state;
@@ -527,13 +528,13 @@ static void merging(void **state)
 {
     (void)state;
     float M = -INFINITY, L = 0, O[8] = {0}, out[8], o[8] = {1, 2, 3, 4, 5, 6, 7, -0.0f};
-    ops->attn_merge(&M, &L, O, -INFINITY, 0, o, 8); /* a partition of which nothing is seen */
+    ops->attn_merge(&M, &L, O, -INFINITY, 0, o, 8); /* a partition without tokens for the row */
     assert_true(M == -INFINITY && L == 0 && O[0] == 0);
     ops->attn_merge(&M, &L, O, 3, 2, o, 8);
     assert_true(M == 3 && L == 2 && O[6] == 7);
-    ops->attn_merge(&M, &L, O, 1, 4, o, 8); /* a lesser maximum counts a quarter */
+    ops->attn_merge(&M, &L, O, 1, 4, o, 8); /* a smaller maximum counts a quarter */
     assert_true(M == 3 && L == 3 && O[0] == 1.25f && O[6] == 8.75f);
-    ops->attn_merge(&M, &L, O, 4, 1, o, 8); /* a greater one halves what was */
+    ops->attn_merge(&M, &L, O, 4, 1, o, 8); /* a larger maximum halves the earlier sums */
     assert_true(M == 4 && L == 2.5f && O[0] == 1.625f);
     ops->attn_merge(&M, &L, O, 500, 1, o, 8);
     assert_true(M == 500 && L == 1 && O[0] == 1);

@@ -33,7 +33,7 @@ static inline void draw_row(float *x, int64_t n, float size, uint64_t *state)
         x[i] = size * draw_f32(state);
 }
 
-/* 64-byte aligned, every byte 0xff: floats are NaN, so that reading what was never written shows. */
+/* 64-byte aligned, every byte 0xff: floats are NaN, so that a read of memory that was never written shows. */
 static inline void *stale(size_t n)
 {
     n = (n + 63) / 64 * 64;

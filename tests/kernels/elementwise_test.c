@@ -1,5 +1,5 @@
-/* Norm, activation function, rotation, exp2, vocabulary sums and half formats, against double precision of libm, and
- * against the compiler's _Float16. */
+/* Norm, activation function, rotation, exp2, vocabulary sums and half formats, compared with libm in double precision
+ * and with the compiler's _Float16. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include "kernels/half.h"
 #include "kernels/kernels.h"
 
-static const struct kern_ops *ops; /* each implementation that this machine runs, in turn */
+static const struct kern_ops *ops; /* each implementation that this machine supports, in turn */
 
 static void near(double got, double expect, double bound)
 {
@@ -25,8 +25,8 @@ static int setup(void **state)
     return 0;
 }
 
-/* The first term left out is (ln2/2)^7/7!, 1.7e-7 of the least value of the polynomial, 2^-1/2. Rounding adds 0.6e-7.
- */
+/* The first omitted term is (ln2/2)^7/7!, 1.7e-7 of the smallest value of the polynomial, 2^-1/2. Rounding adds
+ * 0.6e-7. */
 #define EXP2_BOUND 2.3e-7
 
 static void exp2_bound(void **state)
@@ -45,7 +45,7 @@ static void exp2_edges(void **state)
     assert_true(kern_exp2(-126.0f) == 0x1p-126f && kern_exp2(-1.0f) == 0.5f);
     assert_true(kern_exp2(nextafterf(-126.0f, -200.0f)) == 0.0f && kern_exp2(-INFINITY) == 0.0f);
     assert_true(isnan(kern_exp2(NAN)));
-    for (int n = 0; n >= -125; n--) /* halves go to the even side */
+    for (int n = 0; n >= -125; n--) /* halves round to the even side */
         near(kern_exp2((float)n - 0.5f), exp2(n - 0.5), EXP2_BOUND * exp2(n - 0.5));
 }
 
@@ -72,7 +72,7 @@ static void norm_bound(void **state)
     }
 }
 
-/* The lanes and the fold are part of the contract: these terms lose different parts in every other order. */
+/* The lanes and the fold are part of the contract: in every other order these terms lose different parts. */
 static void norm_order(void **state)
 {
     (void)state;
@@ -218,7 +218,7 @@ static void f16_equals_compiler(void **state)
     }
 }
 
-/* bf16: the nearer of the two neighbours, the even one at a tie; by arithmetic on the values, not on the bits. */
+/* bf16: the nearer of the two neighbours, the even one at a tie; computed on the values, not on the bits. */
 static void bf16_is_nearest(void **state)
 {
     (void)state;
@@ -240,7 +240,7 @@ static void bf16_is_nearest(void **state)
     assert_int_equal(bf16_of_f32(f32_of_bits(0xff800001)), 0xffc0);
 }
 
-/* The state of the thread: halves go to even, subnormals vanish on the way in and out. */
+/* The state of the thread: halves round to even, subnormals are flushed on input and output. */
 static void thread_state(void **state)
 {
     (void)state;

@@ -1,9 +1,9 @@
 /*
- * Every operation of the table, AVX2 and AVX-512 against plain C, equal in every bit: odd sizes, offsets, extreme
- * values, stale memory behind what was written. Plain C is the authority here; its own tests check it against other
+ * Every operation of the table: AVX2 and AVX-512 equal plain C in every bit, with odd sizes, offsets, extreme values,
+ * and stale memory after what was written. Plain C is the authority here; its own tests compare it with other
  * arithmetic.
  *
- * Buffers start with the same pattern on both sides, so that a byte written where none should be shows up too.
+ * Buffers start with the same pattern on both sides, so that a byte written outside the output shows.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -64,7 +64,7 @@ static void *take(size_t bytes)
     return p;
 }
 
-/* The implementation under test, or a skip that says why. */
+/* Returns the implementation under test, or skips the test with a message. */
 static const struct kern_ops *under_test(void **state)
 {
     const struct kern_ops *ops = NULL;
@@ -86,7 +86,7 @@ static const struct kern_ops *under_test(void **state)
         }                                                                                                              \
     } while (0)
 
-/* Equal bits, or NaN on both sides: which of two NaN an addition hands on is the instruction's choice. */
+/* Equal bits, or NaN on both sides: which of two NaN an addition returns depends on the instruction. */
 static bool same_floats(const float *a, const float *b, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
@@ -103,9 +103,9 @@ static bool same_floats(const float *a, const float *b, int64_t n)
         }                                                                                                              \
     } while (0)
 
-/* ---- linears ---------------------------------------------------------------------------------------------------- */
+/* ---- matmuls ---------------------------------------------------------------------------------------------------- */
 
-/* Where the f16 scales lie in a stored block, and its bytes. */
+/* Position of the f16 scales in a stored block, and its bytes. */
 static const struct stored {
     int bytes, scale[2];
 } stored[KERN_TYPES] = {
@@ -114,7 +114,7 @@ static const struct stored {
     [KERN_Q5_K] = {176, {0, 2}}, [KERN_Q6_K] = {210, {208, -1}},
 };
 
-/* Random bytes, or all of one value, with scales and halves below 2 in magnitude; BF16 now and then of any size. */
+/* Random bytes, or all of one value, with scales and halves below 2 in magnitude; sometimes BF16 of any magnitude. */
 static void fill_row(uint8_t *row, enum kern_type t, int64_t cols)
 {
     const size_t bytes = kern_type_row_bytes(t, cols);
@@ -162,14 +162,14 @@ static struct kern_mat random_mat(enum kern_type t, int64_t rows, int64_t cols)
     return w;
 }
 
-static void linear_case(const struct kern_ops *ops, enum kern_type t, int64_t rows, int64_t cols, int64_t n_row)
+static void matmul_case(const struct kern_ops *ops, enum kern_type t, int64_t rows, int64_t cols, int64_t n_row)
 {
     struct kern_mat w = random_mat(t, rows, cols);
     const int64_t groups = (rows + 15) / 16, g0 = between(0, groups - 1), g1 = between(g0 + 1, groups);
     const int64_t r0 = n_row > 8 && rnd() % 2 ? between(0, (n_row - 1) / 8) * 8 : 0, r1 = between(r0 + 1, n_row);
     const size_t ld = (size_t)(g1 - g0) * 16 + (size_t)between(0, 9), out_bytes = (size_t)(r1 - r0) * ld * 4;
     const size_t act_bytes = kern_act_bytes(n_row, cols, kern_type_form(t));
-    void *mem = take(act_bytes), *mem_c = take(act_bytes), *scratch = take(kern_linear_scratch(cols));
+    void *mem = take(act_bytes), *mem_c = take(act_bytes), *scratch = take(kern_matmul_scratch(cols));
     float *x = take((size_t)(n_row * cols) * 4), *out = take(out_bytes), *out_c = take(out_bytes);
     float *row = take((size_t)cols * 4), *row_c = take((size_t)cols * 4);
     struct kern_act a, c;
@@ -178,21 +178,21 @@ static void linear_case(const struct kern_ops *ops, enum kern_type t, int64_t ro
         fill(x + i * cols, cols);
     kern_act_place(&a, mem, n_row, cols, kern_type_form(t));
     kern_act_place(&c, mem_c, n_row, cols, kern_type_form(t));
-    ops->act(&a, 0, n_row, 0, cols, x, (size_t)cols);
-    kern_ops_c.act(&c, 0, n_row, 0, cols, x, (size_t)cols);
-    SAME(mem, mem_c, act_bytes, "act %s rows %d cols %d\n", kern_type_name(t), (int)n_row, (int)cols);
-    ops->linear(out, ld, &w, g0, g1, &a, r0, r1, scratch);
-    kern_ops_c.linear(out_c, ld, &w, g0, g1, &a, r0, r1, scratch);
-    SAME_FLOATS(out, out_c, (int64_t)out_bytes / 4, "linear %s rows %d cols %d groups %d-%d act rows %d-%d\n",
+    ops->quantize_act(&a, 0, n_row, 0, cols, x, (size_t)cols);
+    kern_ops_c.quantize_act(&c, 0, n_row, 0, cols, x, (size_t)cols);
+    SAME(mem, mem_c, act_bytes, "quantize_act %s rows %d cols %d\n", kern_type_name(t), (int)n_row, (int)cols);
+    ops->matmul(out, ld, &w, g0, g1, &a, r0, r1, scratch);
+    kern_ops_c.matmul(out_c, ld, &w, g0, g1, &a, r0, r1, scratch);
+    SAME_FLOATS(out, out_c, (int64_t)out_bytes / 4, "matmul %s rows %d cols %d groups %d-%d act rows %d-%d\n",
                 kern_type_name(t), (int)rows, (int)cols, (int)g0, (int)g1, (int)r0, (int)r1);
-    ops->row(row, &w, rows - 1);
-    kern_ops_c.row(row_c, &w, rows - 1);
-    SAME(row, row_c, (size_t)cols * 4, "row %s cols %d\n", kern_type_name(t), (int)cols);
+    ops->get_row(row, &w, rows - 1);
+    kern_ops_c.get_row(row_c, &w, rows - 1);
+    SAME(row, row_c, (size_t)cols * 4, "get_row %s cols %d\n", kern_type_name(t), (int)cols);
     free((void *)(uintptr_t)w.data);
     free(mem), free(mem_c), free(scratch), free(x), free(out), free(out_c), free(row), free(row_c);
 }
 
-static void linears(void **state)
+static void matmuls(void **state)
 {
     const struct kern_ops *ops = under_test(state);
     const bool touches = machine_touches;
@@ -200,23 +200,23 @@ static void linears(void **state)
     for (int t = 0; t < KERN_TYPES; t++) {
         const int64_t block = kern_type_block((enum kern_type)t);
 
-        for (int i = 0; i < 80; i++) { /* whichever way this machine would read few rows */
+        for (int i = 0; i < 80; i++) { /* with and without machine_touches, whichever this machine selects */
             machine_touches = i % 2;
-            linear_case(ops, (enum kern_type)t, between(1, 100), block == 1 ? between(1, 70) : block * between(1, 5),
+            matmul_case(ops, (enum kern_type)t, between(1, 100), block == 1 ? between(1, 70) : block * between(1, 5),
                         i / 2 + 1);
         }
         machine_touches = touches;
         for (int i = 0; i < 60; i++)
-            linear_case(ops, (enum kern_type)t, between(1, 150),
+            matmul_case(ops, (enum kern_type)t, between(1, 150),
                         block == 1 ? between(1, 300) : block * between(1, block == 32 ? 30 : 4), between(1, 40));
-        /* Long rows, which are cut into pieces of a panel. */
+        /* Long rows, which are divided into pieces of a panel. */
         for (int i = 0; i < 4; i++)
-            linear_case(ops, (enum kern_type)t, between(16, 64), 256 * between(3, 9), between(17, 50));
+            matmul_case(ops, (enum kern_type)t, between(16, 64), 256 * between(3, 9), between(17, 50));
     }
 }
 
-/* A row range and a column range at a time, and all forms at once. */
-static void acts(void **state)
+/* Ranges of rows and of columns, and all forms at once. */
+static void activations(void **state)
 {
     const struct kern_ops *ops = under_test(state);
     const int forms = KERN_FORM_Q | KERN_FORM_B | KERN_FORM_F;
@@ -236,10 +236,10 @@ static void acts(void **state)
             x[0] = INFINITY;
         kern_act_place(&a, mem, n_row, k, forms);
         kern_act_place(&c, mem_c, n_row, k, forms);
-        ops->act(&a, r0, n, k0, cols, x, ld);
-        kern_ops_c.act(&c, r0, n, k0, cols, x, ld);
-        SAME(mem, mem_c, bytes, "act rows %d+%d of %d cols %d+%d of %d\n", (int)r0, (int)n, (int)n_row, (int)k0,
-             (int)cols, (int)k);
+        ops->quantize_act(&a, r0, n, k0, cols, x, ld);
+        kern_ops_c.quantize_act(&c, r0, n, k0, cols, x, ld);
+        SAME(mem, mem_c, bytes, "quantize_act rows %d+%d of %d cols %d+%d of %d\n", (int)r0, (int)n, (int)n_row,
+             (int)k0, (int)cols, (int)k);
         free(mem), free(mem_c), free(x);
     }
 }
@@ -354,7 +354,7 @@ struct case_ {
     int32_t from[ROWS_MAX], to[ROWS_MAX];
 };
 
-/* Tokens 0 … last are written by both sides into memory of 0xff bytes, which are NaN as scales and as values. */
+/* Both sides write tokens 0 … last into memory of 0xff bytes, which are NaN as scales and as values. */
 static void write_tiles(const struct kern_ops *ops, struct case_ *c, int last)
 {
     const size_t bytes = kern_kv_tile_bytes(c->type, c->hd);
@@ -396,7 +396,7 @@ static void write_queries(const struct kern_ops *ops, struct case_ *c)
     free(q), free(other);
 }
 
-/* Ranges: a decode row, a run of causal rows, a window, or anything, now and then nothing. */
+/* Ranges: a decode row, a run of causal rows, a sliding window, or random ones, sometimes empty. */
 static int write_ranges(struct case_ *c)
 {
     const int kind = (int)between(0, 3), at = (int)between(1, 256);
@@ -488,7 +488,7 @@ static void attentions(void **state)
                     attention_case(ops, (enum kern_kv)type, dims[d], n);
 }
 
-/* "avx512" is one of its two forms, the same at every selection; naming one gives that one. */
+/* "avx512" is one of its two forms, the same at every selection; naming a form selects that form. */
 static void forms(void **state)
 {
     const struct kern_ops *any = NULL, *again = NULL, *fma = NULL, *dot = NULL;
@@ -525,8 +525,8 @@ static void forms(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        BOTH(acts),      BOTH(elements), BOTH(in_place), BOTH(rotations),         BOTH(attentions),
-        DOT(attentions), BOTH(linears),  DOT(linears),   cmocka_unit_test(forms),
+        BOTH(activations), BOTH(elements), BOTH(in_place), BOTH(rotations),         BOTH(attentions),
+        DOT(attentions),   BOTH(matmuls),  DOT(matmuls),   cmocka_unit_test(forms),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

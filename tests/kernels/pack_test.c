@@ -1,6 +1,6 @@
 /*
- * Packing: rows read back equal, bit by bit, what the Python package `gguf` dequantises (tests/golden/quant.txt), and
- * the bytes of a group lie where the picture in kernels.h puts them.
+ * Packing: rows that are read back equal, bit by bit, what the Python package `gguf` dequantises
+ * (tests/golden/quant.txt), and the bytes of a group are at the positions given in kernels.h.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -81,7 +81,7 @@ static int free_golden(void **state)
     return 0;
 }
 
-/* Each golden row at every place of the group, all other rows absent or full of another row. */
+/* Each golden row at every position of the group; all other rows are absent or another row. */
 static void rows_equal_gguf(void **state)
 {
     (void)state;
@@ -101,7 +101,7 @@ static void rows_equal_gguf(void **state)
             kern_pack_group(data + (size_t)(r / 16) * w.group_bytes, g->type, g->type, rows, g->cols);
             float row[COLS_MAX];
             uint32_t value[COLS_MAX];
-            kern_ops_c.row(row, &w, r);
+            kern_ops_c.get_row(row, &w, r);
             memcpy(value, row, sizeof(row));
             for (int64_t k = 0; k < g->cols; k++)
                 if (value[k] != g->value[k])
@@ -114,7 +114,7 @@ static void rows_equal_gguf(void **state)
         assert_true(seen[t]);
 }
 
-/* By hand from the picture in kernels.h. */
+/* Computed by hand from the layout in kernels.h. */
 static void group_sizes(void **state)
 {
     (void)state;
@@ -139,7 +139,7 @@ static void group_sizes(void **state)
     assert_int_equal(kern_group_bytes(KERN_Q8_0, 96), 2 * (1024 + 64));
 }
 
-/* Stored value of (row, column) of a block read by the rules of kernels.h, not by the code under test. */
+/* Stored value of (row, column) of a block, read by the rules of kernels.h, not by the code under test. */
 static int stored(const uint8_t *block, int hi, int r, int k)
 {
     int quad = k / 4, t = k % 4;
@@ -154,7 +154,7 @@ static int stored(const uint8_t *block, int hi, int r, int k)
     return v;
 }
 
-/* One block of 32 distinct columns in row r of a Q8_0, Q5_0 and Q4_1 group, at the second place of a pair. */
+/* One block of 32 distinct columns in row r of a Q8_0, Q5_0 and Q4_1 group, at the second position of a pair. */
 static void layout_of_pairs(void **state)
 {
     (void)state;
@@ -190,7 +190,7 @@ static void layout_of_pairs(void **state)
     }
 }
 
-/* The K types' heads, quants and scales: what `row` must see, found by the picture instead. */
+/* The K types' heads, quants and scales: the values that get_row must return, found by the layout instead. */
 static void layout_of_k(void **state)
 {
     (void)state;
@@ -234,7 +234,7 @@ static void absent_rows_are_zero(void **state)
         struct kern_mat w = {t, 16, cols, kern_group_bytes(t, cols), stale(kern_group_bytes(t, cols))};
         kern_pack_group((uint8_t *)(uintptr_t)w.data, t, t, rows, cols);
         float value[768];
-        kern_ops_c.row(value, &w, 15);
+        kern_ops_c.get_row(value, &w, 15);
         for (int64_t k = 0; k < cols; k++)
             assert_true(value[k] == 0.0f);
         free((void *)(uintptr_t)w.data);
@@ -258,10 +258,10 @@ static void to_bf16(void **state)
     float value[5];
     rows[3] = NULL;
     kern_pack_group((uint8_t *)(uintptr_t)w.data, KERN_BF16, KERN_F32, rows, 5);
-    kern_ops_c.row(value, &w, 2);
+    kern_ops_c.get_row(value, &w, 2);
     assert_memory_equal(value, exact, sizeof(exact));
     kern_pack_group((uint8_t *)(uintptr_t)w.data, KERN_BF16, KERN_F16, only16, 5);
-    kern_ops_c.row(value, &w, 3);
+    kern_ops_c.get_row(value, &w, 3);
     for (int k = 0; k < 5; k++)
         assert_true(value[k] == (float)exact16[k]);
     free((void *)(uintptr_t)w.data);

@@ -1,9 +1,10 @@
 /*
- * How near the kernels come to what the core can do: linears and attention against a loop of vpdpbusd on registers
- * alone, matrix times vector against a plain read of the same bytes. Each figure stands beside its own probe, the two
- * interleaved, medians of thread CPU time (a shared machine swings within seconds).
+ * Shares of the core's peak that the kernels reach: matrix multiplication and attention compared with a loop of
+ * vpdpbusd on registers alone, matrix times vector with a plain read of the same bytes. Each figure is measured
+ * together with its own probe, the two interleaved; medians of thread CPU time (a shared machine varies within
+ * seconds).
  *
- * usage: bench_kernels [c|avx2|avx512] [linear|few|attn]
+ * usage: bench_kernels [c|avx2|avx512] [matmul|few|attn]
  */
 #include <immintrin.h>
 #include <math.h>
@@ -47,7 +48,7 @@ static void *take(size_t bytes)
     return p;
 }
 
-/* Multiply-adds a second of 16 chains of vpdpbusd in registers; 0 where the machine has none. */
+/* Multiply-adds per second of 16 chains of vpdpbusd in registers; 0 if the machine has no VNNI. */
 __attribute__((target("avx512f,avx512vnni"))) static double probe_int8(void)
 {
     const int n = 20000;
@@ -72,7 +73,7 @@ __attribute__((target("avx512f,avx512vnni"))) static double probe_int8(void)
     return 16.0 * 64 * n / t;
 }
 
-/* Bytes a second of a plain read. */
+/* Bytes per second of a plain read. */
 __attribute__((target("avx2"))) static double probe_read(const uint8_t *p, size_t bytes)
 {
     __m256i s[8];
@@ -90,8 +91,8 @@ __attribute__((target("avx2"))) static double probe_read(const uint8_t *p, size_
     return (double)bytes / (cpu_seconds() - t);
 }
 
-/* One linear of random weights. */
-struct linear {
+/* One multiplication by random weights. */
+struct matmul {
     struct kern_mat w;
     struct kern_act x;
     void *mem, *scratch;
@@ -100,7 +101,7 @@ struct linear {
     int64_t n;
 };
 
-static void linear_make(struct linear *b, enum kern_type t, int64_t rows, int64_t cols, int64_t n)
+static void matmul_make(struct matmul *b, enum kern_type t, int64_t rows, int64_t cols, int64_t n)
 {
     const size_t group = kern_group_bytes(t, cols), bytes = (size_t)((rows + 15) / 16) * group;
     float *x = take((size_t)(n * cols) * 4);
@@ -109,67 +110,67 @@ static void linear_make(struct linear *b, enum kern_type t, int64_t rows, int64_
     b->data = take(bytes);
     b->w = (struct kern_mat){t, rows, cols, group, b->data};
     b->mem = take(kern_act_bytes(n, cols, kern_type_form(t)));
-    b->scratch = take(kern_linear_scratch(cols));
+    b->scratch = take(kern_matmul_scratch(cols));
     b->out = take((size_t)(n * (rows + 15)) * 4);
     for (int64_t i = 0; i < n * cols; i++)
         x[i] = (float)(i * 7919 % 1009) / 1009.0f - 0.5f;
     kern_act_place(&b->x, b->mem, n, cols, kern_type_form(t));
-    kern_ops_c.act(&b->x, 0, n, 0, cols, x, (size_t)cols);
+    kern_ops_c.quantize_act(&b->x, 0, n, 0, cols, x, (size_t)cols);
     free(x);
 }
 
-static void linear_run(const struct kern_ops *ops, struct linear *b)
+static void matmul_run(const struct kern_ops *ops, struct matmul *b)
 {
-    ops->linear(b->out, (size_t)(b->w.rows + 15) / 16 * 16, &b->w, 0, (b->w.rows + 15) / 16, &b->x, 0, b->n,
+    ops->matmul(b->out, (size_t)(b->w.rows + 15) / 16 * 16, &b->w, 0, (b->w.rows + 15) / 16, &b->x, 0, b->n,
                 b->scratch);
 }
 
-static void linear_free(struct linear *b)
+static void matmul_free(struct matmul *b)
 {
     free(b->data), free(b->mem), free(b->scratch), free(b->out);
 }
 
-/* The median of the rate of `units` a run, and of its share of what the probe says just before. */
-static void bench_linear(const struct kern_ops *ops, enum kern_type t, int64_t rows, int64_t cols, int64_t n)
+/* Prints the median rate of `units` per run, and its share of the probe measured just before. */
+static void bench_matmul(const struct kern_ops *ops, enum kern_type t, int64_t rows, int64_t cols, int64_t n)
 {
-    struct linear b;
+    struct matmul b;
     double rate[ROUNDS], share[ROUNDS];
     const double macs = (double)rows * (double)cols * (double)n;
     const int times = macs < 5e7 ? 10 : 1;
 
-    linear_make(&b, t, rows, cols, n);
-    linear_run(ops, &b);
+    matmul_make(&b, t, rows, cols, n);
+    matmul_run(ops, &b);
     for (int i = 0; i < ROUNDS; i++) {
         double peak = probe_int8(), at = cpu_seconds();
 
         for (int j = 0; j < times; j++)
-            linear_run(ops, &b);
+            matmul_run(ops, &b);
         rate[i] = macs * times / (cpu_seconds() - at);
         share[i] = rate[i] / peak;
     }
-    printf("linear %-5s %5d x %5d, %4d rows: %7.1f GMAC/s, %5.1f %% of int8 peak\n", kern_type_name(t), (int)rows,
+    printf("matmul %-5s %5d x %5d, %4d rows: %7.1f GMAC/s, %5.1f %% of int8 peak\n", kern_type_name(t), (int)rows,
            (int)cols, (int)n, median(rate, ROUNDS) / 1e9, 100 * median(share, ROUNDS));
-    linear_free(&b);
+    matmul_free(&b);
 }
 
 static void bench_few(const struct kern_ops *ops, enum kern_type t, int64_t cols, int64_t n)
 {
     const int64_t rows = (int64_t)((size_t)96 << 20) / (int64_t)kern_group_bytes(t, cols) * 16;
-    struct linear b;
+    struct matmul b;
     double rate[ROUNDS], share[ROUNDS];
 
-    linear_make(&b, t, rows, cols, n);
+    matmul_make(&b, t, rows, cols, n);
     const size_t bytes = (size_t)(rows / 16) * b.w.group_bytes;
     for (int i = 0; i < ROUNDS; i++) {
         double read = probe_read(b.data, bytes), at = cpu_seconds();
 
-        linear_run(ops, &b);
+        matmul_run(ops, &b);
         rate[i] = (double)bytes / (cpu_seconds() - at);
         share[i] = rate[i] / read;
     }
-    printf("linear %-5s K %5d, %2d rows, 96 MiB: %6.1f GB/s, %5.2f of a plain read\n", kern_type_name(t), (int)cols,
+    printf("matmul %-5s K %5d, %2d rows, 96 MiB: %6.1f GB/s, %5.2f of a plain read\n", kern_type_name(t), (int)cols,
            (int)n, median(rate, ROUNDS) / 1e9, median(share, ROUNDS));
-    linear_free(&b);
+    matmul_free(&b);
 }
 
 static void bench_attn(const struct kern_ops *ops, enum kern_kv type, int hd, int n_row)
@@ -217,7 +218,7 @@ int main(int argc, char **argv)
 
     kern_thread_init();
     if (kern_select(&e, &ops, argc > 1 ? argv[1] : NULL)) {
-        fprintf(stderr, "bench_kernels: no such kernels here\n");
+        fprintf(stderr, "bench_kernels: unknown kernels, or not supported by this CPU\n");
         return 100;
     }
     if (!__builtin_cpu_supports("avx512vnni")) {
@@ -225,10 +226,10 @@ int main(int argc, char **argv)
         return 100;
     }
     printf("%s, int8 peak of a core %.0f GMAC/s\n", ops->name, probe_int8() / 1e9);
-    for (int t = KERN_TYPES - 1; t >= 0 && (!*part || !strcmp(part, "linear")); t--) {
+    for (int t = KERN_TYPES - 1; t >= 0 && (!*part || !strcmp(part, "matmul")); t--) {
         if (t < KERN_Q4_K)
-            bench_linear(ops, (enum kern_type)t, 1536, 576, 512);
-        bench_linear(ops, (enum kern_type)t, 576, 1536, 512);
+            bench_matmul(ops, (enum kern_type)t, 1536, 576, 512);
+        bench_matmul(ops, (enum kern_type)t, 576, 1536, 512);
     }
     for (int t = KERN_TYPES - 1; t >= 0 && (!*part || !strcmp(part, "few")); t--)
         for (int n = 1; n <= 16; n *= 2)

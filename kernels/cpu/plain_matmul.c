@@ -1,11 +1,11 @@
-/* Plain C: out = W·x. One chain of sums an output, in the order of the columns. */
+/* Plain C: out = W·x. One chain of sums per output, in the order of the columns. */
 #include "kernels/cpu/plain.h"
 #include "kernels/layout.h"
 
 #define ROWS 64 /* activation rows that share one unpacking of a block */
 
-/* Exact: |q| <= 128, |x| <= 127. The activations are read as signed bytes (a compiler took them as unsigned otherwise).
- */
+/* Exact: |q| <= 128, |x| <= 127. Both are int16, because a compiler otherwise read the activations as unsigned
+ * bytes. */
 static void dot16(int32_t s[2], const int16_t q[32], const int16_t x[32])
 {
     int32_t lo = 0, hi = 0;
@@ -69,7 +69,7 @@ static void group_f16(float acc[16], const uint8_t *group, int64_t cols, const f
             acc[i] = fmaf(f32_of_f16(w[k * 16 + i]), x[k * KERN_TILE], acc[i]);
 }
 
-/* The odd column of a pair goes first, as VDPBF16PS does it. */
+/* The odd column of a pair is added first, as by VDPBF16PS. */
 static void group_bf16(float acc[16], const uint8_t *group, int64_t cols, const uint16_t *x)
 {
     const uint16_t *w = (const uint16_t *)(const void *)group;
@@ -93,7 +93,7 @@ static void group_float(float *out, const struct kern_mat *w, const uint8_t *gro
     memcpy(out, acc, sizeof(acc));
 }
 
-void plain_linear(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1, const struct kern_act *x,
+void plain_matmul(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1, const struct kern_act *x,
                   int64_t r0, int64_t r1, void *scratch)
 {
     (void)scratch;

@@ -1,12 +1,13 @@
 /*
- * The `linear` operation of a vector instruction set: which kernel for which type and number of rows. One copy of the
- * direct kernel is built for each type, number of columns and number of groups, one of the panel kernel for each type.
+ * Matrix multiplication of a vector instruction set: selects the kernel by type and number of rows. There is one copy
+ * of the direct kernel for each type, number of columns and number of groups, and one of the panel kernel for each
+ * type.
  */
-#ifndef VEC_LINEAR_H
-#define VEC_LINEAR_H
+#ifndef VEC_MATMUL_H
+#define VEC_MATMUL_H
 
-#include "kernels/cpu/vec_linear_float.h"
-#include "kernels/cpu/vec_linear_quant.h"
+#include "kernels/cpu/vec_matmul_float.h"
+#include "kernels/cpu/vec_matmul_quant.h"
 #include "kernels/cpu/vec_ops.h"
 
 typedef void direct_fn(float *out, size_t ld, int n, const uint8_t *w, struct group_stride stride, int64_t steps,
@@ -29,7 +30,8 @@ typedef void panel_fn(float *out, size_t ld, const struct kern_mat *w, int64_t g
         float_tile(out, ld, TYPE, DOT, GROUPS, COLS, n, w, stride, steps, X);                                          \
     }
 
-/* Whole panels of PANEL_GROUPS groups from group g, or one group alone; x tiles from row r0, a multiple of 8. */
+/* Whole panels of PANEL_GROUPS groups from group g on, or one group alone; tiles of x from row r0 on, a multiple of
+ * 8. */
 INLINE void panel_rows(float *out, size_t ld, enum kern_type t, int groups, const struct kern_mat *w, int64_t g,
                        const struct kern_act *x, int64_t r0, int64_t r1, uint8_t *panel)
 {
@@ -86,7 +88,8 @@ INLINE void panel_rows(float *out, size_t ld, enum kern_type t, int groups, cons
     DIRECT_FLOAT(T, TYPE, DOT, many, FLOAT_GROUPS, 6, X)                                                               \
     DIRECT_FLOAT(T, TYPE, DOT, many, FLOAT_GROUPS, 8, X)
 
-/* The direct kernels of one type by columns, 1 … 8 rounded up to what is built: over one group and over many. */
+/* The direct kernels of one type by number of columns, 1 … 8 rounded up to a compiled one: over one group and over
+ * many. */
 struct direct {
     direct_fn *one[8], *many[8];
 };
@@ -136,7 +139,7 @@ static int direct_groups(enum kern_type t, int64_t n)
     return kern_type_is_quant(t) ? DIRECT_GROUPS : n <= 2 ? FLOAT_GROUPS_FEW : FLOAT_GROUPS;
 }
 
-/* All tiles over the groups walked at once, which stay in cache from tile to tile. */
+/* Multiplies all tiles by the groups walked at once, which stay in cache from tile to tile. */
 static void direct_walk(float *out, size_t ld, const struct direct *fns, const struct kern_mat *w, int64_t g, bool many,
                         struct group_stride stride, const struct kern_act *x, int64_t r0, int64_t r1)
 {
@@ -146,7 +149,7 @@ static void direct_walk(float *out, size_t ld, const struct direct *fns, const s
 
     for (int64_t r = r0; r < r1; r += 8) {
         const int n = (int)(r1 - r < 8 ? r1 - r : 8);
-        /* A narrow last tile walks as many groups as the full ones before it. */
+        /* A narrow last tile walks as many groups as the full tiles before it. */
         const int cols = r1 - r0 > 8 && n <= 2 && many ? 3 : n;
 
         (many ? fns->many : fns->one)[cols - 1](out + (size_t)(r - r0) * ld, ld, n,
@@ -154,7 +157,7 @@ static void direct_walk(float *out, size_t ld, const struct direct *fns, const s
     }
 }
 
-static void linear_direct(float *out, size_t ld, const struct direct *fns, const struct kern_mat *w, int64_t g0,
+static void matmul_direct(float *out, size_t ld, const struct direct *fns, const struct kern_mat *w, int64_t g0,
                           int64_t g1, const struct kern_act *x, int64_t r0, int64_t r1)
 {
     const int many = direct_groups(w->type, r1 - r0);
@@ -167,11 +170,11 @@ static void linear_direct(float *out, size_t ld, const struct direct *fns, const
         direct_walk(out + (g - g0) * 16, ld, fns, w, g, false, stride, x, r0, r1);
 }
 
-void VF(vec_linear)(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1, const struct kern_act *x,
+void VF(vec_matmul)(float *out, size_t ld, const struct kern_mat *w, int64_t g0, int64_t g1, const struct kern_act *x,
                     int64_t r0, int64_t r1, void *scratch)
 {
     if (!kern_type_is_quant(w->type) || r1 - r0 <= DIRECT_ROWS) {
-        linear_direct(out, ld, &direct[w->type], w, g0, g1, x, r0, r1);
+        matmul_direct(out, ld, &direct[w->type], w, g0, g1, x, r0, r1);
         return;
     }
     for (int64_t g = g0; g < g1;) {

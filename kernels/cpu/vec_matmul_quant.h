@@ -1,24 +1,25 @@
 /*
- * Linears of the quantised types. Up to DIRECT_ROWS activation rows the packed weights are read as they lie and stream
- * from memory once for every 8 rows; above that a panel of groups is unpacked once into bytes and f32 scales and every
- * tile of activations walks over it. Both add block after block in one chain for each output, so they give equal bits.
+ * Matrix multiplication by quantised weights. Up to DIRECT_ROWS activation rows, the packed weights are read in place
+ * and stream from memory once for every 8 rows. Above that, a panel of groups is unpacked once into bytes and f32
+ * scales, and every tile of activations is multiplied by it. Both add block after block in one chain for each output,
+ * so they give equal bits.
  */
-#ifndef VEC_LINEAR_QUANT_H
-#define VEC_LINEAR_QUANT_H
+#ifndef VEC_MATMUL_QUANT_H
+#define VEC_MATMUL_QUANT_H
 
 #include "kernels/cpu/machine.h"
-#include "kernels/cpu/vec_linear_float.h"
+#include "kernels/cpu/vec_matmul_float.h"
 #include "kernels/cpu/vec_quant.h"
 
 #define DIRECT_ROWS 16
-/* Blocks of a piece of a panel: it shall stay in the first-level cache beside a tile's activations. */
+/* Blocks of a piece of a panel, which must fit into the first-level cache together with a tile's activations. */
 #define PANEL_BLOCKS 24
 /* Prefetch distance, shared by the streams of groups that are walked at once. */
 #define PREFETCH_BYTES 6144
 #define PANEL_STRIPS (PANEL_GROUPS * GROUP_STRIPS)
 #define PANEL_BLOCK_BYTES ((size_t)PANEL_STRIPS * (8 * STRIP_BYTES + 2 * 4 * LANES))
 
-/* One tile of activations in the form that quantised weights read, at its first block. */
+/* One tile of activations in the form for quantised weights, at its first block. */
 struct quant_tile {
     const int8_t *q;
     const float *d, *z;
@@ -37,15 +38,15 @@ INLINE struct quant_tile quant_tile_next(struct quant_tile x, int64_t blocks)
     return (struct quant_tile){x.q + blocks * 256, x.d + blocks * 8, x.z + blocks * 8, x.s + blocks * 16};
 }
 
-/* Vector of quad q of strip number s of a block's weights: packed (one pointer a strip) or a panel (one for all). */
+/* Vector of quad q of strip number s of a block's weights: packed (one pointer per strip) or a panel (one for all). */
 INLINE vi strip_quad(enum kern_type t, bool packed, int strips, const uint8_t *const w[], int s, int q)
 {
     return packed ? quant_quad(t, w[s], q) : vi_load(w[0] + (size_t)(q * strips + s) * STRIP_BYTES);
 }
 
 /*
- * out[s·cols + c] = exact sums of one block for strips s0 … s0+n_strip-1; half: -1 both halves, else the half of 16
- * columns. Nibble quads go in the order 0 4 1 5 … so that both quads of a byte are taken from one load.
+ * out[s·cols + c] = exact sums of one block for strips s0 … s0+n_strip-1. half: -1 for both halves, else the half of 16
+ * columns. Nibble quads are processed in the order 0 4 1 5 …, so that both quads of a byte come from one load.
  */
 INLINE void block_dots(vi out[], enum kern_type t, bool packed, int strips, int s0, int n_strip, int cols,
                        const uint8_t *const w[], struct quant_tile x, int half)
@@ -78,7 +79,7 @@ INLINE void block_dots(vi out[], enum kern_type t, bool packed, int strips, int 
         out[i] = dot_end(d[i]);
 }
 
-/* acc[s·cols + c] += one block, for strips s0 … s0+n_strip-1; scale: one a strip. */
+/* acc[s·cols + c] += one block, for strips s0 … s0+n_strip-1; scale: one per strip. */
 INLINE void block_add(vf acc[], enum kern_type t, bool packed, int strips, int s0, int n_strip, int cols,
                       const uint8_t *const w[], const struct quant_scale scale[], struct quant_tile x)
 {
@@ -116,9 +117,9 @@ INLINE void acc_store(float *out, size_t ld, const vf acc[], int strips, int col
 }
 
 /*
- * Fetches a block's share of a super-block (its scales lie apart from its weights) of what comes later in the stream:
- * the next group lies right behind. Into the second level where memory is what counts (few columns, 8-bit
- * weights): there it reads up to half again as fast on Zen 4. Into the first where the arithmetic takes as long.
+ * Prefetches a block's share of a later super-block (its scales are apart from its weights); the next group follows
+ * directly. If memory is the bottleneck (few columns, 8-bit weights), into the second level, which reads up to half
+ * again as fast on Zen 4; if the arithmetic takes as long, into the first.
  */
 INLINE void prefetch_block(enum kern_type t, int groups, int cols, const uint8_t *super, int in)
 {
@@ -139,10 +140,10 @@ INLINE bool touched(enum kern_type t, int cols)
 }
 
 /*
- * Loads a super-block line by line with one load instruction. The hardware prefetchers of Zen 4 follow that best: the
+ * Loads a super-block line by line with one load instruction, which the hardware prefetchers of Zen 4 follow best. The
  * loads of the arithmetic stride by a super-block each, and with them, even with software prefetch, a core reaches 0.75
- * of the rate of a plain read from memory; with this 0.85 to 0.9. A Xeon (Emerald Rapids) lost a quarter
- * by it with one thread.
+ * of the rate of a plain read from memory; with this 0.85 to 0.9. A Xeon (Emerald Rapids) lost a quarter by it with one
+ * thread.
  */
 INLINE void touch_super(enum kern_type t, const uint8_t *super)
 {
@@ -181,8 +182,8 @@ INLINE void direct_block(vf acc[], enum kern_type t, int groups, int cols, const
 }
 
 /*
- * Writes `n` columns of `groups` groups; computes `cols`, whose memory is there. A super-block of two is one turn of
- * the loop, so that each load strides evenly: the hardware's prefetcher follows that.
+ * Writes `n` columns of `groups` groups; computes `cols`, whose memory exists. A super-block of two is one iteration of
+ * the loop, so that each load has an even stride, which the hardware prefetcher follows.
  */
 INLINE void direct_tile(float *out, size_t ld, enum kern_type t, int groups, int cols, int n, const uint8_t *w,
                         struct group_stride stride, int64_t blocks, struct quant_tile x)
@@ -233,8 +234,8 @@ INLINE void panel_unpack(uint8_t *panel, enum kern_type t, int groups, const uin
 }
 
 /*
- * What is unpacked next, fetched a share a tile while the arithmetic runs: the next piece of the same groups, or the
- * first piece of the groups behind them (also behind the last ones, where it is nothing to read but harmless).
+ * The memory that is unpacked next, prefetched a share per tile during the arithmetic: the next piece of the same
+ * groups, or the first piece of the next groups (after the last groups that reads past them, which is harmless).
  */
 struct panel_ahead {
     const uint8_t *at[PANEL_GROUPS];
@@ -267,7 +268,7 @@ INLINE void panel_fetch(struct panel_ahead *f)
     f->left -= n;
 }
 
-/* One tile over a panel of n blocks; `more`: the sums so far are in out. */
+/* Multiplies one tile by a panel of n blocks; `more`: out holds the sums so far. */
 INLINE void panel_tile(float *out, size_t ld, enum kern_type t, int groups, int n_col, const uint8_t *panel, int64_t n,
                        bool more, struct quant_tile x)
 {

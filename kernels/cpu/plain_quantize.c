@@ -1,4 +1,4 @@
-/* Plain C: activations in the forms that weights take. */
+/* Plain C: converts activations to the forms that weight types read. */
 #include "kernels/cpu/plain.h"
 
 float plain_quantize(int8_t *q, const float *x, int n)
@@ -28,7 +28,7 @@ static void act_block(struct kern_act *a, int64_t tile, int64_t block, int c, co
     a->s[(at * 2 + 1) * KERN_TILE + c] = s[1];
 }
 
-void plain_act(struct kern_act *a, int64_t r0, int64_t n_row, int64_t k0, int64_t n, const float *x, size_t ld)
+void plain_quantize_act(struct kern_act *a, int64_t r0, int64_t n_row, int64_t k0, int64_t n, const float *x, size_t ld)
 {
     int64_t pairs = (a->k + 1) / 2;
     for (int64_t i = 0; i < n_row; i++, x += ld) {

@@ -1,6 +1,6 @@
 /*
- * Activations and W·x. Three authorities: integers, where every sum is exact; double precision within a stated bound;
- * and for the order of the sums the rules of docs/arithmetic.md written down once more, from the bytes of GGUF.
+ * Activations and W·x. Three authorities: integers, for which every sum is exact; double precision within a stated
+ * bound; and for the order of the sums, the rules of docs/arithmetic.md written again, from the bytes of GGUF.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,9 +16,9 @@
 #define COLS_MAX 512
 #define N_ROW 19 /* two tiles and a part */
 
-static const struct kern_ops *ops; /* each implementation that this machine runs, in turn */
+static const struct kern_ops *ops; /* each implementation that this machine supports, in turn */
 
-/* A random matrix: its GGUF rows, the packed one, and its values. */
+/* A random matrix: its GGUF rows, packed, and as values. */
 struct weights {
     struct kern_mat w;
     uint8_t *src, *packed;
@@ -38,7 +38,7 @@ static void put_f16(uint8_t *at, float x)
     memcpy(at, &h, 2);
 }
 
-/* d and m: the f16 scales, given to every block. */
+/* d and m: the f16 scales of every block. */
 static void random_block(uint8_t *b, enum kern_type t, float d, float m, uint64_t *seed)
 {
     size_t n = kern_type_row_bytes(t, kern_type_block(t));
@@ -47,12 +47,12 @@ static void random_block(uint8_t *b, enum kern_type t, float d, float m, uint64_
     put_f16(t == KERN_Q6_K ? b + 208 : b, d);
     if (t == KERN_Q4_1 || t == KERN_Q5_1 || t == KERN_Q4_K || t == KERN_Q5_K)
         put_f16(b + 2, m);
-    if (t == KERN_Q4_K || t == KERN_Q5_K) /* no upper two bits of the last four scales */
+    if (t == KERN_Q4_K || t == KERN_Q5_K) /* the upper two bits of the last four scales are 0 */
         for (int i = 4; i < 12; i++)
             b[i] &= 63;
 }
 
-/* Integers in the float types where `whole`. */
+/* Integers in the float types if `whole`. */
 static void random_float(uint8_t *at, enum kern_type t, bool whole, uint64_t *seed)
 {
     float x = whole ? (float)draw_int(seed, -9, 9) : draw_f32(seed);
@@ -81,7 +81,7 @@ static struct weights *weights_make(enum kern_type t, int64_t cols, float d, flo
         kern_pack_group(w->packed + group * (size_t)g, t, t, rows, cols);
     }
     for (int r = 0; r < ROWS; r++)
-        ops->row(w->value[r], &w->w, r);
+        ops->get_row(w->value[r], &w->w, r);
     return w;
 }
 
@@ -101,11 +101,11 @@ static void *act_make(struct kern_act *a, int64_t n_row, int64_t cols, int forms
 {
     void *mem = stale(kern_act_bytes(n_row, cols, forms));
     kern_act_place(a, mem, n_row, cols, forms);
-    ops->act(a, 0, n_row, 0, cols, x, (size_t)cols);
+    ops->quantize_act(a, 0, n_row, 0, cols, x, (size_t)cols);
     return mem;
 }
 
-/* The value that the form of a weight type holds for (row, column). */
+/* The value for (row, column) in the form that a weight type reads. */
 static double held(const struct kern_act *a, int forms, int64_t r, int64_t k)
 {
     int64_t tile = r / 8, c = r % 8;
@@ -118,12 +118,12 @@ static double held(const struct kern_act *a, int forms, int64_t r, int64_t k)
     return a->f[(tile * a->k + k) * 8 + c];
 }
 
-/* Integers all the way: scale 1 of the activations (each block's greatest is 127), whole scales of the weights. */
+/* Integers throughout: scale 1 of the activations (the largest of each block is 127), integer scales of the weights. */
 static void exact_on_integers(void **state)
 {
     (void)state;
     uint64_t seed = 11;
-    void *scratch = stale(kern_linear_scratch(COLS_MAX));
+    void *scratch = stale(kern_matmul_scratch(COLS_MAX));
     for (int t = 0; t < KERN_TYPES; t++) {
         int64_t cols = cols_of(t);
         struct weights *w = weights_make(t, cols, 1.0f, 2.0f, true, &seed);
@@ -136,7 +136,7 @@ static void exact_on_integers(void **state)
             for (int g0 = 0; g0 < 3; g0++) {
                 int r0 = r1 > 8 && g0 == 1 ? 8 : 0, g1 = g0 == 0 ? 2 : 3, width = (g1 - g0) * 16, ld = width + 16;
                 float *out = stale((size_t)((r1 - r0 + 1) * ld) * sizeof(float));
-                ops->linear(out, (size_t)ld, &w->w, g0, g1, &a, r0, r1, scratch);
+                ops->matmul(out, (size_t)ld, &w->w, g0, g1, &a, r0, r1, scratch);
                 for (int i = 0; i < (r1 - r0 + 1) * ld; i++) {
                     int r = r0 + i / ld, j = g0 * 16 + i % ld;
                     double sum = 0;
@@ -157,7 +157,7 @@ static void exact_on_integers(void **state)
     free(scratch);
 }
 
-/* Each of the (at most 2·cols) roundings errs by 2^-24 of what was summed so far. */
+/* Each of the (at most 2·cols) roundings has an error of 2^-24 of the sum so far. */
 static void bound_in_double(void **state)
 {
     (void)state;
@@ -171,8 +171,8 @@ static void bound_in_double(void **state)
         float x[N_ROW * COLS_MAX], out[N_ROW * 48];
         struct kern_act a;
         draw_row(x, N_ROW * cols, 3.0f, &seed);
-        void *mem = act_make(&a, N_ROW, cols, kern_type_form(t), x), *scratch = stale(kern_linear_scratch(cols));
-        ops->linear(out, 48, &w->w, 0, 3, &a, 0, N_ROW, scratch);
+        void *mem = act_make(&a, N_ROW, cols, kern_type_form(t), x), *scratch = stale(kern_matmul_scratch(cols));
+        ops->matmul(out, 48, &w->w, 0, 3, &a, 0, N_ROW, scratch);
         for (int r = 0; r < N_ROW; r++)
             for (int j = 0; j < ROWS; j++) {
                 double sum = 0, bound = 0;
@@ -190,7 +190,7 @@ static void bound_in_double(void **state)
     }
 }
 
-/* What a 32-column block of a row of GGUF means: w = dw[k/16]·q + m, q whole. Scales as random_block draws them. */
+/* The meaning of a 32-column block of a GGUF row: w = dw[k/16]·q + m, q integer. Scales as random_block draws them. */
 static void gguf_scales(float dw[2], float *m, enum kern_type t, const uint8_t *row, int64_t b)
 {
     size_t n = kern_type_row_bytes(t, kern_type_block(t));
@@ -263,8 +263,8 @@ static void order_of_sums(void **state)
         float x[N_ROW * COLS_MAX], out[N_ROW * 48];
         struct kern_act a;
         draw_row(x, N_ROW * cols, 1.0f, &seed);
-        void *mem = act_make(&a, N_ROW, cols, kern_type_form(t), x), *scratch = stale(kern_linear_scratch(cols));
-        ops->linear(out, 48, &w->w, 0, 3, &a, 0, N_ROW, scratch);
+        void *mem = act_make(&a, N_ROW, cols, kern_type_form(t), x), *scratch = stale(kern_matmul_scratch(cols));
+        ops->matmul(out, 48, &w->w, 0, 3, &a, 0, N_ROW, scratch);
         for (int r = 0; r < N_ROW; r++)
             for (int j = 0; j < ROWS; j++) {
                 float expect = kern_type_is_quant(t) ? chain_quant(w, j, &a, r) : chain_float(w, j, &a, r);
@@ -277,7 +277,7 @@ static void order_of_sums(void **state)
     }
 }
 
-static void act_rounds(void **state)
+static void quantize_act_rounds(void **state)
 {
     (void)state;
     uint64_t seed = 14;
@@ -311,8 +311,8 @@ static void act_rounds(void **state)
     free(mem);
 }
 
-/* x·(127/max), not x/(max/127): they part about once in 100,000 values. */
-static void act_rounds_as_written(void **state)
+/* x·(127/max), not x/(max/127): they differ about once in 100,000 values. */
+static void quantize_act_rounds_as_written(void **state)
 {
     (void)state;
     uint64_t seed = 17;
@@ -333,8 +333,8 @@ static void act_rounds_as_written(void **state)
     }
 }
 
-/* In pieces, in any order, the same bytes; memory of other rows and columns is left alone. */
-static void act_in_pieces(void **state)
+/* In pieces, in any order: the same bytes; memory of other rows and columns is unchanged. */
+static void quantize_act_in_pieces(void **state)
 {
     (void)state;
     uint64_t seed = 15;
@@ -345,20 +345,20 @@ static void act_in_pieces(void **state)
     void *one = act_make(&a, N_ROW, 128, forms, x), *two = stale(kern_act_bytes(N_ROW, 128, forms));
     kern_act_place(&b, two, N_ROW, 128, forms);
     for (int k = 96; k >= 0; k -= 32) {
-        ops->act(&b, 5, N_ROW - 5, k, 32, x + 5 * 128 + k, 128);
-        ops->act(&b, 0, 5, k, 32, x + k, 128);
+        ops->quantize_act(&b, 5, N_ROW - 5, k, 32, x + 5 * 128 + k, 128);
+        ops->quantize_act(&b, 0, 5, k, 32, x + k, 128);
     }
     assert_memory_equal(one, two, kern_act_bytes(N_ROW, 128, forms));
     free(one);
     free(two);
 }
 
-static void act_edges(void **state)
+static void quantize_act_edges(void **state)
 {
     (void)state;
     float x[5 * 32] = {0};
     struct kern_act a;
-    x[32] = 0x1p-101f; /* row 1: below the least scale */
+    x[32] = 0x1p-101f; /* row 1: below the smallest scale */
     x[64] = 0x1p-99f;  /* row 2: above it */
     x[96] = NAN;       /* row 3 */
     x[97] = 3.0f;
@@ -378,7 +378,7 @@ static void act_edges(void **state)
     free(mem);
 }
 
-/* A NaN or a zero row changes no other row; NaN stays visible in every output. */
+/* A NaN or a zero row changes no other row; NaN shows in every output of its row. */
 static void bad_rows_stay_alone(void **state)
 {
     (void)state;
@@ -389,13 +389,13 @@ static void bad_rows_stay_alone(void **state)
         float x[8 * COLS_MAX], good[8 * 48], bad[8 * 48];
         struct kern_act a;
         draw_row(x, 8 * cols, 1.0f, &seed);
-        void *scratch = stale(kern_linear_scratch(cols)), *mem = act_make(&a, 8, cols, kern_type_form(t), x);
-        ops->linear(good, 48, &w->w, 0, 3, &a, 0, 8, scratch);
+        void *scratch = stale(kern_matmul_scratch(cols)), *mem = act_make(&a, 8, cols, kern_type_form(t), x);
+        ops->matmul(good, 48, &w->w, 0, 3, &a, 0, 8, scratch);
         free(mem);
         x[3 * cols + 5] = NAN;
         memset(x + 4 * cols, 0, (size_t)cols * sizeof(float));
         mem = act_make(&a, 8, cols, kern_type_form(t), x);
-        ops->linear(bad, 48, &w->w, 0, 3, &a, 0, 8, scratch);
+        ops->matmul(bad, 48, &w->w, 0, 3, &a, 0, 8, scratch);
         for (int r = 0; r < 8; r++)
             for (int j = 0; j < ROWS; j++) {
                 float v = bad[r * 48 + j];
@@ -410,9 +410,10 @@ static void bad_rows_stay_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exact_on_integers),   cmocka_unit_test(bound_in_double),       cmocka_unit_test(order_of_sums),
-        cmocka_unit_test(act_rounds),          cmocka_unit_test(act_in_pieces),         cmocka_unit_test(act_edges),
-        cmocka_unit_test(bad_rows_stay_alone), cmocka_unit_test(act_rounds_as_written),
+        cmocka_unit_test(exact_on_integers),      cmocka_unit_test(bound_in_double),
+        cmocka_unit_test(order_of_sums),          cmocka_unit_test(quantize_act_rounds),
+        cmocka_unit_test(quantize_act_in_pieces), cmocka_unit_test(quantize_act_edges),
+        cmocka_unit_test(bad_rows_stay_alone),    cmocka_unit_test(quantize_act_rounds_as_written),
     };
     static const char *const names[] = {"c", "avx2", "avx512"};
     struct err e;

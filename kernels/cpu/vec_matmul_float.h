@@ -1,16 +1,16 @@
 /*
- * Linears of F32, F16 and BF16 weights: lanes are output rows, every output is one chain of fma over ascending k (BF16:
- * over pairs, the odd one first). The packed groups are read as they lie for any number of rows.
+ * Matrix multiplication by F32, F16 and BF16 weights: lanes are output rows, every output is one chain of fma over
+ * ascending k (BF16: over pairs, the odd one first). The packed groups are read in place for any number of rows.
  */
-#ifndef VEC_LINEAR_FLOAT_H
-#define VEC_LINEAR_FLOAT_H
+#ifndef VEC_MATMUL_FLOAT_H
+#define VEC_MATMUL_FLOAT_H
 
 #include "kernels/kernels.h"
 
 /*
- * Groups that a direct kernel walks at once lie far apart, a part of the matrix each, so that every stream of weights
- * is sequential over many groups: interleaved neighbours of some KiB read at half the rate. Distance in bytes and in
- * outputs.
+ * Groups that a direct kernel walks at once are far apart, each in its own part of the matrix, so that every stream of
+ * weights is sequential over many groups: interleaved neighbours of some KiB read at half the rate. Distance in bytes
+ * and in outputs.
  */
 struct group_stride {
     size_t bytes, out;
@@ -31,8 +31,8 @@ INLINE void dot_pair_step(vf acc[], int strips, int cols, const uint8_t *const w
     }
 }
 
-/* acc[strips][cols] += one step: a column k, or for BF16 the pair 2k, 2k+1. w: one pointer a strip; x: the tile's step.
- */
+/* acc[strips][cols] += one step: a column k, or for BF16 the pair 2k, 2k+1. w: one pointer per strip; x: the tile's
+ * step. */
 INLINE void float_step(vf acc[], enum kern_type t, int strips, int cols, const uint8_t *const w[], size_t off,
                        const void *x)
 {

@@ -1,4 +1,0 @@
-/* The linears for AVX2. */
-#include "kernels/cpu/simd_avx2.h"
-
-#include "kernels/cpu/vec_linear.h"
