@@ -1,7 +1,7 @@
 /*
- * Limits of the control groups this process is in. A limit may be set at any level, so every level up to the root is
- * read and the smallest counts. In a container the path of /proc/self/cgroup may not exist below the mount; its
- * ancestors, at last the mount itself, do.
+ * Limits of the control groups of this process. A limit may be set at any level, so every level up to the root is read
+ * and the smallest one counts. In a container the path of /proc/self/cgroup may not exist below the mount, but its
+ * ancestors do, at least the mount itself.
  */
 #include "proc/proc.h"
 
@@ -37,7 +37,7 @@ static bool read_in(char *out, size_t n, const char *dir, const char *file)
     return len > 0 && (size_t)len < sizeof path && read_file(out, n, path);
 }
 
-/* Thousandths of a CPU that the group at `dir` allows, or UINT64_MAX. */
+/* Thousandths of a CPU that the group at `dir` allows; UINT64_MAX: no limit. */
 static uint64_t cpu_of(const char *dir)
 {
     char a[128], b[128];
@@ -65,7 +65,7 @@ static uint64_t memory_of(const char *dir)
     return sscanf(a, "%" SCNu64, &v) == 1 ? v : UINT64_MAX;
 }
 
-/* The least that `of` says from the group `path` below `mount` up to the mount itself. */
+/* Smallest value of `of` over the groups from `path` below `mount` up to the mount itself. */
 static uint64_t walk_up(const char *mount, const char *path, uint64_t (*of)(const char *dir))
 {
     char dir[PATH_MAX];
@@ -98,7 +98,7 @@ static bool has_word(const char *list, const char *word)
     return false;
 }
 
-/* The least that `of` gives over the groups of this process that have the controller; UINT64_MAX: none. */
+/* Smallest value of `of` over this process's groups that have the controller; UINT64_MAX: no limit. */
 static uint64_t cgroup_least(const char *root, const char *controller, uint64_t (*of)(const char *dir))
 {
     char path[PATH_MAX], *text = malloc(65536);
@@ -115,8 +115,8 @@ static uint64_t cgroup_least(const char *root, const char *controller, uint64_t 
             continue;
         *names++ = 0;
         *group++ = 0;
-        /* "0::PATH" is version 2, mounted at the top or, beside version 1, at unified; version 1 has a mount for each
-         * set of controllers, named after the set or one of its members. */
+        /* "0::PATH" is version 2, mounted at the top or, together with version 1, at unified. Version 1 has a mount for
+         * each set of controllers, named after the set or one of its members. */
         const char *mounts[] = {*names ? names : "", *names ? controller : "unified"};
         if (*names && !has_word(names, controller))
             continue;

@@ -1,4 +1,4 @@
-/* The file of cores: seats of workers, words of cores. */
+/* The shared file of cores: one slot per worker, one word per core. */
 #include "proc/cores.h"
 #include "base/time.h"
 
@@ -17,15 +17,16 @@
 #define LINE 64
 #define MAGIC 0x31736572u /* changes with the layout */
 #define WORDS (CORES_CPU_MAX / 64)
-#define CHECK_NS 100000000u /* a seat whose worker seems to compute is looked at no oftener, whether it lives */
+#define CHECK_NS 100000000u /* minimum interval between two checks whether a worker that seems to compute is alive */
 
-/* A word of a core: thread id in the low half, seat above, and a mark that the owner has asked for it. */
-#define WORD_SEAT 32
-#define WORD_ASKED (UINT64_C(1) << 63)
+/* The word of a core: thread id of the borrower in the low half, its worker's slot above, and a bit that is set when
+ * the owner has recalled the core. */
+#define WORD_SLOT 32
+#define WORD_RECALLED (UINT64_C(1) << 63)
 
-struct seat {
-    _Alignas(LINE) _Atomic uint64_t since; /* when it stopped to compute; 0: it computes */
-    _Alignas(LINE) _Atomic uint32_t pid;   /* 0: the seat is free */
+struct slot {
+    _Alignas(LINE) _Atomic uint64_t since; /* time at which it stopped computing; 0: it computes */
+    _Alignas(LINE) _Atomic uint32_t pid;   /* 0: the slot is free */
     uint64_t pid_space;
     uint64_t own[WORDS];
 };
@@ -36,20 +37,20 @@ struct core {
 
 struct shared {
     _Atomic uint32_t magic;
-    _Atomic uint32_t n_seat;      /* seats from here on were never used */
-    _Atomic uint64_t seen[WORDS]; /* cores that had an owner since nobody was here */
-    struct seat seat[CORES_WORKERS_MAX];
+    _Atomic uint32_t n_slot;      /* number of slots ever used */
+    _Atomic uint64_t seen[WORDS]; /* cores that had an owner since the file last had no worker */
+    struct slot slot[CORES_WORKERS_MAX];
     struct core core[CORES_CPU_MAX];
 };
 
 struct cores {
     int fd;
     struct shared *s; /* NULL: nothing is shared */
-    int seat;
+    int slot;
     int *own, *other;
     int n_own, n_other;
     uint64_t rest_ns;
-    uint64_t checked[CORES_WORKERS_MAX]; /* when a seat was last looked at */
+    uint64_t checked[CORES_WORKERS_MAX]; /* time of the last check of each slot's worker */
 };
 
 static bool has(const uint64_t *set, int cpu)
@@ -57,7 +58,7 @@ static bool has(const uint64_t *set, int cpu)
     return set[cpu / 64] >> cpu % 64 & 1;
 }
 
-/* ---- locks: byte 0 for joining and leaving, byte 1 + i while the worker of seat i lives ---- */
+/* ---- locks: byte 0 while joining or leaving, byte 1 + i while the worker of slot i is alive ---- */
 
 static int lock(const struct cores *c, int cmd, short type, int byte, struct flock *l)
 {
@@ -69,31 +70,31 @@ static int lock(const struct cores *c, int cmd, short type, int byte, struct flo
     return rc;
 }
 
-static bool alive(const struct cores *c, int seat)
+static bool alive(const struct cores *c, int slot)
 {
     struct flock l;
-    return seat == c->seat || (lock(c, F_OFD_GETLK, F_WRLCK, 1 + seat, &l) == 0 && l.l_type != F_UNLCK);
+    return slot == c->slot || (lock(c, F_OFD_GETLK, F_WRLCK, 1 + slot, &l) == 0 && l.l_type != F_UNLCK);
 }
 
-/* Under the lock of byte 0. What the worker of a seat held is held by nobody. */
-static void empty_seat(struct cores *c, int seat)
+/* Caller holds the lock of byte 0. Releases all cores borrowed by the slot's worker, and the slot. */
+static void release_slot(struct cores *c, int slot)
 {
     for (int i = 0; i < CORES_CPU_MAX; i++) {
         uint64_t h = atomic_load(&c->s->core[i].holder);
-        if (h && (int)((h & ~WORD_ASKED) >> WORD_SEAT) == seat)
+        if (h && (int)((h & ~WORD_RECALLED) >> WORD_SLOT) == slot)
             atomic_compare_exchange_strong(&c->s->core[i].holder, &h, 0);
     }
-    atomic_store(&c->s->seat[seat].pid, 0);
+    atomic_store(&c->s->slot[slot].pid, 0);
 }
 
-/* Frees the seat of a worker that has died. Does not wait for the lock. */
-static void bury(struct cores *c, int seat)
+/* Releases the slot of a worker that has died. Does nothing if another process holds the lock. */
+static void reap(struct cores *c, int slot)
 {
     struct flock l;
     if (lock(c, F_OFD_SETLK, F_WRLCK, 0, &l))
         return;
-    if (atomic_load(&c->s->seat[seat].pid) && !alive(c, seat))
-        empty_seat(c, seat);
+    if (atomic_load(&c->s->slot[slot].pid) && !alive(c, slot))
+        release_slot(c, slot);
     lock(c, F_OFD_SETLK, F_UNLCK, 0, &l);
 }
 
@@ -111,8 +112,8 @@ static int map(struct err *e, struct cores *c, const char *path)
     if (fstat(c->fd, &st))
         return err_sys(e, "%s", path);
     if (st.st_size && st.st_size != (off_t)sizeof *c->s)
-        return err_set(e, ERR_PROTO, "%s: %lld bytes, %zu are due: not a file of cores, or of another release", path,
-                       (long long)st.st_size, sizeof *c->s);
+        return err_set(e, ERR_PROTO, "%s: has %lld bytes, expected %zu: not a cores file, or one of another release",
+                       path, (long long)st.st_size, sizeof *c->s);
     if (!st.st_size && posix_fallocate(c->fd, 0, sizeof *c->s))
         return err_sys(e, "%s", path);
     void *p = mmap(NULL, sizeof *c->s, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
@@ -121,38 +122,40 @@ static int map(struct err *e, struct cores *c, const char *path)
     c->s = p;
     if (!st.st_size)
         atomic_store(&c->s->magic, MAGIC);
-    return c->s->magic == MAGIC ? 0 : err_set(e, ERR_PROTO, "%s: a file of cores of another release", path);
+    return c->s->magic == MAGIC
+               ? 0
+               : err_set(e, ERR_PROTO, "%s: a cores file of another release; stop its workers and remove it", path);
 }
 
-/* Under the lock of byte 0. */
-static int sit(struct err *e, struct cores *c, const char *path)
+/* Caller holds the lock of byte 0. Claims a free slot. */
+static int claim_slot(struct err *e, struct cores *c, const char *path)
 {
     struct shared *s = c->s;
     struct flock l;
     int n = 0, at = -1;
     for (int i = CORES_WORKERS_MAX - 1; i >= 0; i--) {
-        if (atomic_load(&s->seat[i].pid) && !alive(c, i))
-            empty_seat(c, i);
-        n += atomic_load(&s->seat[i].pid) != 0;
-        if (!atomic_load(&s->seat[i].pid))
+        if (atomic_load(&s->slot[i].pid) && !alive(c, i))
+            release_slot(c, i);
+        n += atomic_load(&s->slot[i].pid) != 0;
+        if (!atomic_load(&s->slot[i].pid))
             at = i;
     }
     if (at < 0)
-        return err_set(e, ERR_NO, "%s: %d workers share their cores there, which is the most", path, n);
+        return err_set(e, ERR_NO, "%s: all %d slots for workers are in use", path, n);
     if (lock(c, F_OFD_SETLK, F_WRLCK, 1 + at, &l))
         return err_sys(e, "%s", path);
-    struct seat *seat = &s->seat[at];
-    seat->pid_space = pid_space();
-    memset(seat->own, 0, sizeof seat->own);
+    struct slot *slot = &s->slot[at];
+    slot->pid_space = pid_space();
+    memset(slot->own, 0, sizeof slot->own);
     for (int i = 0; i < c->n_own; i++)
-        seat->own[c->own[i] / 64] |= UINT64_C(1) << c->own[i] % 64;
+        slot->own[c->own[i] / 64] |= UINT64_C(1) << c->own[i] % 64;
     for (int i = 0; i < WORDS; i++)
-        atomic_store(&s->seen[i], (n ? atomic_load(&s->seen[i]) : 0) | seat->own[i]);
-    atomic_store(&seat->since, time_now_ns());
-    atomic_store(&seat->pid, (uint32_t)getpid());
-    if ((uint32_t)at >= atomic_load(&s->n_seat))
-        atomic_store(&s->n_seat, (uint32_t)at + 1);
-    c->seat = at;
+        atomic_store(&s->seen[i], (n ? atomic_load(&s->seen[i]) : 0) | slot->own[i]);
+    atomic_store(&slot->since, time_now_ns());
+    atomic_store(&slot->pid, (uint32_t)getpid());
+    if ((uint32_t)at >= atomic_load(&s->n_slot))
+        atomic_store(&s->n_slot, (uint32_t)at + 1);
+    c->slot = at;
     return 0;
 }
 
@@ -164,13 +167,13 @@ static int join(struct err *e, struct cores *c, const char *path)
         return err_sys(e, "%s", path);
     int rc = map(e, c, path);
     if (!rc)
-        rc = sit(e, c, path);
+        rc = claim_slot(e, c, path);
     lock(c, F_OFD_SETLK, F_UNLCK, 0, &l);
     return rc;
 }
 
-/* CPUs this process may run on, as far as the file has words for them. */
-static void may_use(uint64_t *set)
+/* CPUs that this process may run on, below CORES_CPU_MAX. */
+static void allowed_cpus(uint64_t *set)
 {
     size_t bytes = CPU_ALLOC_SIZE(CORES_CPU_MAX * 8);
     cpu_set_t *s = CPU_ALLOC(CORES_CPU_MAX * 8);
@@ -185,7 +188,7 @@ static int set_of(struct err *e, uint64_t *set, const int *cpu, int n)
 {
     for (int i = 0; i < n; i++) {
         if (cpu[i] < 0 || cpu[i] >= CORES_CPU_MAX)
-            return err_set(e, ERR_USAGE, "core %d: 0 to %d are known", cpu[i], CORES_CPU_MAX - 1);
+            return err_set(e, ERR_USAGE, "core %d: outside 0 to %d", cpu[i], CORES_CPU_MAX - 1);
         set[cpu[i] / 64] |= UINT64_C(1) << cpu[i] % 64;
     }
     return 0;
@@ -194,7 +197,7 @@ static int set_of(struct err *e, uint64_t *set, const int *cpu, int n)
 int cores_open(struct err *e, struct cores **out, const struct cores_opts *o)
 {
     uint64_t all[WORDS] = {0}, own[WORDS] = {0}, borrow[WORDS] = {0};
-    may_use(all);
+    allowed_cpus(all);
     int rc = set_of(e, own, o->cpu, o->n);
     if (!rc)
         rc = set_of(e, borrow, o->borrow, o->n_borrow);
@@ -203,7 +206,7 @@ int cores_open(struct err *e, struct cores **out, const struct cores_opts *o)
     struct cores *c = calloc(1, sizeof *c);
     if (c) {
         c->fd = -1;
-        c->seat = -1;
+        c->slot = -1;
         c->rest_ns = o->rest_ns ? o->rest_ns : CORES_REST_NS;
         c->own = calloc(CORES_CPU_MAX, sizeof *c->own);
         c->other = calloc(CORES_CPU_MAX, sizeof *c->other);
@@ -230,8 +233,8 @@ void cores_close(struct cores *c)
     struct flock l;
     if (!c)
         return;
-    if (c->seat >= 0 && lock(c, F_OFD_SETLKW, F_WRLCK, 0, &l) == 0)
-        empty_seat(c, c->seat); /* the locks end with the descriptor */
+    if (c->slot >= 0 && lock(c, F_OFD_SETLKW, F_WRLCK, 0, &l) == 0)
+        release_slot(c, c->slot); /* closing the descriptor releases the locks */
     if (c->s)
         munmap(c->s, sizeof *c->s);
     if (c->fd >= 0)
@@ -265,7 +268,7 @@ int cores_list(struct err *e, int **cpu, int *n, const char *text)
             ok = number(&p, &b) && b >= a;
         }
         if (!ok || (*p && *p != ','))
-            return err_set(e, ERR_USAGE, "%s: not a list of cores like 0,2-5 (below %d)", text, CORES_CPU_MAX);
+            return err_set(e, ERR_USAGE, "cores '%s': not a list like 0,2-5 of numbers below %d", text, CORES_CPU_MAX);
         for (; a <= b; a++)
             in[a] = true;
         if (!*p)
@@ -293,7 +296,7 @@ int cores_other(const struct cores *c, const int **cpu)
     return c->n_other;
 }
 
-static int tie(uint32_t tid, const uint64_t *set)
+static int set_affinity(uint32_t tid, const uint64_t *set)
 {
     size_t bytes = CPU_ALLOC_SIZE(CORES_CPU_MAX);
     cpu_set_t *s = CPU_ALLOC(CORES_CPU_MAX);
@@ -314,71 +317,71 @@ int cores_stay(struct err *e, const struct cores *c)
     int rc = set_of(e, set, c->own, c->n_own);
     if (rc)
         return rc;
-    return tie(0, set) ? err_set(e, ERR_USAGE, "none of these cores is there, or may be used") : 0;
+    return set_affinity(0, set) ? err_set(e, ERR_USAGE, "none of these cores exists and is allowed to this process")
+                                : 0;
 }
 
-/* Best effort: a core that has gone, or that a container took away, is no reason to stop. */
+/* Best effort: an error is ignored if the core went offline, or if a container no longer allows it. */
 void cores_pin(int cpu)
 {
     uint64_t set[WORDS] = {0};
     set[cpu / 64] = UINT64_C(1) << cpu % 64;
-    tie(0, set);
+    set_affinity(0, set);
 }
 
 /* ---- the owner ---- */
 
 /*
- * The mark comes first, so a thread that ties itself to the core later sees it before it computes. The lock says that
- * the borrower's process lives, the signal 0 that the thread is one of its: a number that was used again is not taken
- * for it.
+ * The bit is set first, so a thread that pins itself to the core later sees it before it computes. The lock shows that
+ * the borrower's process is alive, and signal 0 that the thread belongs to it, so a reused thread id is not moved.
  */
-static void send_away(struct cores *c, int cpu, uint64_t h)
+static void recall(struct cores *c, int cpu, uint64_t h)
 {
     _Atomic uint64_t *holder = &c->s->core[cpu].holder;
-    int at = (int)(h >> WORD_SEAT);
+    int at = (int)(h >> WORD_SLOT);
     uint32_t tid = (uint32_t)h;
-    if (at >= CORES_WORKERS_MAX || at == c->seat || !atomic_compare_exchange_strong(holder, &h, h | WORD_ASKED))
+    if (at >= CORES_WORKERS_MAX || at == c->slot || !atomic_compare_exchange_strong(holder, &h, h | WORD_RECALLED))
         return;
-    const struct seat *from = &c->s->seat[at];
+    const struct slot *from = &c->s->slot[at];
     pid_t pid = (pid_t)atomic_load(&from->pid);
     if (!pid || !alive(c, at)) {
-        h |= WORD_ASKED;
+        h |= WORD_RECALLED;
         atomic_compare_exchange_strong(holder, &h, 0);
-    } else if (from->pid_space == c->s->seat[c->seat].pid_space && syscall(SYS_tgkill, pid, tid, 0) == 0) {
-        tie(tid, from->own);
+    } else if (from->pid_space == c->s->slot[c->slot].pid_space && syscall(SYS_tgkill, pid, tid, 0) == 0) {
+        set_affinity(tid, from->own);
     }
 }
 
-/* Owner and borrower each write their own word and then read the other's, so one of them sees both. */
+/* Owner and borrower each write their own word and then read the other's, so at least one of them sees both writes. */
 void cores_work(struct cores *c)
 {
     if (!c->s)
         return;
-    atomic_store(&c->s->seat[c->seat].since, 0);
+    atomic_store(&c->s->slot[c->slot].since, 0);
     for (int i = 0; i < c->n_own; i++) {
         uint64_t h = atomic_load(&c->s->core[c->own[i]].holder);
-        if (h && !(h & WORD_ASKED))
-            send_away(c, c->own[i], h);
+        if (h && !(h & WORD_RECALLED))
+            recall(c, c->own[i], h);
     }
 }
 
 void cores_rest(struct cores *c)
 {
     if (c->s)
-        atomic_store_explicit(&c->s->seat[c->seat].since, time_now_ns(), memory_order_release);
+        atomic_store_explicit(&c->s->slot[c->slot].since, time_now_ns(), memory_order_release);
 }
 
 /* ---- a borrower ---- */
 
-/* No owner of the core has computed since `before`. One that seems to compute is asked for in `busy`, else -1. */
+/* True if no owner of the core has computed since `before`. *busy: slot of an owner that seems to compute, or -1. */
 static bool resting(const struct cores *c, int cpu, uint64_t before, int *busy)
 {
-    int n = (int)atomic_load(&c->s->n_seat);
+    int n = (int)atomic_load(&c->s->n_slot);
     *busy = -1;
     for (int i = 0; i < n && i < CORES_WORKERS_MAX; i++) {
-        if (!atomic_load_explicit(&c->s->seat[i].pid, memory_order_acquire) || !has(c->s->seat[i].own, cpu))
+        if (!atomic_load_explicit(&c->s->slot[i].pid, memory_order_acquire) || !has(c->s->slot[i].own, cpu))
             continue;
-        uint64_t since = atomic_load(&c->s->seat[i].since);
+        uint64_t since = atomic_load(&c->s->slot[i].since);
         if (!since)
             *busy = i;
         if (!since || since > before)
@@ -387,35 +390,35 @@ static bool resting(const struct cores *c, int cpu, uint64_t before, int *busy)
     return true;
 }
 
-/* Looks now and then whether the worker of a seat lives. */
-static void look_at(struct cores *c, int seat, uint64_t now)
+/* Releases the slot if its worker has died; checks at most every CHECK_NS. */
+static void check_alive(struct cores *c, int slot, uint64_t now)
 {
-    if (now - c->checked[seat] < CHECK_NS)
+    if (now - c->checked[slot] < CHECK_NS)
         return;
-    c->checked[seat] = now;
-    if (!alive(c, seat))
-        bury(c, seat);
+    c->checked[slot] = now;
+    if (!alive(c, slot))
+        reap(c, slot);
 }
 
 bool cores_free(struct cores *c, int cpu, uint64_t now)
 {
     int busy;
-    if (!c->s || has(c->s->seat[c->seat].own, cpu) ||
+    if (!c->s || has(c->s->slot[c->slot].own, cpu) ||
         !(atomic_load_explicit(&c->s->seen[cpu / 64], memory_order_relaxed) >> cpu % 64 & 1))
         return false;
     if (!resting(c, cpu, now - c->rest_ns, &busy)) {
         if (busy >= 0)
-            look_at(c, busy, now);
+            check_alive(c, busy, now);
         return false;
     }
-    uint64_t h = atomic_load_explicit(&c->s->core[cpu].holder, memory_order_relaxed) & ~WORD_ASKED;
-    int seat = (int)(h >> WORD_SEAT);
-    if (h && seat != c->seat && seat < CORES_WORKERS_MAX)
-        look_at(c, seat, now);
-    return !h || seat == c->seat;
+    uint64_t h = atomic_load_explicit(&c->s->core[cpu].holder, memory_order_relaxed) & ~WORD_RECALLED;
+    int slot = (int)(h >> WORD_SLOT);
+    if (h && slot != c->slot && slot < CORES_WORKERS_MAX)
+        check_alive(c, slot, now);
+    return !h || slot == c->slot;
 }
 
-/* Tied before it is taken: the owner that sends it away does so after it was taken. */
+/* The thread is pinned before it takes the core, so an owner that recalls the core does so after the pinning. */
 bool cores_take(struct cores *c, struct cores_hold *h)
 {
     int busy;
@@ -430,7 +433,7 @@ bool cores_take(struct cores *c, struct cores_hold *h)
     if (!resting(c, h->cpu, UINT64_MAX, &busy))
         return false;
     cores_pin(h->cpu);
-    uint64_t none = 0, word = (uint64_t)c->seat << WORD_SEAT | h->tid;
+    uint64_t none = 0, word = (uint64_t)c->slot << WORD_SLOT | h->tid;
     if (!atomic_compare_exchange_strong(&c->s->core[h->cpu].holder, &none, word))
         return false;
     h->word = word;
@@ -448,8 +451,8 @@ bool cores_kept(const struct cores *c, const struct cores_hold *h)
 void cores_give(struct cores *c, struct cores_hold *h)
 {
     _Atomic uint64_t *holder = &c->s->core[h->cpu].holder;
-    uint64_t word = h->word, asked = word | WORD_ASKED;
+    uint64_t word = h->word, recalled = word | WORD_RECALLED;
     h->word = 0;
     if (word && !atomic_compare_exchange_strong(holder, &word, 0))
-        atomic_compare_exchange_strong(holder, &asked, 0);
+        atomic_compare_exchange_strong(holder, &recalled, 0);
 }

@@ -1,4 +1,4 @@
-/* Host name, slices of processors and signals. */
+/* Host name, time slices of threads, and signals. */
 #include "proc/proc.h"
 
 #include <errno.h>
@@ -9,16 +9,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* As the kernel has it since its first version (sched_setattr(2)); the C library has no name for it. */
+/* The kernel's first version of sched_setattr(2)'s argument; the C library does not define it. */
 struct slice_attr {
     uint32_t size, policy;
     uint64_t flags;
     int32_t nice;
     uint32_t priority;
-    uint64_t runtime, deadline, period; /* runtime: of ordinary threads the slice, ns; 0: the default */
+    uint64_t runtime, deadline, period; /* runtime: time slice of ordinary threads, ns; 0: the default */
 };
 
-#define SHORT_SLICE_NS 100000 /* the least that the kernel takes */
+#define SHORT_SLICE_NS 100000 /* the smallest that the kernel accepts */
 
 void proc_wake_soon(bool on)
 {
@@ -46,7 +46,7 @@ const char *proc_host(void)
 
 static volatile sig_atomic_t term_count;
 
-/* The second signal takes its default action, so that a program that hangs while it drains can still be ended. */
+/* The second signal has its default action, so that a program that hangs while it drains can still be ended. */
 static void on_term(int sig)
 {
     int saved = errno;
@@ -70,9 +70,9 @@ int proc_signals(struct err *e)
     struct sigaction term = {.sa_handler = on_term};
     sigemptyset(&term.sa_mask);
     proc_write_errors();
-    /* No SA_RESTART: a blocking read returns, so that the main loop sees the count. */
+    /* Without SA_RESTART: a blocking read returns, so that the main loop sees the count. */
     if (sigaction(SIGTERM, &term, NULL) || sigaction(SIGINT, &term, NULL))
-        return err_sys(e, "signals");
+        return err_sys(e, "installing signal handlers");
     return 0;
 }
 

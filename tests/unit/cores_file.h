@@ -1,4 +1,4 @@
-/* A file of cores in a folder of its own, and tests that may tie this thread to a core. */
+/* A cores file in its own directory, for tests that may pin this thread to a core. */
 #ifndef CORES_FILE_H
 #define CORES_FILE_H
 
@@ -9,9 +9,9 @@
 
 static char dir[] = "/tmp/cores_test.XXXXXX";
 static char path[64]; /* of the file */
-static cpu_set_t all; /* where this process may run */
+static cpu_set_t all; /* CPUs of this process */
 
-/* Tests that take a core tie this thread to it. */
+/* Tests that take a core pin this thread to it; this undoes the pinning. */
 static int set_free(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Cores that workers lend each other. What is right comes from the contract in proc/cores.h, and where threads may run
- * from the system (sched_getaffinity). */
+/* Lending of cores between workers. Expected values follow the contract in proc/cores.h; the CPUs that threads run on
+ * are read from the system (sched_getaffinity). */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -70,17 +70,17 @@ static void lists(void **state)
         assert_int_equal(cores_list(&e, &cpu, &n, bad[i]), ERR_USAGE);
 }
 
-static void lent_and_asked_for(void **state)
+static void lent_and_recalled(void **state)
 {
     (void)state;
     struct cores *a = worker(0, 1), *b = worker(1, 1), *d = worker(2, 1);
     struct cores_hold h = {.cpu = 1}, other = {.cpu = 1};
     nap(100);
     assert_true(is_free(a, 1));
-    assert_false(is_free(a, 0)); /* its own: nothing to borrow */
-    assert_false(is_free(a, 7)); /* nobody's */
+    assert_false(is_free(a, 0)); /* its own core: not borrowed */
+    assert_false(is_free(a, 7)); /* no worker owns it */
     assert_true(cores_take(a, &h));
-    assert_true(cores_take(a, &h)); /* it has it */
+    assert_true(cores_take(a, &h)); /* it holds the core already */
     assert_true(cores_kept(a, &h));
     assert_false(is_free(d, 1));
     assert_false(cores_take(d, &other));
@@ -97,7 +97,7 @@ static void lent_and_asked_for(void **state)
     cores_give(d, &other);
     assert_true(cores_take(a, &h));
     cores_give(a, &h);
-    cores_give(a, &h); /* nothing is held: nothing happens */
+    cores_give(a, &h); /* not held: no effect */
     assert_true(cores_take(d, &other));
     cores_give(d, &other);
     cores_close(a);
@@ -125,7 +125,7 @@ static void not_between_steps(void **state)
     cores_close(b);
 }
 
-/* A core that two own is lent when both rest; one whose last owner has left is anybody's. */
+/* A core with two owners is lent when both rest; a core whose last owner has closed is free. */
 static void several_owners(void **state)
 {
     (void)state;
@@ -149,12 +149,12 @@ static void several_owners(void **state)
     cores_close(b);
     assert_true(is_free(a, 1));
     cores_close(a);
-    a = worker(0, 1); /* nobody was here: what others once owned is not known any more */
+    a = worker(0, 1); /* the file had no worker: earlier owners are forgotten */
     assert_false(is_free(a, 1));
     cores_close(a);
 }
 
-/* A child that does `what` and is killed. */
+/* A child process that runs `what` and is killed. */
 static void killed(void (*what)(void))
 {
     int ready[2];
@@ -194,7 +194,7 @@ static void killed_owner(void **state)
     struct cores *a = worker(0, 1);
     killed(computes_on_1);
     assert_true(gets_free(a, 1));
-    for (int i = 0; i < 2 * CORES_WORKERS_MAX; i++) /* their seats are used again */
+    for (int i = 0; i < 2 * CORES_WORKERS_MAX; i++) /* their slots are reused */
         killed(computes_on_1);
     assert_true(gets_free(a, 1));
     cores_close(a);
@@ -209,7 +209,7 @@ static void killed_borrower(void **state)
     killed(borrows_0);
     assert_true(gets_free(b, 0));
     killed(borrows_0);
-    cores_work(a); /* finds the dead one's word */
+    cores_work(a); /* finds the word of the dead borrower */
     cores_rest(a);
     nap(100);
     assert_true(cores_take(b, &h));
@@ -247,14 +247,14 @@ static void *guest(void *arg)
     g->stage = 1;
     while (cores_kept(g->c, &g->h))
         ;
-    for (int i = 0; i < 500 && (g->at = runs_on()) == 1; i++) /* the mark comes before the move */
+    for (int i = 0; i < 500 && (g->at = runs_on()) == 1; i++) /* the bit is set before the thread is moved */
         nap(1000);
     cores_give(g->c, &g->h);
     return NULL;
 }
 
-/* The owner moves the borrower's thread to the borrower's core, though that thread does nothing for it. */
-static void sent_away(void **state)
+/* The owner moves the borrower's thread to the borrower's core without cooperation of that thread. */
+static void borrower_is_moved(void **state)
 {
     (void)state;
     if (!CPU_ISSET(0, &all) || !CPU_ISSET(1, &all))
@@ -283,7 +283,7 @@ struct race {
 static void *owner(void *arg)
 {
     struct race *r = arg;
-    cores_pin(0); /* the guest is on 1, so both run at once */
+    cores_pin(0); /* the borrower is on core 1, so both run at once */
     while (!r->stop) {
         cores_work(r->owner);
         atomic_fetch_add(&r->epoch, 1);
@@ -297,8 +297,8 @@ static void *owner(void *arg)
     return NULL;
 }
 
-/* Once cores_work has returned nobody gets the core, whatever both do at the same moment. */
-static void no_late_guest(void **state)
+/* After cores_work has returned, no thread takes the core, whatever both do at the same moment. */
+static void no_thread_takes_a_core_late(void **state)
 {
     (void)state;
     struct race r = {.owner = worker(1, 1), .guest = worker(0, 1)};
@@ -322,7 +322,7 @@ static void no_late_guest(void **state)
     cores_close(r.guest);
 }
 
-static void refused(void **state)
+static void invalid_options_are_refused(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -373,14 +373,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(lists, set_free),
-        cmocka_unit_test_setup(lent_and_asked_for, set_free),
+        cmocka_unit_test_setup(lent_and_recalled, set_free),
         cmocka_unit_test_setup(not_between_steps, set_free),
         cmocka_unit_test_setup(several_owners, set_free),
         cmocka_unit_test_setup(killed_owner, set_free),
         cmocka_unit_test_setup(killed_borrower, set_free),
-        cmocka_unit_test_setup(sent_away, set_free),
-        cmocka_unit_test_setup(no_late_guest, set_free),
-        cmocka_unit_test_setup(refused, set_free),
+        cmocka_unit_test_setup(borrower_is_moved, set_free),
+        cmocka_unit_test_setup(no_thread_takes_a_core_late, set_free),
+        cmocka_unit_test_setup(invalid_options_are_refused, set_free),
         cmocka_unit_test_setup(alone, set_free),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

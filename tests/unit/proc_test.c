@@ -1,5 +1,5 @@
-/* Trees of control groups laid out as the kernel's cgroup-v1 and cgroup-v2 documents describe, under a directory that
- * stands for /. */
+/* Control group trees as described by the kernel's cgroup-v1 and cgroup-v2 documents, in a directory that stands for
+ * /. */
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -68,7 +68,7 @@ static void test_none(void **state)
     assert_true(proc_cpus(root) >= 1);
 }
 
-/* The limit is on a group above; half CPUs round down, but never below one. */
+/* The limit is set on a parent group; half CPUs are rounded down, but never below one. */
 static void test_v2_walks_up(void **state)
 {
     (void)state;
@@ -104,7 +104,7 @@ static void test_v1(void **state)
     assert_true(proc_memory(root) == 2147483648);
 }
 
-/* In a container the path of the host's group is not below the mount; the mount itself is the group. */
+/* In a container the path of the host's group does not exist below the mount; the mount itself is the group. */
 static void test_v1_container(void **state)
 {
     (void)state;
@@ -122,7 +122,7 @@ static void test_hybrid(void **state)
     assert_int_equal(proc_quota(root), 2);
 }
 
-static void test_strange(void **state)
+static void test_malformed_limits(void **state)
 {
     (void)state;
     static const char *const text[] = {"", "max", "0 0\n", "-5 100000", "100000 -1", "x y", "99999999999999999999 1"};
@@ -166,7 +166,7 @@ static void test_signals(void **state)
     assert_int_equal(WTERMSIG(status), SIGTERM);
 }
 
-/* The words of sched_getattr(2). */
+/* The argument of sched_getattr(2). */
 struct attr {
     uint32_t size, policy;
     uint64_t flags;
@@ -190,7 +190,7 @@ static void *slice_of_thread(void *arg)
     return NULL;
 }
 
-/* Slices of ordinary threads can be read and set since Linux 6.12. */
+/* Time slices of ordinary threads can be read and set since Linux 6.12. */
 static void test_wake_soon(void **state)
 {
     (void)state;
@@ -219,7 +219,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_v1, setup, teardown),
         cmocka_unit_test_setup_teardown(test_v1_container, setup, teardown),
         cmocka_unit_test_setup_teardown(test_hybrid, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_strange, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_malformed_limits, setup, teardown),
         cmocka_unit_test(test_clock_host),
         cmocka_unit_test(test_signals),
         cmocka_unit_test(test_wake_soon),
