@@ -3,17 +3,18 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/loop.h"
 
 struct job_queue {
     const char *what;
     size_t bytes_max;
-    size_t n_job; /* of the loop's thread */
+    size_t n_job; /* used by the loop's thread only */
     struct loop_event ended;
     pthread_t thread;
     bool has_thread;
-    pthread_mutex_t lock; /* of what follows, and of `cancelled` and `ran` of the jobs */
+    pthread_mutex_t lock; /* protects the fields below, and `cancelled` and `ran` of the jobs */
     pthread_cond_t work;
     struct list waiting, over;
     size_t n_bytes; /* of jobs that wait or run */
@@ -44,7 +45,7 @@ static void *run_jobs(void *arg)
     return NULL;
 }
 
-/* One by one: `done` may add jobs, and those that end meanwhile raise the event again. */
+/* One at a time: `done` may add jobs; jobs that end meanwhile raise the event again. */
 static void report(void *arg)
 {
     struct job_queue *q = arg;
@@ -68,7 +69,7 @@ static int start(struct err *e, struct job_queue *q)
     int bad = pthread_create(&q->thread, NULL, run_jobs, q);
     pthread_sigmask(SIG_SETMASK, &was, NULL);
     q->has_thread = !bad;
-    return bad ? err_set(e, ERR_SYS, "no thread for %s: error %d of pthread_create", q->what, bad) : 0;
+    return bad ? err_set(e, ERR_SYS, "%s: cannot create the background thread: %s", q->what, strerror(bad)) : 0;
 }
 
 int job_queue_open(struct err *e, struct job_queue **out, struct loop *l, size_t bytes_max, const char *what)
@@ -122,7 +123,8 @@ int job_add(struct err *e, struct job_queue *q, struct job *j)
     }
     pthread_mutex_unlock(&q->lock);
     if (!room)
-        return err_set(e, ERR_NO, "%zu bytes of %s wait already: the limit is %zu", before, q->what, q->bytes_max);
+        return err_set(e, ERR_NO, "%zu bytes of %s are queued already: the limit is %zu; retry later", before, q->what,
+                       q->bytes_max);
     q->n_job++;
     return 0;
 }

@@ -27,7 +27,7 @@ struct list {
     for (struct list * (n) = (head)->next, *n##_next_ = (n)->next; (n) != (head);                                      \
          (n) = n##_next_, n##_next_ = (n)->next)
 
-/* The same over elements: v is a `type *` that the macro declares, `member` its node. */
+/* The same for elements: v is a `type *` that the macro declares, `member` its node. */
 #define list_each(type, v, head, member)                                                                               \
     for (type *v = list_entry((head)->next, type, member); &v->member != (head);                                       \
          v = list_entry(v->member.next, type, member))
@@ -41,7 +41,7 @@ static inline void list_init(struct list *l)
     l->prev = l->next = l;
 }
 
-/* Of a head: the list has no element. Of a node that was initialised or removed: it is in no list. */
+/* For a head: the list has no element. For a node that was initialised or removed: it is in no list. */
 static inline bool list_empty(const struct list *l)
 {
     return l->next == l;

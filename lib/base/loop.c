@@ -1,4 +1,4 @@
-/* One epoll set. The wake (an eventfd) and the timers (a timerfd) are descriptors in it, so that loops nest. */
+/* One epoll set. The wake-up (an eventfd) and the timers (a timerfd) are descriptors in it, so that loops nest. */
 #include "base/loop.h"
 
 #include <errno.h>
@@ -16,13 +16,13 @@
 struct loop {
     int epoll;
     struct loop_fd wake, timer;
-    struct epoll_event ready[EVENTS]; /* of the present step; data.ptr NULL: was removed meanwhile */
+    struct epoll_event ready[EVENTS]; /* of the current step; data.ptr is NULL if it was removed meanwhile */
     int n_ready;
     struct loop_timer *first; /* heap by at_ns */
-    uint64_t now_ns;          /* of the present turn of timers; 0: none runs */
-    uint64_t armed_ns;        /* what the timerfd is set to, at most the first deadline; UINT64_MAX: not set */
+    uint64_t now_ns;          /* time of the current timer run; 0: none */
+    uint64_t armed_ns;        /* setting of the timerfd, at most the first deadline; UINT64_MAX: not set */
     pthread_mutex_t lock;
-    struct list raised; /* loop_event.node, under the lock */
+    struct list raised; /* loop_event.node, protected by the lock */
 };
 
 /* ---- descriptors ---- */
@@ -65,13 +65,13 @@ void loop_fd_remove(struct loop_fd *d)
 
 /* ---- timers ---- */
 
-/* The timerfd is set anew only for a deadline before the one it has: it may fire too early, then the next is set. */
+/* The timerfd is set again only for an earlier deadline. It may fire too early; then the next deadline is set. */
 static void arm(struct loop *l)
 {
     uint64_t at = loop_next_ns(l);
     if (at >= l->armed_ns)
         return;
-    struct itimerspec t = {.it_value = time_spec(at ? at : 1)}; /* 0 would switch it off */
+    struct itimerspec t = {.it_value = time_spec(at ? at : 1)}; /* 0 would disarm it */
     if (!timerfd_settime(l->timer.fd, TFD_TIMER_ABSTIME, &t, NULL))
         l->armed_ns = at;
 }
@@ -96,7 +96,7 @@ void loop_timer_set(struct loop_timer *t, uint64_t at_ns)
     loop_timer_stop(t);
     if (at_ns == UINT64_MAX)
         return;
-    t->at_ns = at_ns > l->now_ns ? at_ns : l->now_ns + 1; /* so that a turn of timers ends */
+    t->at_ns = at_ns > l->now_ns ? at_ns : l->now_ns + 1; /* later than now_ns, so that a timer run ends */
     l->first = loop_heap_add(l->first, t);
     arm(l);
 }
@@ -133,7 +133,7 @@ static bool run_timers(struct loop *l)
 
 /* ---- events ---- */
 
-/* A counter that is full is readable too, so a write that would block is as good. */
+/* If the counter is full, the eventfd is readable too, so EAGAIN needs no handling. */
 void loop_wake(struct loop *l)
 {
     int was = errno;
@@ -170,7 +170,7 @@ void loop_event_cancel(struct loop_event *v)
     pthread_mutex_unlock(&v->loop->lock);
 }
 
-/* The events that are there at the beginning, one by one: each callback may cancel any other. */
+/* Calls the events that are raised at the start, one at a time, because each callback may cancel any other. */
 static void woken(void *arg, uint32_t events)
 {
     struct loop *l = arg;
@@ -225,7 +225,7 @@ void loop_free(struct loop *l)
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         if (fds[i] >= 0)
             close(fds[i]);
-    pthread_mutex_lock(&l->lock); /* a raise that is still within has ended */
+    pthread_mutex_lock(&l->lock); /* waits for a loop_event_raise that is still in progress */
     pthread_mutex_unlock(&l->lock);
     pthread_mutex_destroy(&l->lock);
     free(l);

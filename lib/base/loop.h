@@ -1,13 +1,13 @@
 /*
- * The event loop: epoll, descriptors with callbacks, timers, and events that other threads raise. One thread owns a
- * loop and everything in it: it alone adds, changes and removes, and all callbacks run in it, within loop_step. Only
- * loop_event_raise and loop_wake may be called from other threads, and only loop_wake from a signal handler.
+ * Event loop: epoll, descriptors with callbacks, timers, and events raised by other threads. One thread owns a loop and
+ * everything in it: it alone adds, changes and removes, and all callbacks run in it, within loop_step. Other threads
+ * may call only loop_event_raise and loop_wake, signal handlers only loop_wake.
  *
- * The structs below are members of the caller's own and stay where they are while they are in the loop; the loop keeps
- * pointers to them and allocates nothing. A callback may add, change, remove and free anything, also what it was called
- * for: nothing that was removed is called afterwards.
+ * The structs below are members of the caller's own structs. Their addresses must not change while they are in the
+ * loop; the loop stores pointers to them and allocates nothing. A callback may add, change, remove and free anything,
+ * including what it was called for: nothing that was removed is called afterwards.
  *
- * Loops nest: loop_epoll_fd is readable while loop_step would have something to do, timers included.
+ * Loops nest: loop_epoll_fd is readable while loop_step has something to do, timers included.
  */
 #ifndef BASE_LOOP_H
 #define BASE_LOOP_H
@@ -22,17 +22,18 @@
 struct loop;
 
 int loop_new(struct err *e, struct loop **out);
-/* Everything must have been removed from it, or not be used any more; other threads must have ended their raises. */
+/* Everything must have been removed from the loop, or not be used any more; no other thread may be raising events. */
 void loop_free(struct loop *l);
 
 /*
- * One turn: waits until a descriptor is ready, a timer is due or an event was raised, at most timeout_ms (-1: without a
+ * One iteration: waits until a descriptor is ready, a timer is due or an event was raised, at most timeout_ms (-1: no
  * limit, 0: does not wait), then runs the callbacks of all that is ready: descriptors, events, timers. *did (may be
- * NULL): a callback was run or the loop was woken. A signal ends the wait and is no failure.
+ * NULL): true if a callback was run or the loop was woken. A signal ends the wait and is not an error.
  */
 int loop_step(struct err *e, struct loop *l, bool *did, int timeout_ms);
 
-/* Ends the wait of the present loop_step, or of the next one if none waits. From any thread or signal handler. */
+/* Ends the wait of the current loop_step, or of the next one if none waits. May be called from any thread or signal
+ * handler. */
 void loop_wake(struct loop *l);
 
 int loop_epoll_fd(const struct loop *l);
@@ -47,12 +48,12 @@ struct loop_fd {       /* zeroed: in no loop */
     void *arg;
 };
 
-/* Calls fn(arg, what is ready) while the descriptor is ready for `events`: EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLET;
- * EPOLLERR and EPOLLHUP come unasked. The descriptor stays the caller's. */
+/* Calls fn(arg, ready events) while the descriptor is ready for `events`: EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLET;
+ * EPOLLERR and EPOLLHUP are always reported. The caller keeps ownership of the descriptor. */
 int loop_fd_add(struct err *e, struct loop *l, struct loop_fd *d, int fd, uint32_t events,
                 void (*fn)(void *arg, uint32_t events), void *arg);
-int loop_fd_set(struct err *e, struct loop_fd *d, uint32_t events); /* no system call if they are as set last */
-void loop_fd_remove(struct loop_fd *d); /* before the descriptor is closed; without effect if in no loop */
+int loop_fd_set(struct err *e, struct loop_fd *d, uint32_t events); /* no system call if unchanged */
+void loop_fd_remove(struct loop_fd *d); /* call before closing the descriptor; no effect if in no loop */
 
 /* ---- timers ---- */
 
@@ -65,8 +66,8 @@ struct loop_timer { /* loop_timer_init before use */
 };
 
 void loop_timer_init(struct loop *l, struct loop_timer *t, void (*fn)(void *arg), void *arg);
-/* Calls fn(arg) once, in the first step after CLOCK_MONOTONIC at_ns; replaces an earlier deadline. A deadline that a
- * callback sets into the past is met in the next step. UINT64_MAX: never. O(1), or O(log n) if it was set before. */
+/* Calls fn(arg) once, in the first step after CLOCK_MONOTONIC at_ns; replaces an earlier deadline. A deadline in the
+ * past that a callback sets is due in the next step. UINT64_MAX: never. O(1), or O(log n) if it was set before. */
 void loop_timer_set(struct loop_timer *t, uint64_t at_ns);
 void loop_timer_stop(struct loop_timer *t);
 /* The next deadline; UINT64_MAX: no timer is set. */
@@ -83,10 +84,10 @@ struct loop_event { /* loop_event_init before use */
 };
 
 void loop_event_init(struct loop *l, struct loop_event *v, void (*fn)(void *arg), void *arg);
-/* Calls fn(arg) once in the loop's thread, in the present or the next step. Raised again before that it is still called
- * once; raised from then on, once more. From any thread; the event must not be freed meanwhile. */
+/* Calls fn(arg) once in the loop's thread, in the current or the next step. Several raises before that call are one
+ * call; a raise after it is another. May be called from any thread; the event must not be freed meanwhile. */
 void loop_event_raise(struct loop_event *v);
-/* It is not called any more unless raised again. By the loop's thread. */
+/* The event is not called unless it is raised again. Called by the loop's thread. */
 void loop_event_cancel(struct loop_event *v);
 
 #endif

@@ -1,10 +1,10 @@
-/* A timer's children form a list by `next`; `prev` of the first child is its parent, of the others the sibling before.
- */
+/* A timer's children form a list by `next`; `prev` of the first child is its parent, of the others the previous
+ * sibling. */
 #include "base/loop_heap.h"
 
 #include "base/loop.h"
 
-/* Two roots become one: the later becomes the first child of the earlier. Of equals `a` stays above. */
+/* Merges two heaps: the later root becomes the first child of the earlier. If equal, `a` stays the root. */
 static struct loop_timer *meld(struct loop_timer *a, struct loop_timer *b)
 {
     if (!a || !b)
@@ -22,7 +22,7 @@ static struct loop_timer *meld(struct loop_timer *a, struct loop_timer *b)
     return a;
 }
 
-/* Siblings become one heap: first in pairs from the left, then the pairs from the right. */
+/* Merges siblings into one heap: first in pairs from the left, then the pairs from the right. */
 static struct loop_timer *meld_all(struct loop_timer *t)
 {
     struct loop_timer *pairs = NULL, *root = NULL;

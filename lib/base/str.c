@@ -36,7 +36,7 @@ void str_add_char(struct str *s, char c)
     str_add(s, &c, 1);
 }
 
-/* Most texts fit into what is there; one that does not is formatted a second time. */
+/* Most texts fit into the available memory; one that does not is formatted a second time. */
 static void __attribute__((format(printf, 2, 0))) str_vprintf(struct str *s, const char *fmt, va_list ap)
 {
     va_list again;

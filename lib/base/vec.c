@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_BYTES 128 /* of the first allocation, at least one element */
+#define FIRST_BYTES 128 /* size of the first allocation, at least one element */
 
-/* The elements for which memory is asked: twice the capacity, or n where that is more. */
+/* New capacity in elements: twice the old one, or n if that is more. */
 static size_t new_cap(size_t cap, size_t n, size_t elem_size)
 {
     size_t to = cap ? cap : FIRST_BYTES / elem_size;

@@ -16,7 +16,7 @@
 
 #include "err/err.h"
 
-/* What the two below do if n elements do not fit. */
+/* Called by the two functions below if n elements do not fit. */
 int vec_reserve_more(struct err *e, void *array, size_t *cap, size_t n, size_t elem_size, const char *what);
 bool vec_grow_more(void *array, size_t *cap, size_t n, size_t elem_size);
 

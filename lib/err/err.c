@@ -37,7 +37,7 @@ int err_prefix(struct err *e, const char *fmt, ...)
     if (n >= 0 && (size_t)n + 2 < sizeof e->text) {
         size_t at = (size_t)n, room = sizeof e->text - at - 3, len = strnlen(old, sizeof old);
         memcpy(e->text + at, ": ", 2);
-        len = len < room ? len : room; /* cut at the end, as vsnprintf would */
+        len = len < room ? len : room; /* truncated, as by vsnprintf */
         memcpy(e->text + at + 2, old, len);
         e->text[at + 2 + len] = 0;
     }

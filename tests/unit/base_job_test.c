@@ -1,4 +1,4 @@
-/* The background thread: order, the bound, cancelling, and the end. */
+/* The background thread: order, the limit of bytes, cancelling, and closing. */
 #include <pthread.h>
 #include <semaphore.h>
 #include <setjmp.h>
@@ -111,10 +111,10 @@ static void test_bound(void **state)
     struct work big = work(10 * BYTES_MAX), small = work(1), fits = work(BYTES_MAX - 1), first = work(1);
     big.begun = first.begun = &begun;
     big.go = first.go = &go;
-    assert_int_equal(add(&big), 0); /* alone a job of any size runs */
+    assert_int_equal(add(&big), 0); /* a job of any size is accepted if it is the only one */
     sem_wait(&begun);
     assert_int_equal(add(&small), ERR_NO);
-    assert_string_equal(e.text, "1000 bytes of long prompts wait already: the limit is 100");
+    assert_string_equal(e.text, "1000 bytes of long prompts are queued already: the limit is 100; retry later");
     sem_post(&go);
     drain();
     assert_int_equal(add(&first), 0);
@@ -142,7 +142,7 @@ static void test_cancel(void **state)
     add(&waits);
     add(&after);
     sem_wait(&begun);
-    job_cancel(queue, &runs.job); /* too late */
+    job_cancel(queue, &runs.job); /* it runs already */
     job_cancel(queue, &waits.job);
     assert_int_equal(job_count(queue), 3);
     sem_post(&go);

@@ -1,4 +1,5 @@
-/* The event loop: descriptors, timers against a model, events of other threads, wakes of signal handlers. */
+/* The event loop: descriptors, timers compared with a model, events raised by other threads, wake-ups by signal
+ * handlers. */
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -106,7 +107,7 @@ static void test_descriptor(void **state)
     assert_false(step(0));
 }
 
-static void test_descriptor_that_does_not_fit(void **state)
+static void test_invalid_descriptor_is_refused(void **state)
 {
     (void)state;
     struct loop_fd d;
@@ -116,8 +117,8 @@ static void test_descriptor_that_does_not_fit(void **state)
     loop_fd_remove(&d);
 }
 
-/* Both are ready in one turn; whichever is called first removes the other. */
-static void test_removed_in_a_turn_is_not_called(void **state)
+/* Both are ready in one step; the one that is called first removes the other. */
+static void test_removed_in_a_step_is_not_called(void **state)
 {
     (void)state;
     struct end a, b;
@@ -183,7 +184,7 @@ static void test_timer(void **state)
     assert_int_equal(p.n, 1);
 }
 
-/* A deadline that is always past is met once a turn, so that descriptors are not kept waiting. */
+/* A deadline that is always in the past is due once a step, so that descriptors do not starve. */
 static void test_timer_that_sets_itself(void **state)
 {
     (void)state;
@@ -205,7 +206,7 @@ static void test_loop_is_readable_when_a_timer_is_due(void **state)
     loop_timer_init(loop, &far.t, due, &far);
     set(&far, time_now_ns() + 100 * NS_S);
     set(&p, time_now_ns() + 2 * NS_MS);
-    set(&p, time_now_ns() + 4 * NS_MS); /* later than the one that the kernel has */
+    set(&p, time_now_ns() + 4 * NS_MS); /* later than the deadline that the timerfd has */
     for (unsigned i = 0; !p.n; i++) {
         struct pollfd w = {.fd = loop_epoll_fd(loop), .events = POLLIN};
         assert_true(i < 10);
@@ -218,7 +219,7 @@ static void test_loop_is_readable_when_a_timer_is_due(void **state)
 
 #define TIMERS 200
 
-/* Random deadlines, changes and stops: each timer that is left is called once, none before one with an earlier
+/* Random deadlines, changes and stops: each timer that is still set is called once, none before one with an earlier
  * deadline. */
 static void test_many_timers(void **state)
 {
@@ -235,7 +236,7 @@ static void test_many_timers(void **state)
         if (x >> 60 < 5)
             loop_timer_stop(&p->t);
         else
-            set(p, from + (x >> 40) % 1000000); /* all are past, and none runs before a step */
+            set(p, from + (x >> 40) % 1000000); /* all are in the past, and none runs before a step */
         uint64_t least = UINT64_MAX;
         for (unsigned k = 0; i % 16 == 0 && k < TIMERS; k++)
             least = t[k].t.at_ns < least ? t[k].t.at_ns : least;
@@ -262,7 +263,7 @@ static void test_many_timers(void **state)
 struct raised {
     struct loop_event v;
     unsigned n;
-    unsigned left, seen; /* left: by the raiser, before each raise */
+    unsigned left, seen; /* left: written by the raising thread before each raise */
     struct loop_event *other;
 };
 
@@ -285,7 +286,7 @@ static void *raiser(void *arg)
     return NULL;
 }
 
-/* No raise is lost: the last value that each thread left is seen. */
+/* No raise is lost: the last value that each thread wrote is seen. */
 static void test_events_of_threads(void **state)
 {
     (void)state;
@@ -317,7 +318,7 @@ static void test_event_is_cancelled(void **state)
     loop_event_cancel(&a.v);
     step(0);
     assert_int_equal(a.n, 0);
-    a.other = &b.v; /* both are raised in one turn, and a is called first */
+    a.other = &b.v; /* both are raised in one step, and a is called first */
     loop_event_raise(&a.v);
     loop_event_raise(&b.v);
     loop_event_raise(&a.v);
@@ -335,7 +336,7 @@ static void on_alarm(int sig)
     loop_wake(loop);
 }
 
-/* A signal that comes before the wait ends it too. */
+/* A signal that arrives before the wait ends the wait too. */
 static void test_wake_from_a_signal_handler(void **state)
 {
     (void)state;
@@ -384,8 +385,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_descriptor),
-        TEST(test_descriptor_that_does_not_fit),
-        TEST(test_removed_in_a_turn_is_not_called),
+        TEST(test_invalid_descriptor_is_refused),
+        TEST(test_removed_in_a_step_is_not_called),
         TEST(test_timer),
         TEST(test_timer_that_sets_itself),
         TEST(test_loop_is_readable_when_a_timer_is_due),

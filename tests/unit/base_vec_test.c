@@ -126,7 +126,7 @@ static void test_str_builds(void **state)
     free(out);
 }
 
-/* Texts of every length about the room that is there. */
+/* Texts of every length around the available memory. */
 static void test_str_printf_grows(void **state)
 {
     (void)state;
