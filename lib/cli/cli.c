@@ -1,4 +1,4 @@
-/* One table of options drives parsing, --help and the words of the completion. */
+/* Command line. One table of options is used for parsing, --help and the words of the completion. */
 #include "cli/cli.h"
 
 #include <errno.h>
@@ -38,7 +38,7 @@ static bool in_choices(const char *choices, const char *s)
     return false;
 }
 
-/* How the user wrote it, for the text of an error: "-n" or "--max-num-seqs". */
+/* The option as the user wrote it, for error texts: "-n" or "--max-num-seqs". */
 static const char *spelled(char *buf, size_t n, const struct cli_opt *o, bool by_letter)
 {
     if (by_letter || !o->name)
@@ -70,7 +70,7 @@ static int take(struct err *e, const struct cli_opt *o, const char *what, const 
         if (cli_size(e, what, value, &v))
             return e->code;
         if ((o->lo || o->hi) && (v < o->lo || v > o->hi))
-            return err_set(e, ERR_USAGE, "%s: '%.60s' is not from %llu to %llu bytes", what, value,
+            return err_set(e, ERR_USAGE, "%s: '%.60s' is outside %llu to %llu bytes", what, value,
                            (unsigned long long)o->lo, (unsigned long long)o->hi);
         *(uint64_t *)o->out = v;
         return 0;
@@ -98,7 +98,7 @@ static void help_line(char letter, const char *name, const char *arg, const char
         n += snprintf(left + n, sizeof left - (size_t)n, "--%s", name);
     if (arg)
         snprintf(left + n, sizeof left - (size_t)n, " %s", arg);
-    printf("  %-34s %s%s\n", left, strlen(left) < 34 ? "" : " ", help); /* two blanks before the text, at least */
+    printf("  %-34s %s%s\n", left, strlen(left) < 34 ? "" : " ", help); /* at least two spaces before the help text */
 }
 
 static void print_help(const struct cli_prog *p)
@@ -126,7 +126,7 @@ static int done(struct err *e)
     return cli_close_stdout(e) ? e->code : CLI_DONE;
 }
 
-/* argv[*i] is "--name" or "--name=value"; moves *i over a value of its own. */
+/* Parses "--name" or "--name=value" at argv[*i]; advances *i if the value is the next argument. */
 static int long_option(struct err *e, const struct cli_prog *p, int argc, char **argv, int *i)
 {
     const char *name = argv[*i] + 2, *eq = strchr(name, '=');
@@ -150,17 +150,17 @@ static int long_option(struct err *e, const struct cli_prog *p, int argc, char *
             continue;
         spelled(what, sizeof what, o, false);
         if (o->kind == CLI_FLAG)
-            return eq ? err_set(e, ERR_USAGE, "%s takes no value", what) : take(e, o, what, NULL);
+            return eq ? err_set(e, ERR_USAGE, "%s: takes no value", what) : take(e, o, what, NULL);
         if (eq)
             return take(e, o, what, eq + 1);
         if (*i + 1 >= argc)
-            return err_set(e, ERR_USAGE, "%s needs a value: %s", what, o->arg);
+            return err_set(e, ERR_USAGE, "%s: requires a value: %s", what, o->arg);
         return take(e, o, what, argv[++*i]);
     }
     return err_set(e, ERR_USAGE, "unknown option --%.*s", (int)(n > 60 ? 60 : n), name);
 }
 
-/* argv[*i] is "-x", "-xVALUE" or flags together, "-xyz". */
+/* Parses "-x", "-xVALUE" or several flags, "-xyz", at argv[*i]. */
 static int short_options(struct err *e, const struct cli_prog *p, int argc, char **argv, int *i)
 {
     for (const char *c = argv[*i] + 1; *c; c++) {
@@ -180,15 +180,16 @@ static int short_options(struct err *e, const struct cli_prog *p, int argc, char
         if (c[1])
             return take(e, o, what, c + 1);
         if (*i + 1 >= argc)
-            return err_set(e, ERR_USAGE, "%s needs a value: %s", what, o->arg);
+            return err_set(e, ERR_USAGE, "%s: requires a value: %s", what, o->arg);
         return take(e, o, what, argv[++*i]);
     }
     return 0;
 }
 
 /*
- * Where a standard stream was closed, the next file that is opened would take its number: a model would be read as the
- * prompt, a message would be written into the packed weights. So its place is held by what fails when it is used.
+ * If a standard stream is closed, the next file that is opened gets its number: a model would be read as the prompt, or
+ * a message written into the packed weights. So each closed one is opened on /dev/null in a mode in which its use
+ * fails.
  */
 static int hold_standard_streams(struct err *e)
 {
@@ -197,7 +198,7 @@ static int hold_standard_streams(struct err *e)
             continue;
         int got = open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
         if (got < 0)
-            return err_sys(e, "/dev/null, in the place of the closed file descriptor %d", fd);
+            return err_sys(e, "opening /dev/null as the closed file descriptor %d", fd);
     }
     return 0;
 }

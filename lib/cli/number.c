@@ -1,4 +1,4 @@
-/* Numbers from outside: the whole string, in range, or an error that names both. */
+/* Numbers from outside: the whole string must be a number in the range; errors name both. */
 #include "cli/cli.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 
 #include "cli/number.h"
 
-/* Decimal digits only: strtoull alone would take blanks, signs and wrap "-1". */
+/* Decimal digits only: strtoull alone would accept blanks and signs, and wrap "-1". */
 static bool digits(uint64_t *out, const char *s, size_t n)
 {
     uint64_t v = 0;
@@ -56,7 +56,7 @@ int cli_f64(struct err *e, const char *what, const char *s, double *out, double 
 {
     bool any = lo == 0 && hi == 0;
     char *end = NULL;
-    /* The set of characters keeps out what strtod takes besides: blanks, hexadecimal, "inf" and "nan". */
+    /* The character set excludes what strtod accepts besides: blanks, hexadecimal, "inf" and "nan". */
     bool ok = *s && s[strspn(s, "0123456789+-.eE")] == 0;
     double v = ok ? strtod(s, &end) : 0;
     ok = ok && end != s && *end == 0 && isfinite(v);

@@ -1,4 +1,4 @@
-/* What a program says to people: errors and progress on stderr, and the end of its stdout. */
+/* Output for people: errors and progress on stderr, and closing of stdout. */
 #include "cli/cli.h"
 
 #include <errno.h>
@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 /*
- * A line on stderr. What is quoted from a file or a request may hold anything, and a terminal would obey its control
- * characters (those below the blank, DEL, and U+0080 to U+009F), so each shows as '?'.
+ * Prints a line on stderr. A quote from a file or a request may contain control characters, which a terminal would
+ * execute (those below the blank, DEL, and U+0080 to U+009F), so each is printed as '?'.
  */
-static void say(const char *prog, const char *text)
+static void print_line(const char *prog, const char *text)
 {
     char line[1024];
     size_t n = 0;
@@ -23,13 +23,13 @@ static void say(const char *prog, const char *text)
         c += high;
     }
     line[n] = 0;
-    /* One write a line, so that the programs of a pipeline do not mix theirs. */
+    /* One write per line, so that lines of the programs of a pipeline do not mix. */
     fprintf(stderr, "%s: %s\n", prog, line);
 }
 
 int cli_fail(const char *prog, const struct err *e)
 {
-    say(prog, e->text);
+    print_line(prog, e->text);
     if (e->code == ERR_USAGE)
         fprintf(stderr, "%s: try '%s --help'\n", prog, prog);
     return e->code;
@@ -42,14 +42,14 @@ void cli_warn(const char *prog, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
-    say(prog, line);
+    print_line(prog, line);
 }
 
 static struct {
     const char *prog, *what;
 } bus_error;
 
-/* Only what is safe in a handler. */
+/* Calls only async-signal-safe functions. */
 static void on_bus_error(int sig)
 {
     (void)sig;
@@ -58,7 +58,7 @@ static void on_bus_error(int sig)
                         {(void *)(uintptr_t)bus_error.what, strlen(bus_error.what)},
                         {(void *)(uintptr_t) "\n", 1}};
     if (writev(STDERR_FILENO, v, 4) < 0)
-        _exit(ERR_SYS); /* nobody to tell */
+        _exit(ERR_SYS); /* stderr is closed */
     _exit(ERR_SYS);
 }
 
@@ -75,8 +75,7 @@ int cli_close_stdout(struct err *e)
     errno = 0;
     if (fflush(stdout) || bad)
         return err_sys(e, "stdout");
-    /* close() tells of a full disk on file systems that write late; EBADF is a stdout that was closed from the start.
-     */
+    /* close() reports a full disk on file systems that write late. EBADF: stdout was closed from the start. */
     if (close(STDOUT_FILENO) && errno != EBADF)
         return err_sys(e, "stdout");
     return 0;
@@ -85,7 +84,8 @@ int cli_close_stdout(struct err *e)
 int cli_no_tty(struct err *e, int fd, const char *what)
 {
     if (isatty(fd))
-        return err_set(e, ERR_USAGE, "%s are not for a terminal: pipe them to the next program, or to 'frames' to look",
+        return err_set(e, ERR_USAGE,
+                       "%s are not for a terminal: pipe them to the next program, or to 'frames' to show them as JSON",
                        what);
     return 0;
 }

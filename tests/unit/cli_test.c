@@ -1,4 +1,4 @@
-/* Expected values are those of the option table in the test and of C's own number grammar. */
+/* Expected values follow the option table in the test and C's number grammar. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -116,7 +116,8 @@ static void test_wrong(void **state)
     wrong(ARGS("--temp", "nan"), "nan");
     wrong(ARGS("--bytes", "K"), "--bytes");
     wrong(ARGS("--type", "f1"), "auto|f16");
-    wrong(ARGS("--ma", "5"), "--ma"); /* no abbreviations: a later option must not change a script's meaning */
+    wrong(ARGS("--ma", "5"),
+          "--ma"); /* no abbreviations: an option added later must not change the meaning of a script */
 }
 
 static void test_numbers(void **state)
@@ -153,7 +154,7 @@ static void test_numbers(void **state)
         assert_int_equal(cli_size(&e, "x", bad_size[i], &u), ERR_USAGE);
 }
 
-/* A terminal is refused, a pipe is not. */
+/* A terminal is refused, a pipe is accepted. */
 static void test_no_tty(void **state)
 {
     (void)state;
