@@ -1,6 +1,6 @@
 /*
- * What an event says, by one pass over its bytes: a load generator reads thousands of events a second, and of each it
- * wants to know little. Values that nothing is wanted of are passed over by their brackets and quotes.
+ * Parses an event in one pass over its bytes: a load generator reads thousands of events a second and needs few fields
+ * of each. Values that are not needed are skipped by their brackets and quotes.
  */
 #include <string.h>
 
@@ -25,7 +25,7 @@ static bool take(struct cursor *c, char what)
     return true;
 }
 
-/* Between the quotes, escapes as they are. */
+/* The bytes between the quotes, with escapes as they are. */
 static bool string(struct cursor *c, const char **s, size_t *n)
 {
     if (!take(c, '"'))
@@ -42,7 +42,7 @@ static bool string(struct cursor *c, const char **s, size_t *n)
     return false;
 }
 
-/* Any value, to its end: a string, a word, or all between brackets that pair up. */
+/* Skips a value: a string, a word, or all between matching brackets. */
 static bool pass(struct cursor *c)
 {
     const char *s;
@@ -83,7 +83,7 @@ static bool is(const char *s, size_t n, const char *name)
     return n == strlen(name) && !memcmp(s, name, n);
 }
 
-/* The next name of an object, its ':' taken. 1: there is one, 0: the object has ended, -1: no object. */
+/* Reads the next name of an object and its ':'. 1: there is one, 0: the object has ended, -1: not an object. */
 static int next_name(struct cursor *c, bool *first, const char **name, size_t *n)
 {
     if (*first && take(c, '}'))
@@ -135,7 +135,7 @@ static bool text_value(struct cursor *c, struct load_event *out)
     return pass(c);
 }
 
-/* An object of which one name holds the text; `inner` is an object in it that may hold the text too. */
+/* Reads an object in which the member `text` holds the text; its member `inner` is an object that may hold it too. */
 static bool holder(struct cursor *c, struct load_event *out, const char *text, const char *inner,
                    const char *inner_text)
 {
@@ -200,5 +200,5 @@ int load_event_read(struct err *e, struct load_event *out, const char *data, siz
                             : is(name, n_name, "usage") ? usage(&c, out)
                             : is(name, n_name, "error") ? error(&c, out)
                                                         : pass(&c));
-    return good ? 0 : err_set(e, ERR_PROTO, "no JSON: %.*s", n > 200 ? 200 : (int)n, data);
+    return good ? 0 : err_set(e, ERR_PROTO, "the event is not valid JSON: %.*s", n > 200 ? 200 : (int)n, data);
 }

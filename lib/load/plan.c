@@ -1,4 +1,4 @@
-/* When requests are sent: Poisson, bursts, even, and rates that rise; as `vllm bench serve` defines them. */
+/* Arrival times of requests: Poisson, bursts, even, and ramps, as defined by `vllm bench serve`. */
 #include <math.h>
 
 #include "load/load.h"
@@ -17,8 +17,8 @@ double load_plan_rate(const struct load_plan *p, uint64_t i, uint64_t n)
     return p->rate;
 }
 
-/* The time that n requests take is n times the mean of 1/rate over them: log(k)/(k - 1)/from for a line that rises k
- * times, (1 - 1/k)/log(k)/from for a curve. */
+/* The time of n requests is n times the mean of 1/rate over them: log(k)/(k - 1)/from for a linear ramp by the factor
+ * k, (1 - 1/k)/log(k)/from for an exponential one. */
 uint64_t load_plan_count(const struct load_plan *p, double seconds)
 {
     double n = p->rate * seconds, k = p->ramp_to / p->ramp_from;
@@ -27,7 +27,7 @@ uint64_t load_plan_count(const struct load_plan *p, double seconds)
         if (fabs(k - 1) > 1e-6)
             n *= p->ramp == LOAD_LINEAR ? (k - 1) / log(k) : log(k) / (1 - 1 / k);
     }
-    return n < 1 ? 1 : n > 1e9 ? (uint64_t)1e9 : (uint64_t)ceil(n * (1 - 1e-12)); /* 0.1 · 30 is 3 */
+    return n < 1 ? 1 : n > 1e9 ? (uint64_t)1e9 : (uint64_t)ceil(n * (1 - 1e-12)); /* 0.1 · 30 must give 3 */
 }
 
 void load_plan_arrivals(double *at_s, const struct load_plan *p, uint64_t n)

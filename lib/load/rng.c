@@ -1,4 +1,4 @@
-/* Numbers from a seed: splitmix64, and the gamma distribution by Marsaglia and Tsang, "A simple method for generating
+/* Seeded random numbers: splitmix64, and the gamma distribution by Marsaglia and Tsang, "A simple method for generating
  * gamma variables" (2000). */
 #include <math.h>
 

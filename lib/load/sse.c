@@ -1,5 +1,4 @@
-/* Server-sent events: bytes as they come to the data of events. Where an event lies whole in what came, nothing is
- * copied. */
+/* Parses server-sent events from a byte stream. An event that is complete in the input is not copied. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,10 +12,10 @@ void load_sse_free(struct load_sse *s)
     *s = (struct load_sse){0};
 }
 
-static int keep(struct err *e, char **p, size_t *n, size_t *size, const char *bytes, size_t n_bytes)
+static int append(struct err *e, char **p, size_t *n, size_t *size, const char *bytes, size_t n_bytes)
 {
     if (n_bytes > LOAD_EVENT_BYTES_MAX || *n > LOAD_EVENT_BYTES_MAX - n_bytes)
-        return err_set(e, ERR_PROTO, "an event has more than %u bytes", LOAD_EVENT_BYTES_MAX);
+        return err_set(e, ERR_PROTO, "an event is longer than the limit of %u bytes", LOAD_EVENT_BYTES_MAX);
     int rc = vec_reserve(e, p, size, *n + n_bytes, 1, "an event");
     if (!rc && n_bytes)
         memcpy(*p + *n, bytes, n_bytes);
@@ -24,33 +23,33 @@ static int keep(struct err *e, char **p, size_t *n, size_t *size, const char *by
     return rc;
 }
 
-/* The event that is being read: its first line of data lies in the bytes that came until something has to be kept. */
+/* The event that is being parsed. Its first line of data stays in the input until it must be copied. */
 struct reading {
     struct load_sse *s;
     load_sse_take *take;
     void *arg;
-    const char *here; /* borrowed data, or NULL: what there is lies in s->data */
-    size_t n_here;
+    const char *first; /* borrowed data; NULL: the data is in s->data */
+    size_t n_first;
     bool stop;
 };
 
-static int keep_here(struct err *e, struct reading *r)
+static int copy_first_line(struct err *e, struct reading *r)
 {
-    int rc = r->here ? keep(e, &r->s->data, &r->s->n_data, &r->s->data_size, r->here, r->n_here) : 0;
-    r->here = NULL;
+    int rc = r->first ? append(e, &r->s->data, &r->s->n_data, &r->s->data_size, r->first, r->n_first) : 0;
+    r->first = NULL;
     return rc;
 }
 
-static void over(struct reading *r)
+static void end_event(struct reading *r)
 {
     struct load_sse *s = r->s;
-    const char *data = r->here ? r->here : s->data;
-    size_t n = r->here ? r->n_here : s->n_data;
+    const char *data = r->first ? r->first : s->data;
+    size_t n = r->first ? r->n_first : s->n_data;
     if (s->has_data && n && !r->take(r->arg, data, n, s->is_error))
         r->stop = true;
     s->has_data = s->is_error = false;
     s->n_data = 0;
-    r->here = NULL;
+    r->first = NULL;
 }
 
 static int one_line(struct err *e, struct reading *r, const char *p, size_t n)
@@ -60,7 +59,7 @@ static int one_line(struct err *e, struct reading *r, const char *p, size_t n)
     if (n && p[n - 1] == '\r')
         n--;
     if (!n) {
-        over(r);
+        end_event(r);
         return 0;
     }
     if (n >= 5 && !memcmp(p, "data:", 5)) {
@@ -71,7 +70,7 @@ static int one_line(struct err *e, struct reading *r, const char *p, size_t n)
         n -= 6;
         error = true;
     } else {
-        return 0; /* a comment, or a field that says nothing of tokens */
+        return 0; /* a comment, or a field that is not needed */
     }
     if (n && *p == ' ') {
         p++;
@@ -80,13 +79,13 @@ static int one_line(struct err *e, struct reading *r, const char *p, size_t n)
     s->is_error |= error;
     if (!s->has_data) {
         s->has_data = true;
-        r->here = p;
-        r->n_here = n;
+        r->first = p;
+        r->n_first = n;
         return 0;
     }
-    int rc = keep_here(e, r);
-    rc = rc ? rc : keep(e, &s->data, &s->n_data, &s->data_size, "\n", 1);
-    return rc ? rc : keep(e, &s->data, &s->n_data, &s->data_size, p, n);
+    int rc = copy_first_line(e, r);
+    rc = rc ? rc : append(e, &s->data, &s->n_data, &s->data_size, "\n", 1);
+    return rc ? rc : append(e, &s->data, &s->n_data, &s->data_size, p, n);
 }
 
 int load_sse_feed(struct err *e, struct load_sse *s, load_sse_take *take, void *arg, const char *bytes, size_t n)
@@ -99,9 +98,9 @@ int load_sse_feed(struct err *e, struct load_sse *s, load_sse_take *take, void *
             break;
         size_t used = (size_t)(end - bytes);
         if (s->n_line) {
-            rc = keep(e, &s->line, &s->n_line, &s->line_size, bytes, used);
+            rc = append(e, &s->line, &s->n_line, &s->line_size, bytes, used);
             rc = rc ? rc : one_line(e, &r, s->line, s->n_line);
-            rc = rc ? rc : keep_here(e, &r); /* the line's place is used again */
+            rc = rc ? rc : copy_first_line(e, &r); /* the memory of the line is reused */
             s->n_line = 0;
         } else {
             rc = one_line(e, &r, bytes, used);
@@ -111,6 +110,6 @@ int load_sse_feed(struct err *e, struct load_sse *s, load_sse_take *take, void *
     }
     if (r.stop)
         return rc;
-    rc = rc ? rc : keep(e, &s->line, &s->n_line, &s->line_size, bytes, n);
-    return rc ? rc : keep_here(e, &r);
+    rc = rc ? rc : append(e, &s->line, &s->n_line, &s->line_size, bytes, n);
+    return rc ? rc : copy_first_line(e, &r);
 }

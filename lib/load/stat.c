@@ -1,4 +1,4 @@
-/* Mean, median, deviation and percentiles, as numpy defines them by default. */
+/* Mean, median, standard deviation and percentiles, by numpy's default definitions. */
 #include <math.h>
 #include <stdlib.h>
 

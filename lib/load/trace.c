@@ -1,4 +1,4 @@
-/* Traces (what came when, how long, sharing what) and lists of requests, a line each. */
+/* Traces (arrival times, lengths, shared blocks) and lists of requests, one per line. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ void load_items_free(struct load_items *t)
     *t = (struct load_items){0};
 }
 
-/* A place at the end; it counts when t->n is raised. */
+/* Returns an element at the end of the array; the caller adds it by t->n++. */
 static int place(struct err *e, struct load_item **out, struct load_items *t)
 {
     int rc = vec_reserve(e, &t->v, &t->size, t->n + 1, sizeof *t->v, "requests");
@@ -40,19 +40,19 @@ static bool empty(const char *line, size_t n)
 static int lengths(struct err *e, struct load_item *x, double prompt, double out)
 {
     if (!(prompt >= 1 && prompt <= LOAD_TOKENS_MAX && out >= 0 && out <= LOAD_TOKENS_MAX))
-        return err_set(e, ERR_NO, "%g prompt tokens and %g of answer: 1 and 0 to %u are taken", prompt, out,
+        return err_set(e, ERR_NO, "%g prompt tokens and %g answer tokens: outside 1 and 0 to %u", prompt, out,
                        LOAD_TOKENS_MAX);
     x->n_prompt = (uint32_t)prompt;
     x->n_out = out < 1 ? 1 : (uint32_t)out;
     return 0;
 }
 
-/* Of the ids those that name a block of the prompt. */
+/* Stores those ids that name a block of the prompt. */
 static int hashes(struct err *e, struct load_item *x, const json_t *ids)
 {
     size_t n = json_array_size(ids), blocks = (x->n_prompt + LOAD_BLOCK - 1) / LOAD_BLOCK;
     if (ids && !json_is_null(ids) && !json_is_array(ids))
-        return err_set(e, ERR_NO, "hash_ids is no list");
+        return err_set(e, ERR_NO, "hash_ids is not a list");
     n = n < blocks ? n : blocks;
     if (!n)
         return 0;
@@ -62,7 +62,7 @@ static int hashes(struct err *e, struct load_item *x, const json_t *ids)
     for (; x->n_hash < n; x->n_hash++) {
         const json_t *id = json_array_get(ids, x->n_hash);
         if (!json_is_integer(id))
-            return err_set(e, ERR_NO, "hash_ids[%u] is no whole number", x->n_hash);
+            return err_set(e, ERR_NO, "hash_ids[%u] is not an integer", x->n_hash);
         x->hash[x->n_hash] = (uint64_t)json_integer_value(id);
     }
     return 0;
@@ -72,7 +72,7 @@ static int field(struct err *e, double *out, const json_t *j, const char *name)
 {
     const json_t *v = json_object_get(j, name);
     *out = json_number_value(v);
-    return json_is_number(v) ? 0 : err_set(e, ERR_NO, "%s %s", name, v ? "is no number" : "is missing");
+    return json_is_number(v) ? 0 : err_set(e, ERR_NO, "%s %s", name, v ? "is not a number" : "is missing");
 }
 
 static int mooncake(struct err *e, struct load_items *t, const char *line, size_t n)
@@ -85,7 +85,7 @@ static int mooncake(struct err *e, struct load_items *t, const char *line, size_
     double ms, prompt, out;
     int rc = field(e, &ms, j, "timestamp");
     if (!rc && !(ms >= 0 && ms < 1e15))
-        rc = err_set(e, ERR_NO, "timestamp: %g is no time in ms", ms);
+        rc = err_set(e, ERR_NO, "timestamp: %g is not a time in ms from 0 to 1e15", ms);
     rc = rc ? rc : field(e, &prompt, j, "input_length");
     rc = rc ? rc : field(e, &out, j, "output_length");
     rc = rc ? rc : place(e, &x, t);
@@ -102,8 +102,8 @@ static int mooncake(struct err *e, struct load_items *t, const char *line, size_
     return rc;
 }
 
-/* 2023-11-16 18:17:03.9799600: the day of the month and the time. Traces of a day that cross a month's end are rare
- * enough to be refused as time that goes back. */
+/* Parses the day of the month and the time of 2023-11-16 18:17:03.9799600. The month is ignored, so a trace across the
+ * end of a month is refused as not ascending. */
 static int azure(struct err *e, struct load_items *t, double *zero_s, const char *line, size_t n)
 {
     char text[160];
@@ -116,15 +116,15 @@ static int azure(struct err *e, struct load_items *t, double *zero_s, const char
     if (sscanf(text, "%*4d-%2d-%2d %2d:%2d:%15lf,%15lf,%15lf%n", &month, &day, &hour, &minute, &second, &prompt, &out,
                &used) != 7 ||
         !used)
-        return err_set(e, ERR_NO, "TIMESTAMP,ContextTokens,GeneratedTokens should be here");
+        return err_set(e, ERR_NO, "expected TIMESTAMP,ContextTokens,GeneratedTokens or a JSON object");
     bool is_day = month >= 1 && month <= 12 && day >= 1 && day <= 31;
     if (!is_day || hour < 0 || hour > 23 || minute < 0 || minute > 59 || !(second >= 0 && second < 61))
-        return err_set(e, ERR_NO, "TIMESTAMP: %.*s is no %s", (int)strcspn(text, ","), text,
-                       is_day ? "time of a day" : "day");
+        return err_set(e, ERR_NO, "TIMESTAMP: %.*s is not a %s", (int)strcspn(text, ","), text,
+                       is_day ? "time of day" : "date");
     double at = day * 86400.0 + hour * 3600.0 + minute * 60.0 + second;
     double zero = *zero_s < 0 ? at : *zero_s;
     if (at < zero)
-        return err_set(e, ERR_NO, "time goes back");
+        return err_set(e, ERR_NO, "TIMESTAMP: earlier than the first line's");
     int rc = place(e, &x, t);
     rc = rc ? rc : lengths(e, x, prompt, out);
     if (rc)
@@ -161,13 +161,13 @@ static int list_item(struct err *e, struct load_item *x, const json_t *j)
     x->chat = body != NULL;
     body = body ? body : json_object_get(j, "prompt");
     if (!body || !prompt_fits(body, x->chat))
-        return err_set(e, ERR_NO, "a prompt (a text or a list of ids) or messages should be here");
+        return err_set(e, ERR_NO, "expected prompt (a text or a list of ids) or messages");
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         const json_t *v = json_object_get(j, counts[i]);
         if (!v || json_is_null(v))
             continue;
         if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > LOAD_TOKENS_MAX)
-            return err_set(e, ERR_NO, "%s is not from 1 to %u", counts[i], LOAD_TOKENS_MAX);
+            return err_set(e, ERR_NO, "%s: not an integer from 1 to %u", counts[i], LOAD_TOKENS_MAX);
         x->n_out = (uint32_t)json_integer_value(v);
         break;
     }

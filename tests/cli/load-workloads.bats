@@ -77,7 +77,7 @@ load stand_in
     printf '%s\n' '2023-11-16 18:17:03,48,10' '2023-11-16 99:99:99,31,8' > bad
     run load --dataset-name trace --dataset-path bad
     [ "$status" -eq 1 ]
-    [[ $output == *"bad: line 2: TIMESTAMP: 2023-11-16 99:99:99 is no time of a day"* ]]
+    [[ $output == *"bad: line 2: TIMESTAMP: 2023-11-16 99:99:99 is not a time of day"* ]]
 }
 
 @test "lists of requests, for completions and for chat" {

@@ -1,6 +1,6 @@
 /*
- * Server-sent events and what they say. Events: the examples of the HTML standard, "Server-sent events". Chunks: the
- * shapes that OpenAI's documentation, vLLM and llama.cpp give, written by hand.
+ * Server-sent events and their fields. Events: the examples of the HTML standard, "Server-sent events". Chunks: the
+ * formats of OpenAI's documentation, vLLM and llama.cpp, written by hand.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,16 +13,16 @@
 
 #include "load/load.h"
 
-struct heard {
+struct seen {
     char text[400];
     size_t n;
     int events, stop_at;
 };
 
-/* Events between bars, those of `error` with a mark. */
-static bool hear(void *arg, const char *data, size_t n, bool error)
+/* Collects events after '|', those of `error` after '!'. */
+static bool collect(void *arg, const char *data, size_t n, bool error)
 {
-    struct heard *h = arg;
+    struct seen *h = arg;
     assert_true(h->n + n + 2 < sizeof h->text);
     h->text[h->n++] = error ? '!' : '|';
     memcpy(h->text + h->n, data, n);
@@ -31,26 +31,26 @@ static bool hear(void *arg, const char *data, size_t n, bool error)
     return ++h->events != h->stop_at;
 }
 
-/* The same whatever the places where the bytes are cut. */
+/* The result does not depend on how the bytes are divided. */
 static void stream(const char *bytes, const char *want)
 {
     struct err e;
     size_t n = strlen(bytes);
     for (size_t cut = 0; cut <= n; cut++) {
         struct load_sse s = {0};
-        struct heard h = {0};
-        assert_int_equal(load_sse_feed(&e, &s, hear, &h, bytes, cut), 0);
-        assert_int_equal(load_sse_feed(&e, &s, hear, &h, bytes + cut, n - cut), 0);
+        struct seen h = {0};
+        assert_int_equal(load_sse_feed(&e, &s, collect, &h, bytes, cut), 0);
+        assert_int_equal(load_sse_feed(&e, &s, collect, &h, bytes + cut, n - cut), 0);
         assert_string_equal(h.text, want);
         load_sse_free(&s);
     }
     struct load_sse s = {0};
-    struct heard h = {0};
+    struct seen h = {0};
     for (size_t i = 0; i < n; i++) {
-        char *one = malloc(1); /* so that a byte that is kept by its address is seen */
+        char *one = malloc(1); /* so that a byte that is kept by its address shows */
         assert_non_null(one);
         *one = bytes[i];
-        assert_int_equal(load_sse_feed(&e, &s, hear, &h, one, 1), 0);
+        assert_int_equal(load_sse_feed(&e, &s, collect, &h, one, 1), 0);
         free(one);
     }
     assert_string_equal(h.text, want);
@@ -61,7 +61,7 @@ static void test_standard(void **state)
 {
     (void)state;
     stream("data: YHOO\ndata: +2\ndata: 10\n\n", "|YHOO\n+2\n10");
-    /* the third has no blank line behind it, so it is none */
+    /* the third has no blank line after it, so it is not an event */
     stream(": test stream\n\ndata: first event\nid: 1\n\ndata:second event\nid\n\ndata:  third event",
            "|first event|second event");
     stream("data:test\n\ndata: test\n\n", "|test|test");
@@ -81,29 +81,29 @@ static void test_limits(void **state)
     (void)state;
     struct err e = {0};
     struct load_sse s = {0};
-    struct heard h = {.stop_at = 2};
-    assert_int_equal(load_sse_feed(&e, &s, hear, &h, "data: 1\n\ndata: 2\n\ndata: 3\n\n", 27), 0);
+    struct seen h = {.stop_at = 2};
+    assert_int_equal(load_sse_feed(&e, &s, collect, &h, "data: 1\n\ndata: 2\n\ndata: 3\n\n", 27), 0);
     assert_string_equal(h.text, "|1|2");
     size_t n = LOAD_EVENT_BYTES_MAX / 4 + 1;
     char *much = malloc(n);
     assert_non_null(much);
     memset(much, 'x', n);
-    int rc = load_sse_feed(&e, &s, hear, &h, "data: ", 6);
+    int rc = load_sse_feed(&e, &s, collect, &h, "data: ", 6);
     for (int i = 0; i < 4; i++)
-        rc = rc ? rc : load_sse_feed(&e, &s, hear, &h, much, n);
+        rc = rc ? rc : load_sse_feed(&e, &s, collect, &h, much, n);
     assert_int_equal(rc, ERR_PROTO);
     load_sse_free(&s);
     rc = 0;
     much[n - 1] = '\n';
     memcpy(much, "data: ", 6);
     for (int i = 0; i < 5 && !rc; i++)
-        rc = load_sse_feed(&e, &s, hear, &h, much, n);
+        rc = load_sse_feed(&e, &s, collect, &h, much, n);
     assert_int_equal(rc, ERR_PROTO);
     load_sse_free(&s);
     free(much);
 }
 
-/* A copy without a NUL behind it: the sanitizer sees a read past the end. */
+/* A copy without a NUL after it: the sanitizer detects a read past the end. */
 static int read_event(struct load_event *ev, const char *text, char text_out[64])
 {
     struct err e;
@@ -188,7 +188,7 @@ static void test_errors(void **state)
     assert_string_equal(t, "{\"message\":\"dead [}\",\"code\":500}");
     assert_int_equal(read_event(&ev, "{\"error\":null,\"choices\":[{}]}", t), 0);
     assert_true(!ev.error && ev.choices);
-    /* what looks like a field inside of a text is none */
+    /* text that looks like a field is not one */
     assert_int_equal(
         read_event(&ev, "{\"choices\":[{\"text\":\"\\\"error\\\":{\\\"usage\\\":{}\"}],\"x\":{\"error\":1}}", t), 0);
     assert_true(ev.choices && !ev.error && !ev.usage);

@@ -1,7 +1,7 @@
 /*
  * Numbers, arrivals and statistics of the load generator. Statistics: values that numpy gives for the same list (mean,
  * median, std, percentile with the default linear method). Distributions: closed forms of their functions. Rates and
- * stretching: the definitions of `vllm bench serve` (get_request), worked out with numpy.
+ * stretching: the definitions of `vllm bench serve` (get_request), computed with numpy.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -67,8 +67,8 @@ static double two(double x)
     return 1 - (1 + x) * exp(-x);
 }
 
-/* The largest distance between the sample's function and the true one (Kolmogorov): above 1.95 / sqrt(n) once in a
- * thousand seeds, and the seed is fixed. */
+/* The largest distance between the sample's distribution function and the true one (Kolmogorov): above 1.95 / sqrt(n)
+ * for one of a thousand seeds, and the seed is fixed. */
 static void same_distribution(double *v, size_t n, double (*cdf)(double), double scale)
 {
     double most = 0;
@@ -99,8 +99,8 @@ static void test_gamma(void **state)
     free(v);
 }
 
-/* splitmix64 itself is fixed here, so that a seed means the same prompts in every release: its outputs from state 0, as
- * published with it (Vigna, xoshiro page), hold for the step; streams must differ. */
+/* splitmix64 is fixed here, so that a seed means the same prompts in every release: its outputs from state 0, as
+ * published (Vigna, xoshiro page), apply to the step; streams must differ. */
 static void test_streams(void **state)
 {
     (void)state;
@@ -116,7 +116,7 @@ static void test_streams(void **state)
     assert_int_equal(same, 0);
     for (int i = 0; i < 60000; i++)
         seen[load_rng_below(&a, 6)]++;
-    for (int i = 0; i < 6; i++) /* 10,000 each, deviation 91: five of them */
+    for (int i = 0; i < 6; i++) /* 10,000 each, standard deviation 91: within five of them */
         assert_in_range(seen[i], 9540, 10460);
     for (int i = 0; i < 10000; i++) {
         double u = load_rng_unit(&a);
@@ -144,7 +144,7 @@ static void test_arrivals(void **state)
     double *v = gaps(&p, N), sum = 0;
     for (size_t i = 0; i < N; i++)
         sum += v[i];
-    near_to(sum, N / 50.0, 1e-9); /* the last comes at n / rate */
+    near_to(sum, N / 50.0, 1e-9); /* the last request is at n / rate */
     same_distribution(v, N, one, 1 / 50.0);
     free(v);
     p.burstiness = 0.5; /* scale 1 / (rate · burstiness) */
@@ -190,7 +190,7 @@ static void test_ramps(void **state)
     assert_int_equal(load_plan_count(&p, 30), 3); /* 3.0000000000000004 */
 }
 
-/* In a time: all that is planned comes in it, and the gaps keep their proportions. */
+/* With within_s: all requests are within the time, and the gaps keep their proportions. */
 static void test_within(void **state)
 {
     (void)state;

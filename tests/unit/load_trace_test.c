@@ -1,5 +1,5 @@
-/* Traces and lists of requests. Expected values are read off the lines: differences of the times that stand there, the
- * lengths, the ids; the lines are of the published traces of Azure and of Mooncake. */
+/* Traces and lists of requests. Expected values are read off the lines: differences of the times, the lengths, the ids.
+ * The lines are from the published traces of Azure and Mooncake. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,8 +19,8 @@ static int line_of(struct load_items *t, double *zero, const char *line)
     return rc;
 }
 
-/* Of a line that is refused. */
-static const char *why(struct load_items *t, double *zero, const char *line)
+/* The error text of a line that is refused. */
+static const char *error_of(struct load_items *t, double *zero, const char *line)
 {
     static struct err e;
     size_t n = t->n;
@@ -48,7 +48,7 @@ static void test_azure(void **state)
     assert_true(fabs(t.v[2].at_s - 86401) < 1e-9);
     assert_int_equal(t.v[0].n_prompt, 4808);
     assert_int_equal(t.v[1].n_out, 8);
-    assert_int_equal(t.v[2].n_out, 1); /* an answer has a token */
+    assert_int_equal(t.v[2].n_out, 1); /* an answer has at least one token */
     assert_int_equal(line_of(&t, &zero, "2023-11-15 18:17:04.9799600,7,3"), ERR_NO);
     assert_int_equal(line_of(&t, &zero, "2023-11-17 18:17:04.9799600,0,3"), ERR_NO);
     assert_int_equal(line_of(&t, &zero, "2023-11-17 18:17:04.9799600,1e9,3"), ERR_NO);
@@ -60,7 +60,7 @@ static void test_azure(void **state)
         "2023-11-18 24:00:00,7,3", "2023-11-18 18:60:00,7,3", "2023-11-18 18:17:61,7,3", "2023-11-18 99:99:99,7,3",
         "2023-11-18 18:-1:00,7,3", "2023-11-18 18:17:-1,7,3", "2023-11-18 18:17:nan,7,3"};
     for (size_t i = 0; i < sizeof no_time / sizeof *no_time; i++)
-        assert_memory_equal(why(&t, &zero, no_time[i]), "TIMESTAMP: ", 11);
+        assert_memory_equal(error_of(&t, &zero, no_time[i]), "TIMESTAMP: ", 11);
     assert_int_equal(line_of(&t, &zero, "2023-12-31 23:59:60.5,7,3"), 0); /* a leap second */
     assert_int_equal(t.n, 4);
     load_items_free(&t);
@@ -100,15 +100,16 @@ static void test_mooncake(void **state)
         assert_int_equal(line_of(&t, &zero, bad[i]), ERR_NO);
     static const char *const named[][2] = {
         {"{\"input_length\": 6, \"output_length\": 3}", "timestamp is missing"},
-        {"{\"timestamp\": \"x\", \"input_length\": 6, \"output_length\": 3}", "timestamp is no number"},
-        {"{\"timestamp\": null, \"input_length\": 6, \"output_length\": 3}", "timestamp is no number"},
-        {"{\"timestamp\": -1, \"input_length\": 6, \"output_length\": 3}", "timestamp: -1 is no time in ms"},
+        {"{\"timestamp\": \"x\", \"input_length\": 6, \"output_length\": 3}", "timestamp is not a number"},
+        {"{\"timestamp\": null, \"input_length\": 6, \"output_length\": 3}", "timestamp is not a number"},
+        {"{\"timestamp\": -1, \"input_length\": 6, \"output_length\": 3}",
+         "timestamp: -1 is not a time in ms from 0 to 1e15"},
         {"{\"timestamp\": 1, \"output_length\": 3}", "input_length is missing"},
         {"{\"timestamp\": 1, \"input_length\": 6}", "output_length is missing"},
-        {"{\"timestamp\": 1, \"input_length\": 6, \"output_length\": \"3\"}", "output_length is no number"},
-        {"{\"timestamp\": 1, \"input_length\": 6, \"output_length\": 3, \"hash_ids\": 7}", "hash_ids is no list"}};
+        {"{\"timestamp\": 1, \"input_length\": 6, \"output_length\": \"3\"}", "output_length is not a number"},
+        {"{\"timestamp\": 1, \"input_length\": 6, \"output_length\": 3, \"hash_ids\": 7}", "hash_ids is not a list"}};
     for (size_t i = 0; i < sizeof named / sizeof *named; i++)
-        assert_string_equal(why(&t, &zero, named[i][0]), named[i][1]);
+        assert_string_equal(error_of(&t, &zero, named[i][0]), named[i][1]);
     assert_int_equal(line_of(&t, &zero,
                              "{\"timestamp\": 1, \"input_length\": 6, \"output_length\": 3, "
                              "\"hash_ids\": null}"),
