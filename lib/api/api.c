@@ -46,9 +46,8 @@ static int open_http(struct err *e, struct api *a)
         .origins = a->o.origins,
         .request = api_on_request,
         .fail = api_on_fail,
-        .gone = api_on_gone,
-        .over = api_on_over,
-        .say = on_say,
+        .disconnected = api_on_disconnected,
+        .finished = api_on_finished,
         .arg = a,
     };
     if (http_open(e, &a->http, &o))
@@ -163,7 +162,7 @@ const char *api_address(const struct api *a, size_t i)
 
 enum api_surface api_address_surface(const struct api *a, size_t i)
 {
-    return (enum api_surface)http_address_surface(a->http, i);
+    return (enum api_surface)http_address_dialect(a->http, i);
 }
 
 const char *api_absent(const struct api *a, uint64_t *since_ns)
@@ -267,7 +266,7 @@ static bool goes_on(struct run *l, uint64_t now)
         return true;
     if (l->terms > 1)
         return false;
-    uint32_t n_leaving = l->a->n_call ? 0 : http_leaving(l->a->http, STALL_NS);
+    uint32_t n_leaving = l->a->n_call ? 0 : http_unsent(l->a->http, STALL_NS);
     if (now >= l->end_ns && n_leaving) {
         if (!l->cut)
             api_say(l->a, "answers that are not read to their end: %u, and the time to drain has passed", n_leaving);

@@ -102,8 +102,8 @@ bool api_key_ok(const struct api *a, const char *authorization);
 /* ---- route.c: what HTTP calls ---- */
 void api_on_request(void *arg, struct http_request *r);
 void api_on_fail(void *arg, struct http_request *r, int status, const char *text);
-void api_on_gone(void *arg, struct http_request *r);
-void api_on_over(void *arg, struct http_request *r, int status);
+void api_on_disconnected(void *arg, struct http_request *r);
+void api_on_finished(void *arg, struct http_request *r, int status);
 /* A long body that was read; p: owned; NULL: no memory. */
 void api_on_parsed(struct api *a, struct http_request *r, const struct api_route *route, struct api_parsed *p);
 

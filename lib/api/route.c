@@ -17,7 +17,7 @@ static const struct api_route core_routes[] = {
 
 static void fail(struct http_request *r, int status, double retry_s, const char *text)
 {
-    if (http_surface(r) == API_OLLAMA)
+    if (http_dialect(r) == API_OLLAMA)
         ollama_error(r, status, retry_s, text);
     else
         openai_error(r, status, NULL, retry_s, text);
@@ -147,7 +147,7 @@ void api_on_request(void *arg, struct http_request *r)
         fail(r, 500, 0, "out of memory");
         return;
     }
-    if (http_surface(r) == API_OLLAMA)
+    if (http_dialect(r) == API_OLLAMA)
         seek(&s, ollama_routes);
     seek(&s, openai_routes);
     seek(&s, core_routes);
@@ -197,7 +197,7 @@ void api_on_fail(void *arg, struct http_request *r, int status, const char *text
         http_reply(r, status, "text/plain", text, strlen(text));
 }
 
-void api_on_gone(void *arg, struct http_request *r)
+void api_on_disconnected(void *arg, struct http_request *r)
 {
     struct api *a = arg;
     struct api_request *q = http_get(r);
@@ -206,7 +206,7 @@ void api_on_gone(void *arg, struct http_request *r)
         call_gone(q->call);
 }
 
-void api_on_over(void *arg, struct http_request *r, int status)
+void api_on_finished(void *arg, struct http_request *r, int status)
 {
     struct api *a = arg;
     struct api_request *q = http_get(r);
@@ -218,7 +218,7 @@ void api_on_over(void *arg, struct http_request *r, int status)
     if (q->job)
         parse_forget(q->job);
     api_parsed_free(q->parsed);
-    metrics_http(a->metrics, http_surface(r), q->route, status, took);
+    metrics_http(a->metrics, http_dialect(r), q->route, status, took);
     if (a->o.access_log)
         api_say(a, "%s \"%s %.200s\" %d %.1f ms %s", http_peer(r), http_method(r), http_path(r), status, took * 1e3,
                 q->id);

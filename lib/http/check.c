@@ -1,5 +1,5 @@
-/* What a request must be like before anything of it is believed (RFC 9112). libmicrohttpd 0.9.75 takes much that
- * another server in front of this one may read otherwise, so that what is a body to one is a request to the other. */
+/* Checks of a request's head before anything in it is trusted (RFC 9112). libmicrohttpd 0.9.75 accepts much that a
+ * proxy may parse differently, so that what one takes for a body is a request to the other (request smuggling). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +11,10 @@
 
 #include "http/http_impl.h"
 
-#define BROKEN "a header without a name, with a NUL or a bare CR in its value, or with a value on more lines than one"
-#define LENGTH_DIGITS_MAX 19 /* more is no length of anything, and may be too much for a number */
+#define BAD_HEADER                                                                                                     \
+    "invalid header: an empty name, a NUL or bare CR in its value, or a value that spans more lines than one"
+#define BAD_LENGTH "invalid Content-Length: expected a decimal number of at most 19 digits"
+#define LENGTH_DIGITS_MAX 19 /* so that the value fits 64 bits */
 
 /* ---- the target ---- */
 
@@ -24,28 +26,28 @@ static size_t scheme_length(const char *target)
 void check_target(struct http_request *r, const char *target)
 {
     size_t n = scheme_length(target), n_host = strcspn(target + n, "/?");
-    r->absolute = n > 0;
+    r->absolute_form = n > 0;
     r->n_target = strlen(target);
-    for (const char *p = target; *p && !r->fault; p++)
+    for (const char *p = target; *p && !r->target_error; p++)
         if ((unsigned char)*p <= ' ' || *p == 127)
-            r->fault = "a space or a control character in what is asked for";
+            r->target_error = "invalid request target: a space or control character must be percent-encoded";
     if (strstr(target, "%00"))
-        r->fault = "a NUL in what is asked for";
+        r->target_error = "invalid request target: it contains a NUL";
     if (n && (!n_host || strcspn(target + n, "%@") < n_host))
-        r->fault = "no host, or one with '%' or '@', in what is asked for";
+        r->target_error = "invalid request target: the host is empty or contains '%' or '@'";
 }
 
 const char *check_path(const struct http_request *r, const char *url)
 {
-    const char *slash = r->absolute ? strchr(url + scheme_length(url), '/') : url;
+    const char *slash = r->absolute_form ? strchr(url + scheme_length(url), '/') : url;
     return slash ? slash : "/";
 }
 
 /* ---- the headers ---- */
 
-struct seen {
-    const char *end; /* of what came before: its last byte is in front of this */
-    const char *fault;
+struct head_scan {
+    const char *end; /* of the value before, as libmicrohttpd stores the head */
+    const char *error;
     int n_host, n_length, n_coding;
     bool chunked;
 };
@@ -71,15 +73,15 @@ static bool is_length(const char *p, size_t n)
 }
 
 #if MHD_VERSION < 0x01000000
-/* Until 1.0 libmicrohttpd makes strings of the lines where they lie, NUL for each byte of their ends and for the colon.
- * Where there is more between two strings than that, a value had a NUL in it, or its line went on in the next, which
- * libmicrohttpd then takes for more of the name. */
-static bool follows(const char *end, const char *p)
+/* Before 1.0 libmicrohttpd splits the head in place: it writes NUL over each line end and colon. So a larger gap
+ * between two strings shows that a value contained a NUL, or that its line was folded into the next, which
+ * libmicrohttpd then takes for part of the name. */
+static bool is_adjacent(const char *end, const char *p)
 {
     return p - end == 2 || p - end == 1;
 }
 
-static bool is_after(const char *target, size_t n, const char *version)
+static bool follows_target(const char *target, size_t n, const char *version)
 {
     return version == target + n + 1;
 }
@@ -92,78 +94,78 @@ static bool is_value_of(const char *name, size_t n, const char *value)
     return p == value;
 }
 
-static bool ends_whole(struct MHD_Connection *c, const struct seen *s, const char *method)
+static bool ends_head(struct MHD_Connection *c, const struct head_scan *s, const char *method)
 {
     const union MHD_ConnectionInfo *i = MHD_get_connection_info(c, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
     ptrdiff_t n = i ? method + i->header_size - s->end : 0;
     return n >= 2 && n <= 4;
 }
-#else /* it refuses both by itself */
-#define follows(end, p) true
-#define is_after(target, n, version) true
+#else /* from 1.0 on libmicrohttpd refuses both itself */
+#define is_adjacent(end, p) true
+#define follows_target(target, n, version) true
 #define is_value_of(name, n, value) true
-#define ends_whole(c, s, method) true
+#define ends_head(c, s, method) true
 #endif
 
-static enum MHD_Result look(void *arg, enum MHD_ValueKind kind, const char *name, size_t n_name, const char *value,
-                            size_t n_value)
+static enum MHD_Result check_header(void *arg, enum MHD_ValueKind kind, const char *name, size_t n_name,
+                                    const char *value, size_t n_value)
 {
-    struct seen *s = arg;
+    struct head_scan *s = arg;
     (void)kind;
     value = value ? value : "";
     if (!is_token(name, n_name))
-        s->fault = "a header's name with a character that none may have, as a space in front of the colon";
-    else if (memchr(value, '\r', n_value) || !follows(s->end, name) || !is_value_of(name, n_name, value))
-        s->fault = BROKEN;
+        s->error = "invalid character in a header name, for example a space before the colon";
+    else if (memchr(value, '\r', n_value) || !is_adjacent(s->end, name) || !is_value_of(name, n_name, value))
+        s->error = BAD_HEADER;
     s->end = value + n_value;
     if (!strcasecmp(name, "Host")) {
         s->n_host++;
         if (!is_host(value, n_value))
-            s->fault = "a Host that is none";
+            s->error = "invalid Host header";
     } else if (!strcasecmp(name, "Content-Length")) {
         s->n_length++;
         if (!is_length(value, n_value) || n_value > LENGTH_DIGITS_MAX)
-            s->fault = "a Content-Length that is no number";
+            s->error = BAD_LENGTH;
     } else if (!strcasecmp(name, "Transfer-Encoding")) {
         s->n_coding++;
         s->chunked = !strcasecmp(value, "chunked");
     }
-    return s->fault ? MHD_NO : MHD_YES;
+    return s->error ? MHD_NO : MHD_YES;
 }
 
 int check_head(const struct http_request *r, const char *url, const char *version, const char **why)
 {
     struct MHD_Connection *c = r->k->c;
-    struct seen s = {.end = version + strlen(version)};
+    struct head_scan s = {.end = version + strlen(version)};
     bool old = !strcmp(version, "HTTP/1.0");
     size_t n_method = strlen(r->method);
-    MHD_get_connection_values_n(c, MHD_HEADER_KIND, look, &s);
-    *why = r->fault ? r->fault : s.fault;
+    MHD_get_connection_values_n(c, MHD_HEADER_KIND, check_header, &s);
+    *why = r->target_error ? r->target_error : s.error;
     if (!is_token(r->method, n_method) || !is_value_of(r->method, n_method, url))
-        *why = "a method that is none";
+        *why = "invalid method";
     if (*why)
         return 400;
-    if (!is_after(url, r->n_target, version))
-        *why = "a NUL in what is asked for";
-    else if (!ends_whole(c, &s, r->method))
-        *why = BROKEN;
+    if (!follows_target(url, r->n_target, version))
+        *why = "invalid request target: it contains a NUL";
+    else if (!ends_head(c, &s, r->method))
+        *why = BAD_HEADER;
     else if (s.n_length + s.n_coding > 1)
-        *why = "more than one Content-Length or Transfer-Encoding: where the body ends is not clear";
+        *why = "more than one Content-Length or Transfer-Encoding header: the length of the body is ambiguous";
     else if (s.n_coding && old)
-        *why = "a Transfer-Encoding in HTTP/1.0: where the body ends is not clear";
+        *why = "Transfer-Encoding in an HTTP/1.0 request: the length of the body is ambiguous; send Content-Length";
     else if (s.n_host > 1 || (!s.n_host && !old))
-        *why = s.n_host ? "more than one Host" : "no Host, without which no request is one of HTTP/1.1";
+        *why = s.n_host ? "more than one Host header" : "missing Host header (required since HTTP/1.1)";
     if (*why)
         return 400;
     if (s.n_coding && !s.chunked)
-        *why = "a Transfer-Encoding other than chunked";
+        *why = "unsupported Transfer-Encoding: only 'chunked' is accepted";
     return *why ? 501 : 0;
 }
 
-/* ---- what libmicrohttpd refuses ---- */
+/* ---- requests that libmicrohttpd refuses ---- */
 
-/* Of an answer that does not go through libmicrohttpd. It is small, and nothing waits before it: what the socket does
- * not take at once is not sent. */
+/* Writes a response to the socket directly. It is small and the first output, so it fits the socket's buffer; a rest
+ * that does not is lost. */
 static void send_now(const struct conn *k, const char *p, size_t n)
 {
     const union MHD_ConnectionInfo *i =
@@ -197,40 +199,40 @@ void check_reply(struct http_request *r, int status, const char *type, const voi
     free(text);
 }
 
-/* Its headers have come and nobody has been asked: of all requests that holds of the one alone that is being looked at.
- */
-static bool is_looked_at(const struct http_request *r)
+/* Whether this is the request whose head libmicrohttpd is parsing: its headers are known, but request_handle has not
+ * been called. That holds of one request at a time. */
+static bool is_being_parsed(const struct http_request *r)
 {
     const union MHD_ConnectionInfo *i =
         r && !r->method && !r->raw ? MHD_get_connection_info(r->k->c, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE) : NULL;
     return i && i->header_size;
 }
 
-static void refuse_past(struct http_request *r, int status)
+static void refuse_raw(struct http_request *r, int status)
 {
     const struct http *h = r->k->h;
     const char *length = http_header(r, "Content-Length");
-    char text[160] = "headers that are too many or too long";
+    char text[160] = "the request headers are too large: the limit is 32 KiB";
     if (status == 413)
-        snprintf(text, sizeof text, "a body of over %.20s bytes: the limit is %llu", length ? length : "",
-                 (unsigned long long)h->o.body_bytes_max);
+        snprintf(text, sizeof text, "the request body is too large: %.20s bytes or more, the limit is %llu",
+                 length ? length : "", (unsigned long long)h->o.body_bytes_max);
     else if (status == 400)
-        snprintf(text, sizeof text, "a Content-Length that is no number");
+        snprintf(text, sizeof text, "%s", BAD_LENGTH);
     r->raw = true;
-    r->phase = PHASE_OUT;
-    r->k->unread = true;
+    r->state = STATE_DELIVERED;
+    r->k->body_unread = true;
     h->o.fail(h->o.arg, r, status, text);
-    shutdown(r->k->fd, SHUT_WR); /* what libmicrohttpd would say finds no way, and it closes */
+    shutdown(r->k->fd, SHUT_WR); /* libmicrohttpd's own response cannot be sent any more, and it closes */
 }
 
-/* A Content-Length that is no number, and cookies for which it has no room, libmicrohttpd refuses before anybody is
- * asked, by two heads of an answer one behind the other. That it is about to is known by what it logs alone. */
+/* An invalid Content-Length, and cookies that exceed its memory, libmicrohttpd refuses before it calls request_handle,
+ * by two response heads in a row. Its log line is the only sign that it is about to. */
 void check_log(struct listener *l, const char *fmt, va_list ap)
 {
     if (!strstr(fmt, "(HTTP response code is %u"))
         return;
     int status = (int)va_arg(ap, unsigned);
     list_each (struct conn, k, &l->h->conns, node)
-        if (k->l == l && is_looked_at(k->r))
-            refuse_past(k->r, status);
+        if (k->l == l && is_being_parsed(k->r))
+            refuse_raw(k->r, status);
 }

@@ -1,4 +1,4 @@
-/* The server: its listeners, each a daemon of libmicrohttpd that this loop drives, and its step. */
+/* The server: its listeners, each an MHD daemon driven by http_step. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,10 +25,10 @@ int http_open(struct err *e, struct http **out, const struct http_opts *o)
     h->o.connections_max = o->connections_max ? o->connections_max : CONNECTIONS_MAX;
     h->o.idle_s = o->idle_s ? o->idle_s : IDLE_S;
     h->epoll = epoll_create1(EPOLL_CLOEXEC);
-    h->watch = epoll_create1(EPOLL_CLOEXEC);
+    h->hangups = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event v = {.events = EPOLLIN};
     int rc = 0;
-    if (h->epoll < 0 || h->watch < 0 || epoll_ctl(h->epoll, EPOLL_CTL_ADD, h->watch, &v))
+    if (h->epoll < 0 || h->hangups < 0 || epoll_ctl(h->epoll, EPOLL_CTL_ADD, h->hangups, &v))
         rc = err_sys(e, "epoll");
     if (!rc && o->tls_cert)
         rc = tls_new(e, &h->tls, o->tls_cert, o->tls_key);
@@ -39,12 +39,13 @@ int http_open(struct err *e, struct http **out, const struct http_opts *o)
     return rc;
 }
 
-/* MHD ends badly with suspended connections: each is told to close, and the daemons run until they have. */
-static void let_go(struct http *h)
+/* MHD_stop_daemon requires that no connection is suspended: abort each and run the daemons until they have closed them.
+ */
+static void abort_all(struct http *h)
 {
     list_each (struct conn, k, &h->conns, node) {
-        if (k->r && k->r->phase == PHASE_OUT)
-            request_gone(k->r);
+        if (k->r && k->r->state == STATE_DELIVERED)
+            request_disconnected(k->r);
         else if (k->r && k->r->suspended) {
             k->r->broken = true;
             k->r->suspended = false;
@@ -69,7 +70,7 @@ void http_close(struct http *h)
         return;
     h->closing = true;
     for (int i = 0; i < CLOSE_ROUNDS && (i == 0 || any_suspended(h)); i++)
-        let_go(h);
+        abort_all(h);
     for (size_t i = 0; i < h->n_listener; i++) {
         struct listener *l = h->listener[i];
         MHD_stop_daemon(l->daemon);
@@ -80,8 +81,8 @@ void http_close(struct http *h)
     linger_end(h);
     if (h->epoll >= 0)
         close(h->epoll);
-    if (h->watch >= 0)
-        close(h->watch);
+    if (h->hangups >= 0)
+        close(h->hangups);
     tls_free(h->tls);
     free(h);
 }
@@ -91,11 +92,11 @@ void http_close(struct http *h)
 static void on_log(void *arg, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0)));
 static void on_log(void *arg, const char *fmt, va_list ap)
 {
-    /* What peers do wrong fills logs and says nothing to the one who runs the server. */
+    /* Errors of clients are not logged: they would fill the log and do not concern the operator. */
     check_log(arg, fmt, ap);
 }
 
-/* fd is a listening socket, l's from now on, or the daemon's. */
+/* fd: a listening socket; owned by the daemon, closed on failure. */
 static int start_daemon(struct err *e, struct listener *l, int fd)
 {
     struct http *h = l->h;
@@ -123,7 +124,7 @@ static int start_daemon(struct err *e, struct listener *l, int fd)
 }
 
 /* fd is owned, on failure too. */
-static int start(struct err *e, struct http *h, int fd, int surface, const char *address, const char *path)
+static int start(struct err *e, struct http *h, int fd, int dialect, const char *address, const char *path)
 {
     struct listener *l = h->n_listener < LISTENERS_MAX ? calloc(1, sizeof *l) : NULL;
     if (!l) {
@@ -133,7 +134,7 @@ static int start(struct err *e, struct http *h, int fd, int surface, const char 
                    : err_set(e, ERR_USAGE, "%s: more than %d addresses", address, LISTENERS_MAX);
     }
     l->h = h;
-    l->surface = surface;
+    l->dialect = dialect;
     snprintf(l->address, sizeof l->address, "%s", address);
     snprintf(l->path, sizeof l->path, "%s", path);
     if (start_daemon(e, l, fd)) {
@@ -144,23 +145,23 @@ static int start(struct err *e, struct http *h, int fd, int surface, const char 
     return 0;
 }
 
-int http_listen(struct err *e, struct http *h, const char *address, int surface)
+int http_listen(struct err *e, struct http *h, const char *address, int dialect)
 {
     struct http_socket s;
     if (http_bind(e, &s, address))
         return e->code;
-    if (!start(e, h, s.fd, surface, s.name, s.path))
+    if (!start(e, h, s.fd, dialect, s.name, s.path))
         return 0;
     if (*s.path)
         unlink(s.path);
     return e->code;
 }
 
-int http_adopt(struct err *e, struct http *h, int fd, int surface)
+int http_adopt(struct err *e, struct http *h, int fd, int dialect)
 {
     char name[HTTP_NAME_BYTES];
     http_name_of(name, fd);
-    return start(e, h, fd, surface, name, "");
+    return start(e, h, fd, dialect, name, "");
 }
 
 const char *http_address(const struct http *h, size_t i)
@@ -168,9 +169,9 @@ const char *http_address(const struct http *h, size_t i)
     return i < h->n_listener ? h->listener[i]->address : NULL;
 }
 
-int http_address_surface(const struct http *h, size_t i)
+int http_address_dialect(const struct http *h, size_t i)
 {
-    return h->listener[i]->surface;
+    return h->listener[i]->dialect;
 }
 
 void http_stop(struct http *h)
@@ -229,7 +230,7 @@ uint64_t http_next_ms(const struct http *h)
 int http_step(struct err *e, struct http *h)
 {
     uint64_t now = time_now_ns();
-    conn_watch(h);
+    conn_poll_hangups(h);
     conn_scan(h, now);
     linger_step(h, now);
     h->due = false;

@@ -1,5 +1,5 @@
-/* Connections that are closed while their client still sends: a close with bytes unread is a reset, which can take the
- * answer away from a client that has not read it yet (413 above all). They are read for a while, and thrown away. */
+/* Lingering close. Closing a socket with unread input sends a reset, which can destroy a response that the client has
+ * not read yet (above all 413). So a duplicate of the descriptor is read, and its input discarded, for LINGER_NS. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/epoll.h>
@@ -8,7 +8,7 @@
 
 #include "http/http_impl.h"
 
-#define READS 16 /* a step, of each: one that sends fast keeps nobody waiting */
+#define READS 16 /* reads a step of each, so that a fast sender delays nobody */
 
 void linger_add(struct http *h, int fd)
 {
@@ -16,7 +16,7 @@ void linger_add(struct http *h, int fd)
     struct epoll_event v = {.events = EPOLLIN};
     if (own < 0)
         return;
-    shutdown(own, SHUT_WR); /* what was queued leaves, then its end */
+    shutdown(own, SHUT_WR); /* sends what is queued, then FIN */
     if (epoll_ctl(h->epoll, EPOLL_CTL_ADD, own, &v)) {
         close(own);
         return;

@@ -1,4 +1,4 @@
-/* Addresses to listening sockets. */
+/* Parsing and binding of addresses. */
 #include "http/listen.h"
 
 #include <arpa/inet.h>
@@ -36,7 +36,7 @@ void http_name_of(char out[HTTP_NAME_BYTES], int fd)
     }
 }
 
-static bool somebody_listens(const struct sockaddr_un *a)
+static bool is_listening(const struct sockaddr_un *a)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     bool yes = fd >= 0 && (!connect(fd, (const struct sockaddr *)a, sizeof *a) || errno == EAGAIN);
@@ -50,13 +50,13 @@ static int bind_unix(struct err *e, struct http_socket *out, const char *path)
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     struct stat st;
     if (!*path || strlen(path) >= sizeof a.sun_path)
-        return err_set(e, ERR_USAGE, "unix:%.60s: the path of a socket has from 1 to %zu bytes", path,
+        return err_set(e, ERR_USAGE, "unix:%.60s: the path of a Unix socket must have 1 to %zu bytes", path,
                        sizeof a.sun_path - 1);
     memcpy(a.sun_path, path, strlen(path) + 1);
     snprintf(out->name, sizeof out->name, "unix:%s", a.sun_path);
     if (!stat(path, &st)) {
-        if (!S_ISSOCK(st.st_mode) || somebody_listens(&a))
-            return err_set(e, ERR_NO, "%s: is in use", out->name);
+        if (!S_ISSOCK(st.st_mode) || is_listening(&a))
+            return err_set(e, ERR_NO, "%s: address already in use", out->name);
         unlink(path);
     }
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -75,7 +75,7 @@ static int bind_unix(struct err *e, struct http_socket *out, const char *path)
     return 0;
 }
 
-/* "HOST:PORT" into two; the host is NULL for all addresses. */
+/* Splits "HOST:PORT". *all: the host is empty, for all addresses. */
 static int split(struct err *e, char host[256], const char **port, bool *all, const char *address)
 {
     const char *colon = strrchr(address, ':');
@@ -89,7 +89,7 @@ static int split(struct err *e, char host[256], const char **port, bool *all, co
     }
     size_t digits = strspn(*port, "0123456789");
     if (!digits || digits > 5 || (*port)[digits] || strtoul(*port, NULL, 10) > 65535 || n > 255)
-        return err_set(e, ERR_USAGE, "'%.100s' is no address: HOST:PORT, :PORT, PORT or unix:PATH", address);
+        return err_set(e, ERR_USAGE, "invalid address '%.100s': expected HOST:PORT, :PORT, PORT or unix:PATH", address);
     snprintf(host, 256, "%.*s", (int)(colon && n ? n : 9), colon && n ? p : "127.0.0.1");
     return 0;
 }
@@ -109,7 +109,7 @@ static int listen_at(struct err *e, const struct addrinfo *a, const char *addres
     if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, BACKLOG))
         return fd;
     if (errno == EADDRINUSE)
-        err_set(e, ERR_NO, "%s: somebody listens there already", address);
+        err_set(e, ERR_NO, "%s: address already in use", address);
     else
         err_sys(e, "%s", address);
     close(fd);
@@ -130,7 +130,7 @@ int http_bind(struct err *e, struct http_socket *out, const char *address)
     int bad = getaddrinfo(all ? NULL : host, port, &hints, &found);
     if (bad)
         return err_set(e, ERR_USAGE, "%.100s: %s", address, gai_strerror(bad));
-    /* All addresses: the one of IPv6 takes both, where there is any. */
+    /* All addresses: a dual-stack IPv6 socket accepts IPv4 too, if there is IPv6. */
     const struct addrinfo *a = found;
     for (const struct addrinfo *i = found; all && i; i = i->ai_next)
         if (i->ai_family == AF_INET6)

@@ -1,4 +1,4 @@
-/* Requests: from the first line to the end of the answer. libmicrohttpd calls the first half, whoever answers the
+/* Requests, from the request line to the end of the response. libmicrohttpd calls the first half, the server's user the
  * second. */
 #include <errno.h>
 #include <stdio.h>
@@ -10,8 +10,8 @@
 #include "base/vec.h"
 #include "http/http_impl.h"
 
-#define BLOCK 1024    /* of a response in pieces; MHD copies into its own buffer */
-#define BODY_LIMITS 4 /* a body may go on for so many times its limit, unread, before it is cut off */
+#define BLOCK 1024    /* of a streamed response */
+#define BODY_LIMITS 4 /* multiples of its limit that a body is discarded up to before the connection is aborted */
 
 static struct conn *conn_of(struct MHD_Connection *c)
 {
@@ -19,16 +19,16 @@ static struct conn *conn_of(struct MHD_Connection *c)
     return i ? i->socket_context : NULL;
 }
 
-/* libmicrohttpd counts a client as idle that has room for nothing more, and a socket that was full has room again only
- * when a good part of it has been read: who reads slowly would be closed. */
-static void let_stall(struct conn *k, bool on)
+/* libmicrohttpd counts a client as idle while its socket is full, and a full socket becomes writable only after a good
+ * part of it was read. So a slow reader needs a longer timeout. */
+static void set_timeout(struct conn *k, bool on)
 {
     uint64_t s = (uint64_t)k->h->o.idle_s * (on ? STALL_IDLES : 1);
-    k->patient = on;
+    k->long_timeout = on;
     (void)MHD_set_connection_option(k->c, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)(s < 1000000 ? s : 1000000));
 }
 
-/* ---- what has come ---- */
+/* ---- received ---- */
 
 void *request_uri(void *listener, const char *uri, struct MHD_Connection *c)
 {
@@ -41,9 +41,9 @@ void *request_uri(void *listener, const char *uri, struct MHD_Connection *c)
     check_target(r, uri ? uri : "");
     r->arrived_ns = time_now_ns();
     k->r = r;
-    k->moved_ns = 0;
-    if (k->patient)
-        let_stall(k, false);
+    k->progress_ns = 0;
+    if (k->long_timeout)
+        set_timeout(k, false);
     return r;
 }
 
@@ -66,7 +66,7 @@ static void add_cors(struct http_request *r, struct MHD_Response *a)
     MHD_add_response_header(a, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
 }
 
-/* The browser asks whether a page may ask. */
+/* A CORS preflight request of a browser. */
 static bool is_preflight(const struct http_request *r)
 {
     return r->k->h->o.origins && !strcmp(r->method, "OPTIONS") && http_header(r, "Origin") &&
@@ -80,22 +80,22 @@ static void preflight(struct http_request *r)
     if (headers)
         http_add_header(r, "Access-Control-Allow-Headers", headers);
     http_add_header(r, "Access-Control-Max-Age", "600");
-    r->own = true;
+    r->internal = true;
     http_reply(r, 204, NULL, NULL, 0);
 }
 
-/* ---- libmicrohttpd's side ---- */
+/* ---- callbacks of libmicrohttpd ---- */
 
 static enum MHD_Result queue(struct http_request *r)
 {
     enum MHD_Result ok = MHD_queue_response(r->k->c, (unsigned)r->status, r->response);
-    MHD_destroy_response(r->response); /* MHD has it now */
+    MHD_destroy_response(r->response); /* MHD holds its own reference */
     r->response = NULL;
     r->queued = true;
     return ok;
 }
 
-static void wake(struct http_request *r)
+static void resume(struct http_request *r)
 {
     if (!r->suspended)
         return;
@@ -104,78 +104,79 @@ static void wake(struct http_request *r)
     MHD_resume_connection(r->k->c);
 }
 
-/* Answered by whoever shapes errors, now. */
+/* Lets opts.fail format the error response now. */
 static enum MHD_Result refuse(struct http_request *r, int status, const char *text)
 {
     struct http *h = r->k->h;
-    r->phase = PHASE_OUT;
+    r->state = STATE_DELIVERED;
     h->o.fail(h->o.arg, r, status, text);
     return r->response ? queue(r) : MHD_NO;
 }
 
-/* Before the body has come, and so the last on its connection. */
+/* Refuses before the body is read, so the connection is closed after it. */
 static enum MHD_Result refuse_early(struct http_request *r, int status, const char *text)
 {
-    r->k->unread = true;
+    r->k->body_unread = true;
     http_add_header(r, "Connection", "close");
     return refuse(r, status, text);
 }
 
-static enum MHD_Result head(struct http_request *r, const char *url, const char *method, const char *version)
+static enum MHD_Result on_head(struct http_request *r, const char *url, const char *method, const char *version)
 {
     const struct http *h = r->k->h;
     const char *length, *why;
     char text[160];
     r->method = method;
     r->head = !strcmp(method, "HEAD");
-    r->interim = !strcmp(version, "HTTP/1.1");
+    r->accepts_interim = !strcmp(version, "HTTP/1.1");
     r->path = strdup(check_path(r, url));
     if (!r->path)
         return MHD_NO;
     int status = check_head(r, url, version, &why);
     if (status)
         return refuse_early(r, status, why);
-    if (r->k->extra && h->n_conn > h->o.connections_max) {
-        snprintf(text, sizeof text, "more than %u connections", h->o.connections_max);
+    if (r->k->over_limit && h->n_conn > h->o.connections_max) {
+        snprintf(text, sizeof text, "too many connections: the limit is %u; retry later", h->o.connections_max);
         return refuse_early(r, 503, text);
     }
     length = http_header(r, "Content-Length");
     if (length && strtoull(length, NULL, 10) > h->o.body_bytes_max) {
-        snprintf(text, sizeof text, "a body of %.20s bytes: the limit is %llu", length,
+        snprintf(text, sizeof text, "the request body is too large: %.20s bytes, the limit is %llu", length,
                  (unsigned long long)h->o.body_bytes_max);
         return refuse_early(r, 413, text);
     }
     return MHD_YES;
 }
 
-static enum MHD_Result upload_more(struct http_request *r, const char *p, size_t n)
+static enum MHD_Result append_body(struct http_request *r, const char *p, size_t n)
 {
     uint64_t max = r->k->h->o.body_bytes_max;
     if (r->too_large || r->body.n + n > max) {
         r->too_large = true;
-        r->n_past += n; /* counted, not kept */
-        r->k->dead = r->n_past / BODY_LIMITS >= max;
+        r->n_discarded += n;
+        r->k->dead = r->n_discarded / BODY_LIMITS >= max;
         return r->k->dead ? MHD_NO : MHD_YES;
     }
     str_add(&r->body, p, n);
     return r->body.failed ? MHD_NO : MHD_YES;
 }
 
-static enum MHD_Result give_out(struct http_request *r)
+static enum MHD_Result deliver(struct http_request *r)
 {
     struct http *h = r->k->h;
     char text[120];
     if (r->too_large) {
-        snprintf(text, sizeof text, "a body of over %llu bytes, the limit", (unsigned long long)h->o.body_bytes_max);
+        snprintf(text, sizeof text, "the request body is too large: the limit is %llu bytes",
+                 (unsigned long long)h->o.body_bytes_max);
         return refuse(r, 413, text);
     }
-    r->phase = PHASE_OUT;
+    r->state = STATE_DELIVERED;
     if (is_preflight(r))
         preflight(r);
     else
         h->o.request(h->o.arg, r);
-    if (r->phase == PHASE_OUT && r->k->probe_ns)
-        conn_half_check(r->k);
+    if (r->state == STATE_DELIVERED && r->k->probe_ns)
+        conn_probe(r->k);
     if (r->broken)
         return MHD_NO;
     if (r->response && !(r->head && r->streams && !r->ended))
@@ -195,24 +196,24 @@ enum MHD_Result request_handle(void *listener, struct MHD_Connection *c, const c
     if (r->response && !r->queued)
         return queue(r);
     if (!r->method)
-        return head(r, url, method, version);
+        return on_head(r, url, method, version);
     if (*n_upload) {
         size_t n = *n_upload;
         *n_upload = 0;
-        return r->phase == PHASE_HEAD ? upload_more(r, upload, n) : MHD_YES;
+        return r->state == STATE_READING ? append_body(r, upload, n) : MHD_YES;
     }
-    return r->phase == PHASE_HEAD ? give_out(r) : MHD_YES;
+    return r->state == STATE_READING ? deliver(r) : MHD_YES;
 }
 
-static void tell_gone(struct http_request *r)
+static void report_disconnect(struct http_request *r)
 {
     struct http *h = r->k->h;
-    if (r->phase != PHASE_OUT)
+    if (r->state != STATE_DELIVERED)
         return;
-    h->o.gone(h->o.arg, r);
-    r->phase = PHASE_OVER;
-    if (h->o.over)
-        h->o.over(h->o.arg, r, 0);
+    h->o.disconnected(h->o.arg, r);
+    r->state = STATE_FINISHED;
+    if (h->o.finished)
+        h->o.finished(h->o.arg, r, 0);
 }
 
 void request_completed(void *listener, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode how)
@@ -221,10 +222,10 @@ void request_completed(void *listener, struct MHD_Connection *c, void **context,
     (void)listener, (void)c, (void)how;
     if (!r)
         return;
-    tell_gone(r);
+    report_disconnect(r);
     r->k->r = NULL;
     r->k->since_ns = time_now_ns();
-    if (r->k->h->stopped && !r->k->dead) { /* there is no next one */
+    if (r->k->h->stopped && !r->k->dead) { /* no further request is accepted */
         r->k->dead = true;
         shutdown(r->k->fd, SHUT_RDWR);
     }
@@ -241,14 +242,14 @@ void request_completed(void *listener, struct MHD_Connection *c, void **context,
     *context = NULL;
 }
 
-void request_gone(struct http_request *r)
+void request_disconnected(struct http_request *r)
 {
-    tell_gone(r);
+    report_disconnect(r);
     r->broken = true;
     if (r->suspended)
-        wake(r);
+        resume(r);
     else
-        shutdown(r->k->fd, SHUT_RDWR); /* MHD is told by its next write */
+        shutdown(r->k->fd, SHUT_RDWR); /* MHD notices at its next write */
 }
 
 void request_probe(struct http_request *r)
@@ -259,16 +260,15 @@ void request_probe(struct http_request *r)
             http_write(r, r->probe, strlen(r->probe));
         return;
     }
-    /* Before an answer the only thing that can be said is an interim one, which every client of HTTP/1.1 passes over.
-     */
+    /* Before the response only an interim response is allowed; every HTTP/1.1 client skips it. */
     if (r->response || r->queued)
         return;
-    if (r->k->tls || !r->interim ||
+    if (r->k->tls || !r->accepts_interim ||
         send(r->k->fd, interim, sizeof interim - 1, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof interim - 1)
-        request_gone(r);
+        request_disconnected(r);
 }
 
-/* ---- whoever answers ---- */
+/* ---- responses ---- */
 
 static ssize_t read_out(void *request, uint64_t at, char *p, size_t max)
 {
@@ -296,9 +296,9 @@ static void respond(struct http_request *r, int status, const char *type, struct
 {
     r->status = status;
     r->response = a;
-    if (!a) { /* no memory: the connection is closed without a word */
+    if (!a) { /* no memory: the connection is closed without a response */
         r->broken = true;
-        wake(r);
+        resume(r);
         return;
     }
     if (type)
@@ -310,12 +310,12 @@ static void respond(struct http_request *r, int status, const char *type, struct
     add_cors(r, a);
 }
 
-static void over(struct http_request *r)
+static void finish(struct http_request *r)
 {
     struct http *h = r->k->h;
-    r->phase = PHASE_OVER;
-    if (h->o.over && !r->own)
-        h->o.over(h->o.arg, r, r->status);
+    r->state = STATE_FINISHED;
+    if (h->o.finished && !r->internal)
+        h->o.finished(h->o.arg, r, r->status);
 }
 
 void http_reply(struct http_request *r, int status, const char *type, const void *body, size_t n)
@@ -323,15 +323,15 @@ void http_reply(struct http_request *r, int status, const char *type, const void
     static char nothing[1];
     if (r->raw) {
         check_reply(r, status, type, body, n);
-        over(r);
+        finish(r);
         return;
     }
     if (n > STALL_BYTES)
-        let_stall(r->k, true);
+        set_timeout(r->k, true);
     respond(r, status, type,
             MHD_create_response_from_buffer(n, n ? (void *)(uintptr_t)body : nothing, MHD_RESPMEM_MUST_COPY));
-    over(r);
-    wake(r);
+    finish(r);
+    resume(r);
 }
 
 void http_begin(struct http_request *r, int status, const char *type)
@@ -340,19 +340,19 @@ void http_begin(struct http_request *r, int status, const char *type)
     if (!strncmp(type, "text/event-stream", 17))
         r->probe = ":\n\n";
     else if (strstr(type, "json"))
-        r->probe = " "; /* an empty line is no JSON to many who read line by line */
+        r->probe = " "; /* not an empty line: many line-by-line readers reject one */
     http_add_header(r, "Cache-Control", "no-cache");
-    http_add_header(r, "X-Accel-Buffering", "no"); /* for proxies in between */
+    http_add_header(r, "X-Accel-Buffering", "no"); /* so that nginx does not buffer */
     struct MHD_Response *a = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_out, r, NULL);
-    if (a && r->head) /* else libmicrohttpd sends a last chunk, which nobody expects after HEAD */
+    if (a && r->head) /* else libmicrohttpd sends a last chunk, which clients do not expect after HEAD */
         MHD_set_response_options(a, MHD_RF_HTTP_1_0_COMPATIBLE_STRICT, MHD_RO_END);
     respond(r, status, type, a);
-    if (!r->head || r->broken) /* the headers are all of it: they leave when it is known that it ends well */
-        wake(r);
+    if (!r->head || r->broken) /* HEAD: the status is sent at http_end, when the outcome is known */
+        resume(r);
 }
 
-/* The watch sees the end of it and says so: here the caller is in the midst of its answer. */
-static void cut_off(struct http_request *r)
+/* The hangup event reports the disconnect later: here the caller is still writing its response. */
+static void abort_request(struct http_request *r)
 {
     r->broken = true;
     shutdown(r->k->fd, SHUT_RDWR);
@@ -363,30 +363,30 @@ void http_write(struct http_request *r, const void *p, size_t n)
     if (r->broken || r->head || !n)
         return;
     if (http_queued(r) + n > r->k->h->o.queued_bytes_max) {
-        cut_off(r);
+        abort_request(r);
         return;
     }
-    if (http_queued(r) + n > STALL_BYTES && !r->k->patient)
-        let_stall(r->k, true);
+    if (http_queued(r) + n > STALL_BYTES && !r->k->long_timeout)
+        set_timeout(r->k, true);
     if (r->at_out > 65536 && r->at_out > r->n_out / 2) {
         memmove(r->out, r->out + r->at_out, r->n_out - r->at_out);
         r->n_out -= r->at_out;
         r->at_out = 0;
     }
     if (!vec_grow(&r->out, &r->cap_out, r->n_out + n, 1)) {
-        cut_off(r);
+        abort_request(r);
         return;
     }
     memcpy(r->out + r->n_out, p, n);
     r->n_out += n;
-    wake(r);
+    resume(r);
 }
 
 void http_end(struct http_request *r)
 {
     r->ended = true;
-    over(r);
-    wake(r);
+    finish(r);
+    resume(r);
 }
 
 size_t http_queued(const struct http_request *r)
@@ -394,7 +394,7 @@ size_t http_queued(const struct http_request *r)
     return r->n_out - r->at_out;
 }
 
-/* ---- what it is ---- */
+/* ---- accessors ---- */
 
 const char *http_method(const struct http_request *r)
 {
@@ -406,9 +406,9 @@ const char *http_path(const struct http_request *r)
     return r->path ? r->path : "";
 }
 
-int http_surface(const struct http_request *r)
+int http_dialect(const struct http_request *r)
 {
-    return r->k->l->surface;
+    return r->k->l->dialect;
 }
 
 const char *http_header(const struct http_request *r, const char *name)
@@ -432,14 +432,14 @@ uint64_t http_arrived_ns(const struct http_request *r)
     return r->arrived_ns;
 }
 
-void http_set(struct http_request *r, void *state)
+void http_set(struct http_request *r, void *user)
 {
-    r->state = state;
+    r->user = user;
 }
 
 void *http_get(const struct http_request *r)
 {
-    return r->state;
+    return r->user;
 }
 
 void http_add_header(struct http_request *r, const char *name, const char *value)

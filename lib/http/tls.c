@@ -1,4 +1,4 @@
-/* Certificates: asked for at each handshake, so that new ones count from then on. */
+/* Certificates. GnuTLS requests them at each handshake, so that reloaded ones take effect without a restart. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +11,8 @@
 #define CHAIN_MAX 16
 #define FILE_BYTES_MAX (1u << 20)
 
-struct chain { /* those of before live on: a handshake may be using them */
-    struct chain *before;
+struct chain { /* previous chains stay allocated: a handshake may be using them */
+    struct chain *previous;
     gnutls_pcert_st cert[CHAIN_MAX];
     unsigned n;
     gnutls_privkey_t key;
@@ -20,11 +20,11 @@ struct chain { /* those of before live on: a handshake may be using them */
 
 struct tls {
     char *cert, *key;
-    struct chain *now;
+    struct chain *current;
 };
 
-/* libmicrohttpd gives the callback no argument: all listeners of a process have the same files. */
-static struct tls *served;
+/* Global, since the callback has no argument: all listeners of a process share the same files. */
+static struct tls *active;
 
 static void chain_free(struct chain *c)
 {
@@ -46,7 +46,7 @@ static int chain_load(struct err *e, struct chain *c, const struct tls *t)
     gnutls_free(cert.data);
     if (rc < 0 || !c->n) {
         c->n = 0;
-        return err_set(e, ERR_NO, "%s: no certificates in PEM: %s", t->cert, gnutls_strerror(rc));
+        return err_set(e, ERR_NO, "%s: no PEM certificates: %s", t->cert, gnutls_strerror(rc));
     }
     rc = gnutls_load_file(t->key, &key);
     if (rc < 0)
@@ -57,7 +57,7 @@ static int chain_load(struct err *e, struct chain *c, const struct tls *t)
     gnutls_memset(key.data, 0, key.size);
     gnutls_free(key.data);
     if (rc < 0)
-        return err_set(e, ERR_NO, "%s: no key in PEM: %s", t->key, gnutls_strerror(rc));
+        return err_set(e, ERR_NO, "%s: no PEM private key: %s", t->key, gnutls_strerror(rc));
     gnutls_pubkey_t pub = NULL;
     unsigned char a[64], b[64];
     size_t n_a = sizeof a, n_b = sizeof b;
@@ -68,7 +68,7 @@ static int chain_load(struct err *e, struct chain *c, const struct tls *t)
     if (pub)
         gnutls_pubkey_deinit(pub);
     if (rc < 0 || n_a != n_b || memcmp(a, b, n_a))
-        return err_set(e, ERR_NO, "%s: is not the key of %s", t->key, t->cert);
+        return err_set(e, ERR_NO, "%s: this private key does not match the certificate %s", t->key, t->cert);
     return 0;
 }
 
@@ -81,8 +81,8 @@ int tls_load(struct err *e, struct tls *t)
         chain_free(c);
         return e->code;
     }
-    c->before = t->now;
-    t->now = c;
+    c->previous = t->current;
+    t->current = c;
     return 0;
 }
 
@@ -97,7 +97,7 @@ int tls_new(struct err *e, struct tls **out, const char *cert, const char *key)
         tls_free(t);
         return e->code;
     }
-    *out = served = t;
+    *out = active = t;
     return 0;
 }
 
@@ -105,13 +105,13 @@ void tls_free(struct tls *t)
 {
     if (!t)
         return;
-    while (t->now) {
-        struct chain *c = t->now;
-        t->now = c->before;
+    while (t->current) {
+        struct chain *c = t->current;
+        t->current = c->previous;
         chain_free(c);
     }
-    if (served == t)
-        served = NULL;
+    if (active == t)
+        active = NULL;
     free(t->cert);
     free(t->key);
     free(t);
@@ -121,11 +121,11 @@ static int retrieve(gnutls_session_t session, const gnutls_datum_t *ca, int n_ca
                     int n_algo, gnutls_pcert_st **cert, unsigned *n, gnutls_privkey_t *key)
 {
     (void)session, (void)ca, (void)n_ca, (void)algo, (void)n_algo;
-    if (!served || !served->now)
+    if (!active || !active->current)
         return -1;
-    *cert = served->now->cert;
-    *n = served->now->n;
-    *key = served->now->key;
+    *cert = active->current->cert;
+    *n = active->current->n;
+    *key = active->current->key;
     return 0;
 }
 

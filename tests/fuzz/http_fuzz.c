@@ -1,8 +1,8 @@
 /*
- * Whatever comes over a connection, the server goes on: nothing is given out twice, each request ends once, a client
- * that has gone leaves nothing behind, and behind a request that is wrong there is none. The first byte of an input
- * says how the client behaves; then pieces: a byte that says how long each is and what happens behind it. A piece of
- * length 255 takes all that is left.
+ * Fuzzes lib/http with arbitrary bytes on a connection. The server must keep running, deliver no request twice, finish
+ * each request once, release everything of a disconnected client, and parse nothing after a malformed request. The
+ * first byte of an input selects the behaviour of the client. Then come pieces, each after a byte that gives its length
+ * and what happens after it; a piece of length 255 takes the rest.
  */
 #include <assert.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 
 #include "http/http.h"
 
-#define STEPS_MAX 400 /* to the end of a connection: of 1 ms each where nothing is to be done */
+#define STEPS_MAX 400 /* steps until a connection must have ended, 1 ms each while idle */
 
 enum { HOW_HALF_CLOSE = 1, HOW_UNREAD = 2 };
 
@@ -23,8 +23,8 @@ static struct http *h;
 static struct sockaddr_un at = {.sun_family = AF_UNIX};
 static socklen_t n_at;
 static struct http_request *waiting[256];
-static size_t n_waiting, n_given, n_over;
-static bool wrong; /* the connection has had such a request */
+static size_t n_waiting, n_delivered, n_finished;
+static bool malformed; /* a malformed request was refused on this connection */
 
 static void forget(struct http_request *r)
 {
@@ -35,15 +35,15 @@ static void forget(struct http_request *r)
         }
 }
 
-/* What a caller reads of a request is read; the last letter of the path says how it is answered. */
+/* Calls every accessor; the last letter of the path selects how the request is answered. */
 static void on_request(void *arg, struct http_request *r)
 {
     (void)arg;
     size_t n;
     const char *path = http_path(r), *body = http_body(r, &n), *header = http_header(r, "X-A");
     char text[300];
-    assert(!body[n] && *http_method(r) && *http_peer(r) && !wrong);
-    n_given++;
+    assert(!body[n] && *http_method(r) && *http_peer(r) && !malformed);
+    n_delivered++;
     int k = snprintf(text, sizeof text, "%.100s %zu %.50s", path, n, header ? header : "-");
     http_add_header(r, "X-Echo", header ? header : "");
     switch (*path ? path[strlen(path) - 1] : 0) {
@@ -68,22 +68,22 @@ static void on_request(void *arg, struct http_request *r)
 static void on_fail(void *arg, struct http_request *r, int status, const char *text)
 {
     (void)arg;
-    n_given++;
-    assert(status >= 400 && !wrong);
-    wrong = status == 400 || status == 431 || status == 501;
+    n_delivered++;
+    assert(status >= 400 && !malformed);
+    malformed = status == 400 || status == 431 || status == 501;
     http_reply(r, status, "text/plain", text, strlen(text));
 }
 
-static void on_gone(void *arg, struct http_request *r)
+static void on_disconnected(void *arg, struct http_request *r)
 {
     (void)arg;
     forget(r);
 }
 
-static void on_over(void *arg, struct http_request *r, int status)
+static void on_finished(void *arg, struct http_request *r, int status)
 {
     (void)arg, (void)r, (void)status;
-    n_over++;
+    n_finished++;
 }
 
 static void step(int ms)
@@ -95,7 +95,7 @@ static void step(int ms)
     assert(!http_step(&e, h));
 }
 
-/* The oldest that waits gets some more, or its end. */
+/* Writes more to the oldest waiting request, or completes it. */
 static void answer(int what)
 {
     if (!n_waiting)
@@ -121,11 +121,11 @@ static void open_server(void)
                                        .origins = "http://a.test,http://b.test",
                                        .request = on_request,
                                        .fail = on_fail,
-                                       .gone = on_gone,
-                                       .over = on_over};
+                                       .disconnected = on_disconnected,
+                                       .finished = on_finished};
     struct err e = {0};
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    n_at = sizeof at.sun_family; /* a name that the kernel finds, of no file */
+    n_at = sizeof at.sun_family; /* the kernel chooses an abstract name */
     assert(fd >= 0 && !bind(fd, (struct sockaddr *)&at, n_at) && !listen(fd, 8));
     n_at = sizeof at;
     assert(!getsockname(fd, (struct sockaddr *)&at, &n_at));
@@ -161,7 +161,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
         return 0;
     int how = *p++, fd = socket(AF_UNIX, SOCK_STREAM, 0);
     n--;
-    wrong = false;
+    malformed = false;
     assert(fd >= 0 && !connect(fd, (struct sockaddr *)&at, n_at));
     while (n) {
         size_t k = *p++, all = --n;
@@ -186,6 +186,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
     close(fd);
     for (int i = 0; i < STEPS_MAX && http_connections(h); i++)
         step(1);
-    assert(!http_connections(h) && !n_waiting && n_given == n_over);
+    assert(!http_connections(h) && !n_waiting && n_delivered == n_finished);
     return 0;
 }

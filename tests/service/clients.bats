@@ -78,7 +78,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     PATH="$PHASEPIPE_BIN:$PATH"
     up=$(grep -x 'phasepipe up --served-model-name .* --detach' "$PHASEPIPE_TOP/README.md")
     bash -c "$up" 2> err 3>&- || rc=$?
-    ! grep -q 'somebody listens there already' err || skip "somebody took a port meanwhile"
+    ! grep -q 'address already in use' err || skip "somebody took a port meanwhile"
     [ "${rc-0}" -eq 0 ] || { cat err; false; }
     grep -qx 'phasepipe up: the OpenAI API and metrics: http://127.0.0.1:8000' err
     grep -qx 'phasepipe up: the Ollama API: http://127.0.0.1:11434' err
@@ -95,7 +95,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     # The model is asked nothing: an engine that computes nothing will do.
     up=(phasepipe up --run "$PWD/run" -m "$PHASEPIPE_TEST_MODEL" --engine 'fake:0,0,0,0,0,0' --detach)
     "${up[@]}" --http 127.0.0.1:0 2> err 3>&- || { cat err; false; }
-    grep -qx 'phasepipe up: 127.0.0.1:11434: somebody listens there already; the Ollama API is not served' err
+    grep -qx 'phasepipe up: 127.0.0.1:11434: address already in use; the Ollama API is not served' err
     ! grep -q 'the Ollama API:' err
     url=$(sed -n 's/^phasepipe up: the OpenAI API and metrics: //p' err)
     [[ $url =~ ^http://127.0.0.1:[1-9][0-9]*$ ]]
@@ -107,7 +107,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     rc=0
     "${up[@]}" --http 127.0.0.1:0 --ollama 127.0.0.1:11434 2> err 3>&- || rc=$?
     [ "$rc" -eq 1 ]
-    grep -qx 'phasepipe up: 127.0.0.1:11434: somebody listens there already' err
+    grep -qx 'phasepipe up: 127.0.0.1:11434: address already in use' err
     # Not detached it says the same, at the end of its words.
     phasepipe up --run "$PWD/run" -m "$PHASEPIPE_TEST_MODEL" --engine 'fake:0,0,0,0,0,0' --http "unix:$PWD/http" 2> err 3>&- &
     up=$!

@@ -109,7 +109,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     run -100 stream --run "$RUN" --http "unix:$PWD/x.s" --ssl-certfile cert.pem
     openssl req -x509 -newkey rsa:2048 -nodes -keyout other.pem -out /dev/null -days 2 -subj /CN=x 2> /dev/null
     run -1 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/x.s" --ssl-certfile cert.pem --ssl-keyfile other.pem
-    [[ $output == *"is not the key of"* ]]
+    [[ $output == *"does not match the certificate"* ]]
 }
 
 @test "pages of other origins may ask where that is allowed" {
@@ -134,7 +134,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     [ "$(code small /v1/completions -d '{"prompt":"a","max_tokens":1}' -H 'X-Request-Id: seen-1')" = 200 ]
     grep -q '"POST /v1/completions" 200 .* seen-1' small.log
     run -1 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/small.s"
-    [[ $output == *"is in use"* ]]
+    [[ $output == *"address already in use"* ]]
     run -100 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http nowhere
     run -100 stream --run "$RUN" --http 0 -p hi
 }

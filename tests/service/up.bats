@@ -228,15 +228,15 @@ time.sleep(60)' > port 3>&- &
     echo $! > listener
     until_true 20 test -s port
     port=$(cat port)
-    refused 1 "127.0.0.1:$port: somebody listens there already" --http "127.0.0.1:$port"
-    refused 1 "127.0.0.1:$port: somebody listens there already" --http "127.0.0.1:$port" --detach
-    refused 1 "127.0.0.1:$port: somebody listens there already" --http unix:http --ollama "127.0.0.1:$port"
+    refused 1 "127.0.0.1:$port: address already in use" --http "127.0.0.1:$port"
+    refused 1 "127.0.0.1:$port: address already in use" --http "127.0.0.1:$port" --detach
+    refused 1 "127.0.0.1:$port: address already in use" --http unix:http --ollama "127.0.0.1:$port"
     [ ! -e http ]
     kill "$(cat listener)"
     echo text > file
-    refused 1 "unix:file: is in use" --http unix:file
+    refused 1 "unix:file: address already in use" --http unix:file
     [ "$(cat file)" = text ]
-    refused 100 "'nowhere' is no address" --http nowhere
+    refused 100 "invalid address 'nowhere'" --http nowhere
 }
 
 @test "addresses are bound once, come from the readiness message, and outlive the process of the server" {

@@ -179,7 +179,7 @@ struct served {
     struct http *h;
     struct http_request **r;
     uint64_t *n_event;
-    uint64_t n, n_over, n_gone;
+    uint64_t n, n_finished, n_disconnected;
 };
 
 static void on_request(void *arg, struct http_request *r)
@@ -199,14 +199,14 @@ static void on_fail(void *arg, struct http_request *r, int status, const char *t
     http_reply(r, status, "text/plain", text, strlen(text));
 }
 
-static void on_gone(void *arg, struct http_request *r)
+static void on_disconnected(void *arg, struct http_request *r)
 {
     struct served *v = arg;
     for (uint64_t i = 0; i < v->n; i++)
         if (v->r[i] == r) {
             v->r[i] = NULL;
-            v->n_over++;
-            v->n_gone++;
+            v->n_finished++;
+            v->n_disconnected++;
         }
 }
 
@@ -224,7 +224,7 @@ static void write_event(struct served *v, uint64_t i)
     http_write(r, "data: [DONE]\n\n", 14);
     http_end(r);
     v->r[i] = NULL;
-    v->n_over++;
+    v->n_finished++;
 }
 
 /* Waits for the client until at_ns, and steps once. */
@@ -260,7 +260,7 @@ static void serve(struct served *v)
         return;
     uint64_t start = time_now_ns() + 100 * MS;
     double before = cpu_us();
-    while (k < all && v->n_over < v->n) {
+    while (k < all && v->n_finished < v->n) {
         for (uint64_t now = time_now_ns(); k < all && due_ns(v, k, start) <= now; k++)
             write_event(v, k % v->n);
         step(v, k < all ? due_ns(v, k, start) : 0);
@@ -269,7 +269,7 @@ static void serve(struct served *v)
     patience = time_now_ns() + PATIENCE_NS;
     while (http_connections(v->h) && time_now_ns() < patience)
         step(v, time_now_ns() + 100 * MS);
-    printf("server_us_per_event %.2f\ngone %" PRIu64 "\n", spent / (double)all, v->n_gone);
+    printf("server_us_per_event %.2f\ngone %" PRIu64 "\n", spent / (double)all, v->n_disconnected);
 }
 
 static uint64_t count(const char *text, uint64_t max)
@@ -315,7 +315,7 @@ static void options(struct plan *p, int argc, char **argv)
 int main(int argc, char **argv)
 {
     struct served v = {.p = {1000, 60, 100 * MS, 180, "127.0.0.1:0", false}};
-    struct http_opts o = {.request = on_request, .fail = on_fail, .gone = on_gone, .arg = &v};
+    struct http_opts o = {.request = on_request, .fail = on_fail, .disconnected = on_disconnected, .arg = &v};
     struct err e = {0};
     struct rlimit files;
     options(&v.p, argc, argv);

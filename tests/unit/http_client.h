@@ -1,6 +1,5 @@
-/* A server that the test steps, and clients with plain sockets or TLS. Everything runs in one thread: whoever waits for
- * something of a client polls the server's descriptor beside it, for no longer than http_next_ms allows, as a real loop
- * does. */
+/* A server that the test steps, and clients on plain sockets or TLS, in one thread. While the test waits for a client
+ * it also polls the server's descriptor, for at most http_next_ms, as an event loop does. */
 #ifndef HTTP_CLIENT_H
 #define HTTP_CLIENT_H
 
@@ -27,22 +26,22 @@
 #include "unit/asserts.h"
 
 #define MS NS_MS
-#define WAIT_MS 5000 /* for what should come at once: a busy machine has this long */
+#define WAIT_MS 5000 /* a generous limit for immediate results, on a busy machine */
 #define TAGS_MAX 4096
 
-/* What became of a request. */
+/* The callbacks that a request has received. */
 struct tag {
-    struct http_request *r; /* NULL: over */
-    int n_out, n_fail, n_gone, n_over, over_status;
+    struct http_request *r; /* NULL: finished */
+    int n_delivered, n_fail, n_disconnected, n_finished, final_status;
     bool answered;
-    uint64_t gone_ns;
-    int surface;
+    uint64_t disconnected_ns;
+    int dialect;
     char peer[64], what[256];
 };
 
 struct server {
     struct http *h;
-    int surface;
+    int dialect;
     struct tag tag[TAGS_MAX];
     size_t n_tag;
     const char *stream_type; /* of /stream */
@@ -53,7 +52,7 @@ static struct tag *tag_new(struct server *v, struct http_request *r)
     assert_true(v->n_tag < TAGS_MAX);
     struct tag *t = &v->tag[v->n_tag++];
     t->r = r;
-    t->surface = http_surface(r);
+    t->dialect = http_dialect(r);
     snprintf(t->peer, sizeof t->peer, "%s", http_peer(r));
     snprintf(t->what, sizeof t->what, "%s %s", http_method(r), http_path(r));
     http_set(r, t);
@@ -72,14 +71,14 @@ static inline void tag_end(struct tag *t)
     http_end(t->r);
 }
 
-/* /echo gives the body back; /wait and /stream wait for the test. */
+/* /echo returns the body; /wait and /stream are completed by the test. */
 static void on_request(void *arg, struct http_request *r)
 {
     struct server *v = arg;
     struct tag *t = tag_new(v, r);
     size_t n;
     const char *body = http_body(r, &n);
-    t->n_out++;
+    t->n_delivered++;
     assert_int_equal(strlen(body) <= n ? body[n] : 1, 0);
     if (!strcmp(http_path(r), "/stream"))
         http_begin(r, 200, v->stream_type ? v->stream_type : "text/event-stream");
@@ -95,23 +94,23 @@ static void on_fail(void *arg, struct http_request *r, int status, const char *t
     tag_reply(t, status, "text/plain", text, strlen(text));
 }
 
-static void on_gone(void *arg, struct http_request *r)
+static void on_disconnected(void *arg, struct http_request *r)
 {
     struct tag *t = http_get(r);
     (void)arg;
     assert_ptr_equal(t->r, r);
-    assert_int_equal(t->n_over, 0);
-    t->n_gone++;
-    t->gone_ns = time_now_ns();
+    assert_int_equal(t->n_finished, 0);
+    t->n_disconnected++;
+    t->disconnected_ns = time_now_ns();
 }
 
-static void on_over(void *arg, struct http_request *r, int status)
+static void on_finished(void *arg, struct http_request *r, int status)
 {
     struct tag *t = http_get(r);
     (void)arg;
     assert_ptr_equal(t->r, r);
-    t->n_over++;
-    t->over_status = status;
+    t->n_finished++;
+    t->final_status = status;
     t->r = NULL;
 }
 
@@ -122,29 +121,31 @@ static struct server *server_new(const struct http_opts *with, const char *addre
     struct http_opts o = *with;
     o.request = on_request;
     o.fail = on_fail;
-    o.gone = on_gone;
-    o.over = on_over;
+    o.disconnected = on_disconnected;
+    o.finished = on_finished;
     o.arg = v;
     OK(http_open(&e, &v->h, &o));
     OK(http_listen(&e, v->h, address, 7));
     return v;
 }
 
-/* What holds for every request, whatever became of it. */
+/* Closes the server and checks the callbacks of every request: delivered or failed once, finished once, disconnected
+ * only if not answered. */
 static void server_free(struct server *v)
 {
     http_close(v->h);
     for (size_t i = 0; i < v->n_tag; i++) {
         const struct tag *t = &v->tag[i];
-        assert_int_equal(t->n_out + t->n_fail, 1);
-        assert_int_equal(t->n_over, 1);
-        assert_int_equal(t->n_gone, t->answered ? 0 : 1);
-        assert_true(t->answered ? t->over_status >= 200 : t->over_status == 0);
+        assert_int_equal(t->n_delivered + t->n_fail, 1);
+        assert_int_equal(t->n_finished, 1);
+        assert_int_equal(t->n_disconnected, t->answered ? 0 : 1);
+        assert_true(t->answered ? t->final_status >= 200 : t->final_status == 0);
     }
     free(v);
 }
 
-/* Steps once, waiting for fd (or none) or the server until end_ns; whether fd has something. */
+/* Waits until fd (-1: none) or the server is readable or end_ns has passed, and steps the server. Returns whether fd is
+ * readable. */
 static bool pump(struct server *v, int fd, uint64_t end_ns)
 {
     struct err e = {0};
@@ -163,13 +164,13 @@ static void run_ms(struct server *v, uint64_t ms)
         pump(v, -1, end);
 }
 
-/* Until that holds; fails where it does not in time. */
+/* Steps the server until the condition holds; fails after WAIT_MS. */
 #define UNTIL(v, cond)                                                                                                 \
     do {                                                                                                               \
         uint64_t until_ns = time_now_ns() + WAIT_MS * MS;                                                              \
         while (!(cond)) {                                                                                              \
             if (time_now_ns() > until_ns)                                                                              \
-                fail_msg("in %d ms it was not so that %s", WAIT_MS, #cond);                                            \
+                fail_msg("after %d ms still false: %s", WAIT_MS, #cond);                                               \
             pump(v, -1, until_ns);                                                                                     \
         }                                                                                                              \
     } while (0)
@@ -179,7 +180,7 @@ static void run_ms(struct server *v, uint64_t ms)
 struct client {
     int fd;
     gnutls_session_t tls;
-    char *p; /* what has come and is not taken */
+    char *p; /* received and not consumed */
     size_t n, cap;
     bool eof, reset;
 };
@@ -219,7 +220,7 @@ static void client_free(struct client *c)
     free(c);
 }
 
-/* Gone as a process that is killed: its descriptors are closed, or, with a reset, what it has sent is void too. */
+/* Disconnects as a killed process does: the descriptor is closed, with `reset` by a TCP reset. */
 static inline void client_leave(struct client *c, bool reset)
 {
     struct linger l = {.l_onoff = 1};
@@ -229,7 +230,7 @@ static inline void client_leave(struct client *c, bool reset)
     c->fd = -1;
 }
 
-/* All of it, with the server running; false: the server has closed. */
+/* Sends all bytes while stepping the server; false: the server has closed the connection. */
 static bool client_send(struct server *v, struct client *c, const char *p, size_t n)
 {
     uint64_t end = time_now_ns() + WAIT_MS * MS;
@@ -248,13 +249,13 @@ static bool client_send(struct server *v, struct client *c, const char *p, size_
     return true;
 }
 
-static void client_say(struct server *v, struct client *c, const char *text)
+static void send_text(struct server *v, struct client *c, const char *text)
 {
     assert_true(client_send(v, c, text, strlen(text)));
 }
 
-/* More of what comes; false: nothing until end_ns. */
-static bool client_take(struct server *v, struct client *c, uint64_t end_ns)
+/* Receives more bytes or the end; false: none until end_ns. */
+static bool receive(struct server *v, struct client *c, uint64_t end_ns)
 {
     static char piece[65536];
     while (!c->eof) {
@@ -278,12 +279,12 @@ static bool client_take(struct server *v, struct client *c, uint64_t end_ns)
     return false;
 }
 
-/* Waits until the server has closed. */
+/* Receives until the server closes the connection. */
 static void client_until_closed(struct server *v, struct client *c)
 {
     uint64_t end = time_now_ns() + WAIT_MS * MS;
     while (!c->eof)
-        if (!client_take(v, c, end))
+        if (!receive(v, c, end))
             fail_msg("the connection is not closed; it has %.200s", c->n ? c->p : "nothing");
 }
 
@@ -293,7 +294,7 @@ static void client_drop(struct client *c, size_t n)
     c->n -= n;
 }
 
-/* ---- an answer ---- */
+/* ---- responses ---- */
 
 struct answer {
     int status, n_interim;
@@ -307,7 +308,7 @@ static void answer_free(struct answer *a)
     free(a->body);
 }
 
-/* The value of a header, "" where there is none; valid until the next call. */
+/* The value of a header, "" if it is absent; valid until the next call. */
 static const char *answer_header(const struct answer *a, const char *name)
 {
     static char value[512];
@@ -324,7 +325,7 @@ static void answer_line(struct server *v, struct client *c, const char *mark)
 {
     uint64_t end = time_now_ns() + WAIT_MS * MS;
     while (!c->n || !strstr(c->p, mark))
-        if (!client_take(v, c, end) || (c->eof && !strstr(c->p, mark)))
+        if (!receive(v, c, end) || (c->eof && !strstr(c->p, mark)))
             fail_msg("%s, after: %.300s", c->eof ? "closed" : "nothing came", c->n ? c->p : "");
 }
 
@@ -332,7 +333,7 @@ static void answer_body(struct server *v, struct client *c, struct answer *a, si
 {
     uint64_t end = time_now_ns() + WAIT_MS * MS;
     while (c->n < n)
-        if (!client_take(v, c, end) || (c->eof && c->n < n))
+        if (!receive(v, c, end) || (c->eof && c->n < n))
             fail_msg("%zu bytes of a body of %zu", c->n, n);
     a->body = realloc(a->body, a->n_body + n + 1);
     memcpy(a->body + a->n_body, c->p, n);
@@ -341,7 +342,7 @@ static void answer_body(struct server *v, struct client *c, struct answer *a, si
     client_drop(c, n);
 }
 
-/* Status line and headers; interim answers are passed over. */
+/* Reads the status line and headers, after any interim responses. */
 static void answer_head(struct server *v, struct client *c, struct answer *a)
 {
     memset(a, 0, sizeof *a);
@@ -358,7 +359,7 @@ static void answer_head(struct server *v, struct client *c, struct answer *a)
     } while (a->status == 100);
 }
 
-/* One chunk of it (RFC 9112, 7.1); 0: that was the last. */
+/* Reads one chunk of the body (RFC 9112, 7.1); 0: the last. */
 static size_t answer_chunk(struct server *v, struct client *c, struct answer *a)
 {
     answer_line(v, c, "\r\n");
@@ -381,35 +382,35 @@ static void answer_read(struct server *v, struct client *c, struct answer *a)
         answer_body(v, c, a, strtoull(answer_header(a, "Content-Length"), NULL, 10));
 }
 
-/* Sends that, reads a whole answer of this status. */
-static void ask(struct server *v, struct client *c, struct answer *a, const char *text, int status)
+/* Sends a request, reads the complete response and checks its status. */
+static void request(struct server *v, struct client *c, struct answer *a, const char *text, int status)
 {
-    client_say(v, c, text);
+    send_text(v, c, text);
     answer_read(v, c, a);
     assert_int_equal(a->status, status);
 }
 
 #define GET(path) "GET " path " HTTP/1.1\r\nHost: a\r\n\r\n"
 
-static void ask_plain(struct server *v, struct client *c)
+static void request_echo(struct server *v, struct client *c)
 {
     struct answer a;
-    ask(v, c, &a, GET("/echo"), 200);
+    request(v, c, &a, GET("/echo"), 200);
     answer_free(&a);
 }
 
-/* The last request that was given out or refused. */
+/* The last request that was delivered or refused. */
 static struct tag *last(struct server *v)
 {
     assert_true(v->n_tag > 0);
     return &v->tag[v->n_tag - 1];
 }
 
-/* Sends a request of /wait or /stream and returns it as it waits. */
+/* Sends a request for /wait or /stream and returns it once it is delivered. */
 static struct tag *send_waiting(struct server *v, struct client *c, const char *text)
 {
     size_t before = v->n_tag;
-    client_say(v, c, text);
+    send_text(v, c, text);
     UNTIL(v, v->n_tag > before);
     assert_non_null(last(v)->r);
     return last(v);

@@ -1,4 +1,4 @@
-/* The HTTP server and clients that leave, half close, read slowly or send slowly. The times are those of http.h. */
+/* The HTTP server with clients that disconnect, half-close, read slowly or send slowly. http.h states the times. */
 #include "http_client.h"
 
 #include <netinet/in.h>
@@ -6,12 +6,12 @@
 
 static const struct http_opts plain = {0};
 
-#define GONE_MS 100 /* http.h */
+#define DISCONNECT_MS 100 /* of http.h */
 
-/* ---- gone ---- */
+/* ---- disconnects ---- */
 
-/* Leaves that way and looks when the server knows. A busy machine is no fault of the server: the best of some tries. */
-static void knows_soon(const char *address, const char *text, bool reset)
+/* Disconnects and measures when the server reports it; the best of three, since the machine may be busy. */
+static void expect_detected_soon(const char *address, const char *text, bool reset)
 {
     struct server *v = server_new(&plain, address);
     uint64_t best = UINT64_MAX;
@@ -21,33 +21,33 @@ static void knows_soon(const char *address, const char *text, bool reset)
         run_ms(v, 20);
         uint64_t left = time_now_ns();
         client_leave(c, reset);
-        UNTIL(v, t->n_over);
-        assert_int_equal(t->n_gone, 1);
-        best = t->gone_ns - left < best ? t->gone_ns - left : best;
+        UNTIL(v, t->n_finished);
+        assert_int_equal(t->n_disconnected, 1);
+        best = t->disconnected_ns - left < best ? t->disconnected_ns - left : best;
         UNTIL(v, http_connections(v->h) == 0);
         client_free(c);
     }
-    if (best > GONE_MS * MS)
+    if (best > DISCONNECT_MS * MS)
         fail_msg("%s, %.12s, %s: %.1f ms", address, text, reset ? "reset" : "closed", (double)best / 1e6);
     server_free(v);
 }
 
-static void who_leaves_is_noticed(void **state)
+static void a_disconnect_is_detected_without_a_write(void **state)
 {
     char path[80];
     (void)state;
     snprintf(path, sizeof path, "unix:/tmp/http_leave_test.%d", (int)getpid());
     for (int reset = 0; reset < 2; reset++)
         for (int i = 0; i < 2; i++) {
-            knows_soon(i ? path : "127.0.0.1:0", GET("/wait"), reset);
-            knows_soon(i ? path : "127.0.0.1:0", GET("/stream"), reset);
-            knows_soon(i ? path : "127.0.0.1:0", "POST /wait HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
-                       reset);
+            expect_detected_soon(i ? path : "127.0.0.1:0", GET("/wait"), reset);
+            expect_detected_soon(i ? path : "127.0.0.1:0", GET("/stream"), reset);
+            expect_detected_soon(i ? path : "127.0.0.1:0",
+                                 "POST /wait HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", reset);
         }
-    knows_soon("127.0.0.1:0", "GET /wait HTTP/1.0\r\nHost: a\r\n\r\n", false);
+    expect_detected_soon("127.0.0.1:0", "GET /wait HTTP/1.0\r\nHost: a\r\n\r\n", false);
 }
 
-static void who_leaves_between_pieces_is_noticed(void **state)
+static void a_disconnect_is_detected_within_a_stream(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *c = client_new(v);
@@ -59,22 +59,22 @@ static void who_leaves_between_pieces_is_noticed(void **state)
     answer_chunk(v, c, &a);
     answer_free(&a);
     client_leave(c, false);
-    UNTIL(v, t->n_over);
-    assert_int_equal(t->n_gone, 1);
+    UNTIL(v, t->n_finished);
+    assert_int_equal(t->n_disconnected, 1);
     client_free(c);
-    /* Who has left after the end was given, but before it was sent, has been answered. */
+    /* A client that disconnects after http_end, before the response is sent, counts as answered. */
     c = client_new(v);
     t = send_waiting(v, c, GET("/stream"));
     http_write(t->r, "data: 1\n\n", 9);
     tag_end(t);
     client_leave(c, true);
     UNTIL(v, http_connections(v->h) == 0);
-    assert_int_equal(t->n_gone, 0);
+    assert_int_equal(t->n_disconnected, 0);
     client_free(c);
     server_free(v);
 }
 
-/* ---- half closed ---- */
+/* ---- half-closed connections ---- */
 
 static void a_half_closed_request_is_answered(void **state)
 {
@@ -85,11 +85,11 @@ static void a_half_closed_request_is_answered(void **state)
         struct server *v = server_new(&plain, i ? path : "127.0.0.1:0");
         struct client *c = client_new(v);
         struct answer a;
-        client_say(v, c, GET("/wait"));
+        send_text(v, c, GET("/wait"));
         shutdown(c->fd, SHUT_WR);
         UNTIL(v, v->n_tag == 1);
         run_ms(v, 1300);
-        assert_int_equal(last(v)->n_gone, 0);
+        assert_int_equal(last(v)->n_disconnected, 0);
         tag_reply(last(v), 200, "text/plain", "late", 4);
         answer_read(v, c, &a);
         assert_string_equal(a.body, "late");
@@ -101,8 +101,8 @@ static void a_half_closed_request_is_answered(void **state)
     }
 }
 
-/* What is sent to find out whether somebody is there changes no answer: a comment of server-sent events (WHATWG HTML,
- * 9.2.5), white space before a JSON value (RFC 8259, 2). */
+/* A probe does not change the response: a comment of server-sent events (WHATWG HTML, 9.2.5), or white space before a
+ * JSON value (RFC 8259, 2). */
 static void a_half_closed_stream_is_whole(void **state)
 {
     static const char *const type[] = {"text/event-stream", "application/x-ndjson"}, *const probe[] = {":\n\n", " "},
@@ -113,7 +113,7 @@ static void a_half_closed_stream_is_whole(void **state)
         struct client *c = client_new(v);
         struct answer a;
         v->stream_type = type[i];
-        client_say(v, c, GET("/stream"));
+        send_text(v, c, GET("/stream"));
         shutdown(c->fd, SHUT_WR);
         UNTIL(v, v->n_tag == 1);
         struct tag *t = last(v);
@@ -140,7 +140,7 @@ static void a_half_closed_stream_is_whole(void **state)
     }
 }
 
-static void half_closed_and_then_closed_is_gone(void **state)
+static void half_closed_then_closed_counts_as_disconnected(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *c = client_new(v);
@@ -148,14 +148,14 @@ static void half_closed_and_then_closed_is_gone(void **state)
     struct tag *t = send_waiting(v, c, GET("/wait"));
     shutdown(c->fd, SHUT_WR);
     run_ms(v, 300);
-    assert_int_equal(t->n_gone, 0);
+    assert_int_equal(t->n_disconnected, 0);
     client_leave(c, false);
-    UNTIL(v, t->n_gone); /* at the next probe, within a second */
+    UNTIL(v, t->n_disconnected); /* at the next probe, within a second */
     client_free(c);
-    /* Requests that were sent at once before the end are all answered. */
+    /* Pipelined requests before a half-close are all answered. */
     struct answer a;
     c = client_new(v);
-    client_say(v, c, GET("/echo") GET("/wait") GET("/echo"));
+    send_text(v, c, GET("/echo") GET("/wait") GET("/echo"));
     shutdown(c->fd, SHUT_WR);
     UNTIL(v, v->n_tag == 3);
     run_ms(v, 200);
@@ -171,35 +171,35 @@ static void half_closed_and_then_closed_is_gone(void **state)
     server_free(v);
 }
 
-/* ---- slow ---- */
+/* ---- slow clients ---- */
 
-static void who_does_not_read_is_cut_off(void **state)
+static void a_client_that_does_not_read_is_disconnected(void **state)
 {
     struct http_opts o = {.queued_bytes_max = 1 << 20};
     struct server *v = server_new(&o, "127.0.0.1:0");
-    struct client *deaf = client_new(v), *other = client_new(v);
+    struct client *stalled = client_new(v), *other = client_new(v);
     static char piece[65536];
     size_t written = 0;
     (void)state;
-    struct tag *t = send_waiting(v, deaf, GET("/stream"));
+    struct tag *t = send_waiting(v, stalled, GET("/stream"));
     while (t->r && written < (size_t)64 << 20) {
         http_write(t->r, piece, sizeof piece);
         written += sizeof piece;
         assert_true(!t->r || http_queued(t->r) <= o.queued_bytes_max);
         if (written % (1 << 20) == 0)
-            ask_plain(v, other);
+            request_echo(v, other);
         pump(v, -1, time_now_ns() + MS);
     }
-    assert_int_equal(t->n_gone, 1);
+    assert_int_equal(t->n_disconnected, 1);
     assert_in_range(written, o.queued_bytes_max, ((size_t)64 << 20) - 1);
     UNTIL(v, http_connections(v->h) == 1);
-    ask_plain(v, other);
-    client_free(deaf);
+    request_echo(v, other);
+    client_free(stalled);
     client_free(other);
     server_free(v);
 }
 
-static void who_reads_slowly_gets_everything(void **state)
+static void a_slow_reader_receives_everything(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *c = client_new(v);
@@ -219,24 +219,24 @@ static void who_reads_slowly_gets_everything(void **state)
     assert_int_equal(a.n_body, n);
     assert_memory_equal(a.body, all, n);
     answer_free(&a);
-    ask_plain(v, c);
+    request_echo(v, c);
     free(all);
     client_free(c);
     server_free(v);
 }
 
-/* A reader so slow that its socket has no room again within the idle time goes on, one that takes nothing does not for
- * ever. */
-static void who_reads_slowly_is_not_idle(void **state)
+/* A reader so slow that its socket does not become writable within the idle timeout keeps its connection; a client that
+ * reads nothing loses it in the end. */
+static void a_slow_reader_does_not_time_out(void **state)
 {
     enum { N = 24 << 20 };
     struct http_opts o = {.idle_s = 1};
     struct server *v = server_new(&o, "127.0.0.1:0");
-    struct client *slow = client_new(v), *deaf = client_new(v);
+    struct client *slow = client_new(v), *stalled = client_new(v);
     char *all = calloc(N, 1), some[4096];
     size_t n = 0;
     (void)state;
-    struct tag *s = send_waiting(v, slow, GET("/stream")), *d = send_waiting(v, deaf, GET("/stream"));
+    struct tag *s = send_waiting(v, slow, GET("/stream")), *d = send_waiting(v, stalled, GET("/stream"));
     http_write(s->r, all, N);
     http_write(d->r, all, N);
     uint64_t begin = time_now_ns();
@@ -244,27 +244,26 @@ static void who_reads_slowly_is_not_idle(void **state)
         run_ms(v, 100);
         ssize_t k = recv(slow->fd, some, sizeof some, MSG_DONTWAIT);
         n += k > 0 ? (size_t)k : 0;
-        assert_int_equal(s->n_gone, 0);
+        assert_int_equal(s->n_disconnected, 0);
     }
     assert_true(n > 0 && http_queued(s->r) > 0);
     tag_end(s);
     while (slow->n < 5 || memcmp(slow->p + slow->n - 5, "0\r\n\r\n", 5) != 0)
-        assert_true(client_take(v, slow, time_now_ns() + WAIT_MS * MS));
+        assert_true(receive(v, slow, time_now_ns() + WAIT_MS * MS));
     assert_true(n + slow->n > N);
     client_drop(slow, slow->n);
-    ask_plain(v, slow);
-    while (!d->n_gone && time_now_ns() - begin < 20000 * MS)
+    request_echo(v, slow);
+    while (!d->n_disconnected && time_now_ns() - begin < 20000 * MS)
         run_ms(v, 100);
     assert_in_range(time_now_ns() - begin, 3000 * MS, 15000 * MS);
     free(all);
     client_free(slow);
-    client_free(deaf);
+    client_free(stalled);
     server_free(v);
 }
 
-/* For draining: an answer leaves from when it is given whole until it is sent, and only as long as its client takes
- * something of it, however slowly. */
-static void who_reads_is_waited_for(void **state)
+/* http_unsent counts a complete response until it is sent, as long as its client reads something, however slowly. */
+static void unsent_responses_of_reading_clients_are_counted(void **state)
 {
     enum { N = 24 << 20 };
     char path[80], *all = calloc(N, 1), some[100000];
@@ -273,10 +272,10 @@ static void who_reads_is_waited_for(void **state)
     for (int i = 0; i < 4; i++) {
         bool streams = i % 2;
         struct server *v = server_new(&plain, i / 2 ? path : "127.0.0.1:0");
-        struct client *slow = client_new(v), *deaf = client_new(v);
+        struct client *slow = client_new(v), *stalled = client_new(v);
         struct tag *s = send_waiting(v, slow, streams ? GET("/stream") : GET("/wait"));
-        struct tag *d = send_waiting(v, deaf, streams ? GET("/stream") : GET("/wait"));
-        assert_int_equal(http_leaving(v->h, 300 * MS), 0);
+        struct tag *d = send_waiting(v, stalled, streams ? GET("/stream") : GET("/wait"));
+        assert_int_equal(http_unsent(v->h, 300 * MS), 0);
         for (int k = 0; k < 2; k++) {
             struct tag *t = k ? d : s;
             if (streams) {
@@ -287,28 +286,28 @@ static void who_reads_is_waited_for(void **state)
             }
         }
         run_ms(v, 20);
-        assert_int_equal(http_leaving(v->h, 300 * MS), 2);
+        assert_int_equal(http_unsent(v->h, 300 * MS), 2);
         for (int k = 0; k < 60; k++) {
             run_ms(v, 10);
             assert_true(recv(slow->fd, some, sizeof some, MSG_DONTWAIT) > 0);
-            assert_true(http_leaving(v->h, 300 * MS) >= 1);
+            assert_true(http_unsent(v->h, 300 * MS) >= 1);
         }
-        assert_int_equal(http_leaving(v->h, 300 * MS), 1);
-        for (uint64_t end = time_now_ns() + WAIT_MS * MS; http_leaving(v->h, 300 * MS); run_ms(v, 1)) {
+        assert_int_equal(http_unsent(v->h, 300 * MS), 1);
+        for (uint64_t end = time_now_ns() + WAIT_MS * MS; http_unsent(v->h, 300 * MS); run_ms(v, 1)) {
             assert_true(time_now_ns() < end);
             while (recv(slow->fd, some, sizeof some, MSG_DONTWAIT) > 0) {
             }
         }
         assert_int_equal(http_connections(v->h), 2);
         client_free(slow);
-        client_free(deaf);
+        client_free(stalled);
         server_free(v);
     }
     free(all);
 }
 
-/* Each is closed in its time, and no request that waits for its answer is. */
-static void who_sends_slowly_is_closed(void **state)
+/* Incomplete requests time out; requests that wait for their response do not. */
+static void a_slow_sender_times_out(void **state)
 {
     static const char *const text[] = {
         "",
@@ -316,7 +315,7 @@ static void who_sends_slowly_is_closed(void **state)
         "GET /echo HTTP/1.1\r\nHo",
         "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf",
         "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nha",
-        GET("/echo"), /* and nothing after */
+        GET("/echo"), /* idle after a request */
     };
     enum { N = sizeof text / sizeof *text };
     struct http_opts o = {.idle_s = 1};
@@ -327,12 +326,12 @@ static void who_sends_slowly_is_closed(void **state)
     struct tag *waits = send_waiting(v, wait, GET("/wait")), *streams = send_waiting(v, stream, GET("/stream"));
     for (size_t i = 0; i < N; i++) {
         c[i] = client_new(v);
-        client_say(v, c[i], text[i]);
+        send_text(v, c[i], text[i]);
     }
-    client_say(v, body, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n");
+    send_text(v, body, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n");
     uint64_t begin = time_now_ns(), line_ns = 0, body_ns = 0;
     while ((!line_ns || !body_ns) && time_now_ns() - begin < 12000 * MS) {
-        run_ms(v, 200); /* a byte each, so that neither is ever idle for long */
+        run_ms(v, 200); /* one byte each, so that neither connection is ever idle for long */
         if (!line_ns && !client_send(v, line, "G", 1))
             line_ns = time_now_ns() - begin;
         if (!body_ns && !client_send(v, body, "b", 1))
@@ -346,7 +345,7 @@ static void who_sends_slowly_is_closed(void **state)
     }
     assert_int_equal(v->n_tag, 3);
     assert_int_equal(http_connections(v->h), 2);
-    assert_false(waits->n_gone || streams->n_gone);
+    assert_false(waits->n_disconnected || streams->n_disconnected);
     tag_reply(waits, 200, "text/plain", "late", 4);
     answer_read(v, wait, &a);
     assert_string_equal(a.body, "late");
@@ -361,12 +360,12 @@ static void who_sends_slowly_is_closed(void **state)
     server_free(v);
 }
 
-/* ---- many ---- */
+/* ---- many streams ---- */
 
 #define MANY 500
 #define EVENTS 20
 
-static void many_streams_at_once(void **state)
+static void many_streams_run_at_once(void **state)
 {
     static struct client *c[MANY];
     struct rlimit l;
@@ -377,7 +376,7 @@ static void many_streams_at_once(void **state)
     setrlimit(RLIMIT_NOFILE, &l);
     for (int i = 0; i < MANY; i++) {
         c[i] = client_new(v);
-        client_say(v, c[i], GET("/stream"));
+        send_text(v, c[i], GET("/stream"));
     }
     UNTIL(v, v->n_tag == MANY);
     for (int j = 0; j < EVENTS; j++)
@@ -411,8 +410,8 @@ static void many_streams_at_once(void **state)
     server_free(v);
 }
 
-/* server_free sees to it that each was told once. */
-static void the_end_of_the_server_cuts_off_what_waits(void **state)
+/* server_free checks that each delivered request gets one final callback. */
+static void closing_the_server_aborts_all_requests(void **state)
 {
     static const char *const text[] = {GET("/wait"),
                                        GET("/stream"),
@@ -427,7 +426,7 @@ static void the_end_of_the_server_cuts_off_what_waits(void **state)
     (void)state;
     for (size_t i = 0; i < N; i++) {
         c[i] = client_new(v);
-        client_say(v, c[i], text[i]);
+        send_text(v, c[i], text[i]);
     }
     UNTIL(v, v->n_tag == 5);
     static char piece[1 << 20];
@@ -440,18 +439,18 @@ static void the_end_of_the_server_cuts_off_what_waits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_leaves_is_noticed),
-        cmocka_unit_test(who_leaves_between_pieces_is_noticed),
+        cmocka_unit_test(a_disconnect_is_detected_without_a_write),
+        cmocka_unit_test(a_disconnect_is_detected_within_a_stream),
         cmocka_unit_test(a_half_closed_request_is_answered),
         cmocka_unit_test(a_half_closed_stream_is_whole),
-        cmocka_unit_test(half_closed_and_then_closed_is_gone),
-        cmocka_unit_test(who_does_not_read_is_cut_off),
-        cmocka_unit_test(who_reads_slowly_gets_everything),
-        cmocka_unit_test(who_reads_slowly_is_not_idle),
-        cmocka_unit_test(who_reads_is_waited_for),
-        cmocka_unit_test(who_sends_slowly_is_closed),
-        cmocka_unit_test(many_streams_at_once),
-        cmocka_unit_test(the_end_of_the_server_cuts_off_what_waits),
+        cmocka_unit_test(half_closed_then_closed_counts_as_disconnected),
+        cmocka_unit_test(a_client_that_does_not_read_is_disconnected),
+        cmocka_unit_test(a_slow_reader_receives_everything),
+        cmocka_unit_test(a_slow_reader_does_not_time_out),
+        cmocka_unit_test(unsent_responses_of_reading_clients_are_counted),
+        cmocka_unit_test(a_slow_sender_times_out),
+        cmocka_unit_test(many_streams_run_at_once),
+        cmocka_unit_test(closing_the_server_aborts_all_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,4 @@
-/* Where the HTTP server listens, how it stops, and TLS: the client's side of it is GnuTLS, the certificates are made by
- * it. */
+/* Listening addresses, shutdown and TLS of the HTTP server. GnuTLS is the client and makes the certificates. */
 #include "http_client.h"
 
 #include "http/listen.h"
@@ -29,12 +28,12 @@ static int teardown(void **state)
     unlink(cert_path);
     unlink(key_path);
     unlink(sock_path);
-    return rmdir(dir); /* nothing else is left there */
+    return rmdir(dir); /* fails if a file is left */
 }
 
 /* ---- addresses ---- */
 
-static void what_is_no_address_is_refused(void **state)
+static void an_invalid_address_is_refused(void **state)
 {
     static const char *const no[] = {"",      "host",  "host:",   "127.0.0.1:http",       "70000", "127.0.0.1:65536",
                                      "[::1]", "[]:80", "::1",     "127.0.0.1:-1",         "1 2",   "127.0.0.1:80 ",
@@ -54,7 +53,7 @@ static void what_is_no_address_is_refused(void **state)
     server_free(v);
 }
 
-static void an_address_in_use_is_named(void **state)
+static void an_address_in_use_is_reported_by_name(void **state)
 {
     struct server *v = server_new(&plain, "0"), *w = server_new(&plain, "0");
     struct err e = {0};
@@ -62,22 +61,22 @@ static void an_address_in_use_is_named(void **state)
     assert_int_equal(strncmp(http_address(v->h, 0), "127.0.0.1:", 10), 0);
     assert_int_equal(http_listen(&e, w->h, http_address(v->h, 0), 0), ERR_NO);
     assert_non_null(strstr(e.text, http_address(v->h, 0)));
-    /* The others go on, and more may be added. */
+    /* The server still works, and more addresses can be added. */
     OK(http_listen(&e, w->h, "localhost:0", 3));
     OK(http_listen(&e, w->h, ":0", 4));
     assert_non_null(http_address(w->h, 2));
     int fd = dial_fd(http_address(w->h, 2));
     struct client c = {.fd = fd};
-    ask_plain(w, &c);
-    assert_int_equal(last(w)->surface, 4);
-    assert_string_equal(last(w)->peer, "127.0.0.1"); /* also where a socket of IPv6 takes both */
+    request_echo(w, &c);
+    assert_int_equal(last(w)->dialect, 4);
+    assert_string_equal(last(w)->peer, "127.0.0.1"); /* also through a dual-stack IPv6 socket */
     close(fd);
     free(c.p);
     server_free(v);
     server_free(w);
 }
 
-static void sixteen_addresses_and_no_more(void **state)
+static void at_most_sixteen_addresses(void **state)
 {
     struct server *v = server_new(&plain, "0");
     struct err e = {0};
@@ -89,7 +88,7 @@ static void sixteen_addresses_and_no_more(void **state)
     server_free(v);
 }
 
-static void a_unix_socket_is_replaced_when_nobody_listens(void **state)
+static void a_stale_unix_socket_is_replaced(void **state)
 {
     struct err e = {0};
     struct stat st;
@@ -99,15 +98,15 @@ static void a_unix_socket_is_replaced_when_nobody_listens(void **state)
     assert_int_equal(stat(sock_path, &st), 0);
     assert_int_equal(st.st_mode & 0077, 0);
     struct client *c = client_new(v);
-    ask_plain(v, c);
+    request_echo(v, c);
     assert_string_equal(last(v)->peer, "unix");
-    assert_int_equal(http_listen(&e, w->h, sock_url, 0), ERR_NO); /* somebody does */
+    assert_int_equal(http_listen(&e, w->h, sock_url, 0), ERR_NO); /* in use */
     assert_non_null(strstr(e.text, sock_path));
-    ask_plain(v, c);
+    request_echo(v, c);
     client_free(c);
     server_free(v);
     assert_int_equal(access(sock_path, F_OK), -1);
-    /* A file of one who was killed. */
+    /* The socket file of a killed process. */
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     snprintf(a.sun_path, sizeof a.sun_path, "%s", sock_path);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -116,11 +115,11 @@ static void a_unix_socket_is_replaced_when_nobody_listens(void **state)
     OK(http_listen(&e, w->h, sock_url, 0));
     fd = dial_fd(sock_url);
     struct client by = {.fd = fd};
-    ask_plain(w, &by);
+    request_echo(w, &by);
     close(fd);
     free(by.p);
     server_free(w);
-    /* A file that is none of ours stays. */
+    /* Another file is not replaced. */
     fd = open(sock_path, O_CREAT | O_WRONLY, 0600);
     close(fd);
     w = server_new(&plain, "0");
@@ -129,8 +128,8 @@ static void a_unix_socket_is_replaced_when_nobody_listens(void **state)
     assert_int_equal(access(sock_path, F_OK), 0);
 }
 
-/* As a service manager gives it: bound, listening, of blocking kind. */
-static void a_socket_is_adopted(void **state)
+/* As a service manager passes it: bound, listening, blocking. */
+static void an_inherited_socket_is_adopted(void **state)
 {
     struct server *v = server_new(&plain, "0");
     struct err e = {0};
@@ -146,17 +145,16 @@ static void a_socket_is_adopted(void **state)
     }
     int fd = dial_fd(http_address(v->h, 1));
     struct client c = {.fd = fd};
-    ask_plain(v, &c);
-    assert_int_equal(last(v)->surface, 20);
+    request_echo(v, &c);
+    assert_int_equal(last(v)->dialect, 20);
     close(fd);
     free(c.p);
     server_free(v);
 }
 
-/* ---- the end ---- */
+/* ---- shutdown ---- */
 
-/* One that is bound in another process: it is named, keeps its clients while there is no server, and serves the next.
- */
+/* A socket that a supervisor bound has a name, queues clients while there is no server, and serves the next server. */
 static void a_socket_outlives_its_server(void **state)
 {
     (void)state;
@@ -168,13 +166,13 @@ static void a_socket_outlives_its_server(void **state)
         assert_int_equal(http_bind(&e, &again, s.name), ERR_NO);
         assert_int_equal(again.fd, -1);
         for (int life = 0; life < 2; life++) {
-            struct client c = {.fd = dial_fd(s.name)}; /* before there is a server */
+            struct client c = {.fd = dial_fd(s.name)}; /* before the server starts */
             struct server *v = server_new(&plain, "0");
             OK(http_adopt(&e, v->h, dup(s.fd), 7));
             assert_string_equal(http_address(v->h, 1), s.name);
-            assert_int_equal(http_address_surface(v->h, 1), 7);
-            ask_plain(v, &c);
-            assert_int_equal(last(v)->surface, 7);
+            assert_int_equal(http_address_dialect(v->h, 1), 7);
+            request_echo(v, &c);
+            assert_int_equal(last(v)->dialect, 7);
             close(c.fd);
             free(c.p);
             server_free(v);
@@ -184,31 +182,31 @@ static void a_socket_outlives_its_server(void **state)
     }
 }
 
-static void stopping_lets_what_runs_end(void **state)
+static void stopping_completes_requests_in_flight(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *idle = client_new(v), *wait = client_new(v), *stream = client_new(v), *body = client_new(v);
     struct answer a;
     char address[160];
     (void)state;
-    ask_plain(v, idle);
+    request_echo(v, idle);
     struct tag *waits = send_waiting(v, wait, GET("/wait") GET("/echo"));
     struct tag *streams = send_waiting(v, stream, GET("/stream"));
     answer_head(v, stream, &a);
-    client_say(v, body, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\nhalf");
+    send_text(v, body, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\nhalf");
     run_ms(v, 50);
     snprintf(address, sizeof address, "%s", http_address(v->h, 0));
     http_stop(v->h);
-    http_stop(v->h); /* twice is once */
+    http_stop(v->h); /* idempotent */
     assert_int_equal(dial_fd(address), -1);
     client_until_closed(v, idle);
-    client_say(v, body, "half");
+    send_text(v, body, "half");
     answer_read(v, body, &a);
     assert_string_equal(a.body, "halfhalf");
     assert_string_equal(answer_header(&a, "Connection"), "close");
     answer_free(&a);
     client_until_closed(v, body);
-    assert_false(waits->n_gone || streams->n_gone);
+    assert_false(waits->n_disconnected || streams->n_disconnected);
     tag_reply(waits, 200, "text/plain", "done", 4);
     answer_read(v, wait, &a);
     assert_string_equal(a.body, "done");
@@ -222,8 +220,8 @@ static void stopping_lets_what_runs_end(void **state)
     }
     assert_string_equal(a.body, "data: 1\n\n");
     answer_free(&a);
-    client_until_closed(v, stream); /* which kept its connection */
-    assert_int_equal(v->n_tag, 4);  /* the one that was sent behind /wait is not begun */
+    client_until_closed(v, stream); /* although its headers allowed a next request */
+    assert_int_equal(v->n_tag, 4);  /* the pipelined request after /wait is not read */
     UNTIL(v, http_connections(v->h) == 0);
     client_free(idle);
     client_free(wait);
@@ -244,7 +242,7 @@ static void write_file(const char *path, const gnutls_datum_t *d)
     fclose(f);
 }
 
-/* A certificate that its own key has signed, with this serial number. */
+/* Makes a self-signed certificate with this serial number. */
 static void certificate(unsigned char serial, gnutls_pk_algorithm_t kind, bool write_cert, bool write_key)
 {
     gnutls_x509_crt_t crt;
@@ -273,7 +271,7 @@ static void certificate(unsigned char serial, gnutls_pk_algorithm_t kind, bool w
     gnutls_x509_privkey_deinit(key);
 }
 
-static gnutls_certificate_credentials_t trust_nobody;
+static gnutls_certificate_credentials_t credentials;
 
 static struct client *tls_client(struct server *v)
 {
@@ -281,11 +279,11 @@ static struct client *tls_client(struct server *v)
     uint64_t end = time_now_ns() + WAIT_MS * MS;
     int rc;
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
-    if (!trust_nobody)
-        GNUTLS(gnutls_certificate_allocate_credentials(&trust_nobody));
+    if (!credentials)
+        GNUTLS(gnutls_certificate_allocate_credentials(&credentials));
     GNUTLS(gnutls_init(&c->tls, GNUTLS_CLIENT | GNUTLS_NONBLOCK));
     GNUTLS(gnutls_set_default_priority(c->tls));
-    GNUTLS(gnutls_credentials_set(c->tls, GNUTLS_CRD_CERTIFICATE, trust_nobody));
+    GNUTLS(gnutls_credentials_set(c->tls, GNUTLS_CRD_CERTIFICATE, credentials));
     gnutls_transport_set_int(c->tls, c->fd);
     while ((rc = gnutls_handshake(c->tls)) < 0 && !gnutls_error_is_fatal(rc) && time_now_ns() < end)
         pump(v, c->fd, time_now_ns() + MS);
@@ -315,7 +313,7 @@ static struct server *tls_server(void)
     return server_new(&o, "127.0.0.1:0");
 }
 
-static void requests_over_tls(void **state)
+static void requests_and_streams_work_over_tls(void **state)
 {
     static const gnutls_pk_algorithm_t kinds[] = {GNUTLS_PK_ECDSA, GNUTLS_PK_RSA};
     (void)state;
@@ -325,7 +323,7 @@ static void requests_over_tls(void **state)
         struct client *c = tls_client(v);
         struct answer a;
         assert_int_equal(serial_of(c), 10 + i);
-        ask(v, c, &a, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nfirst", 200);
+        request(v, c, &a, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nfirst", 200);
         assert_string_equal(a.body, "first");
         answer_free(&a);
         struct tag *t = send_waiting(v, c, GET("/stream"));
@@ -337,14 +335,14 @@ static void requests_over_tls(void **state)
         answer_read(v, c, &a);
         assert_int_equal(a.n_body, 20 * sizeof piece);
         answer_free(&a);
-        ask_plain(v, c);
+        request_echo(v, c);
         client_free(c);
         server_free(v);
     }
 }
 
-/* RFC 9112, 6.1 and 6.3: one answer, and nothing behind it is a request. */
-static void a_wrong_request_over_tls_is_the_last(void **state)
+/* RFC 9112, 6.1 and 6.3: one error response, and later bytes are not parsed as a request. */
+static void a_malformed_request_over_tls_ends_the_connection(void **state)
 {
     static const char *const text[] = {
         "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n" GET("/echo"),
@@ -356,8 +354,8 @@ static void a_wrong_request_over_tls_is_the_last(void **state)
     for (size_t i = 0; i < 2; i++) {
         struct client *c = tls_client(v);
         struct answer a;
-        ask_plain(v, c);
-        ask(v, c, &a, text[i], 400);
+        request_echo(v, c);
+        request(v, c, &a, text[i], 400);
         assert_non_null(strstr(a.body, "Content-Length"));
         assert_string_equal(answer_header(&a, "Connection"), "close");
         assert_int_equal(last(v)->n_fail, 1);
@@ -372,7 +370,7 @@ static void a_wrong_request_over_tls_is_the_last(void **state)
     server_free(v);
 }
 
-static void who_leaves_over_tls_is_noticed(void **state)
+static void a_disconnect_over_tls_is_detected(void **state)
 {
     static const char *const text[] = {GET("/wait"), GET("/stream")};
     (void)state;
@@ -386,8 +384,8 @@ static void who_leaves_over_tls_is_noticed(void **state)
             run_ms(v, 20);
             uint64_t left = time_now_ns();
             client_leave(c, how % 2);
-            UNTIL(v, t->n_over);
-            best = t->gone_ns - left < best ? t->gone_ns - left : best;
+            UNTIL(v, t->n_finished);
+            best = t->disconnected_ns - left < best ? t->disconnected_ns - left : best;
             client_free(c);
         }
         assert_in_range(best, 0, 100 * MS);
@@ -396,7 +394,7 @@ static void who_leaves_over_tls_is_noticed(void **state)
     server_free(v);
 }
 
-static void what_is_no_tls_is_closed(void **state)
+static void a_connection_without_tls_is_closed(void **state)
 {
     (void)state;
     certificate(1, GNUTLS_PK_ECDSA, true, true);
@@ -412,12 +410,12 @@ static void what_is_no_tls_is_closed(void **state)
     }
     assert_int_equal(v->n_tag, 0);
     struct client *c = tls_client(v);
-    ask_plain(v, c);
+    request_echo(v, c);
     client_free(c);
     server_free(v);
 }
 
-static void certificates_are_read_again(void **state)
+static void certificates_are_reloaded(void **state)
 {
     struct err e = {0};
     (void)state;
@@ -426,14 +424,14 @@ static void certificates_are_read_again(void **state)
     struct client *old = tls_client(v), *c;
     certificate(2, GNUTLS_PK_RSA, true, true);
     c = tls_client(v);
-    assert_int_equal(serial_of(c), 1); /* not before it is said */
+    assert_int_equal(serial_of(c), 1); /* not before http_reload */
     client_free(c);
     OK(http_reload(&e, v->h));
     c = tls_client(v);
     assert_int_equal(serial_of(c), 2);
     client_free(c);
-    ask_plain(v, old);
-    certificate(3, GNUTLS_PK_ECDSA, true, false); /* its key is another */
+    request_echo(v, old);
+    certificate(3, GNUTLS_PK_ECDSA, true, false); /* the key no longer matches */
     assert_int_equal(http_reload(&e, v->h), ERR_NO);
     assert_non_null(strstr(e.text, key_path));
     unlink(cert_path);
@@ -443,14 +441,14 @@ static void certificates_are_read_again(void **state)
     assert_int_equal(http_reload(&e, v->h), ERR_NO);
     c = tls_client(v);
     assert_int_equal(serial_of(c), 2);
-    ask_plain(v, c);
-    ask_plain(v, old);
+    request_echo(v, c);
+    request_echo(v, old);
     client_free(c);
     client_free(old);
     server_free(v);
 }
 
-static void no_server_without_its_certificate(void **state)
+static void an_unreadable_certificate_fails_the_start(void **state)
 {
     struct http_opts o = {.tls_cert = cert_path, .tls_key = key_path};
     struct err e = {0};
@@ -467,35 +465,35 @@ static void no_server_without_its_certificate(void **state)
     assert_int_equal(http_open(&e, &h, &o), ERR_NO);
     struct http_opts none = {0};
     OK(http_open(&e, &h, &none));
-    OK(http_reload(&e, h)); /* of nothing */
+    OK(http_reload(&e, h)); /* without TLS a no-op */
     http_close(h);
     http_close(NULL);
 }
 
-static int forget(void **state)
+static int free_credentials(void **state)
 {
     (void)state;
-    if (trust_nobody)
-        gnutls_certificate_free_credentials(trust_nobody);
+    if (credentials)
+        gnutls_certificate_free_credentials(credentials);
     return 0;
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(what_is_no_address_is_refused),
-        TEST(an_address_in_use_is_named),
-        TEST(sixteen_addresses_and_no_more),
-        TEST(a_unix_socket_is_replaced_when_nobody_listens),
-        TEST(a_socket_is_adopted),
+        TEST(an_invalid_address_is_refused),
+        TEST(an_address_in_use_is_reported_by_name),
+        TEST(at_most_sixteen_addresses),
+        TEST(a_stale_unix_socket_is_replaced),
+        TEST(an_inherited_socket_is_adopted),
         TEST(a_socket_outlives_its_server),
-        TEST(stopping_lets_what_runs_end),
-        TEST(requests_over_tls),
-        TEST(a_wrong_request_over_tls_is_the_last),
-        TEST(who_leaves_over_tls_is_noticed),
-        TEST(what_is_no_tls_is_closed),
-        TEST(certificates_are_read_again),
-        TEST(no_server_without_its_certificate),
+        TEST(stopping_completes_requests_in_flight),
+        TEST(requests_and_streams_work_over_tls),
+        TEST(a_malformed_request_over_tls_ends_the_connection),
+        TEST(a_disconnect_over_tls_is_detected),
+        TEST(a_connection_without_tls_is_closed),
+        TEST(certificates_are_reloaded),
+        TEST(an_unreadable_certificate_fails_the_start),
     };
-    return cmocka_run_group_tests(tests, NULL, forget);
+    return cmocka_run_group_tests(tests, NULL, free_credentials);
 }

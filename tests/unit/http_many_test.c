@@ -1,4 +1,4 @@
-/* The HTTP server with many connections, and where the process has no more descriptors. */
+/* The HTTP server with many connections, and without free descriptors. */
 #include "http_client.h"
 
 #include <sys/resource.h>
@@ -15,8 +15,8 @@ static void descriptors(rlim_t soft)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &l), 0);
 }
 
-/* In whatever state their answers are: being written, given whole but not sent, waited for. */
-static void many_leave_at_once(void **state)
+/* Clients disconnect in any state of their response: being written, complete but not sent, awaited. */
+static void many_clients_disconnect_at_once(void **state)
 {
     static struct client *c[MANY];
     struct server *v = server_new(&plain, "127.0.0.1:0");
@@ -26,7 +26,7 @@ static void many_leave_at_once(void **state)
         size_t first = v->n_tag;
         for (int i = 0; i < MANY; i++) {
             c[i] = client_new(v);
-            client_say(v, c[i], GET("/stream"));
+            send_text(v, c[i], GET("/stream"));
         }
         UNTIL(v, v->n_tag == first + MANY);
         run_ms(v, 20);
@@ -41,7 +41,7 @@ static void many_leave_at_once(void **state)
         }
         UNTIL(v, http_connections(v->h) == 0);
         for (size_t i = 0; i < MANY; i++)
-            assert_int_equal(v->tag[first + i].n_gone, i % 20 ? 0 : 1);
+            assert_int_equal(v->tag[first + i].n_disconnected, i % 20 ? 0 : 1);
     }
     server_free(v);
 }
@@ -54,14 +54,14 @@ static double cpu_ms(void)
            (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e3;
 }
 
-/* Who cannot be accepted waits, those that are there go on, and the server does not turn in circles meanwhile. */
-static void without_descriptors_it_goes_on(void **state)
+/* Without descriptors new connections wait, existing ones work, and the server does not spin. */
+static void running_out_of_descriptors_delays_only_new_connections(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *here = client_new(v), *later[3];
     struct answer a;
     (void)state;
-    ask_plain(v, here);
+    request_echo(v, here);
     for (int i = 0; i < 3; i++) {
         later[i] = client_new(v);
         assert_true(send(later[i]->fd, GET("/echo"), sizeof GET("/echo") - 1, MSG_NOSIGNAL) > 0);
@@ -75,7 +75,7 @@ static void without_descriptors_it_goes_on(void **state)
     double spent = cpu_ms() - before;
     assert_true(spent < 150);
     assert_int_equal(v->n_tag, 1);
-    ask_plain(v, here);
+    request_echo(v, here);
     assert_int_equal(http_connections(v->h), 1);
     descriptors(RLIM_INFINITY);
     client_free(here);
@@ -88,8 +88,8 @@ static void without_descriptors_it_goes_on(void **state)
     server_free(v);
 }
 
-/* One client that has half closed makes no work of the others' events: what is looked at each time is few. */
-static void a_half_closed_one_costs_little(void **state)
+/* A half-closed connection must not make each http_step walk over all connections. */
+static void a_half_closed_connection_costs_others_nothing(void **state)
 {
     static struct client *c[MANY];
     struct server *v = server_new(&plain, "127.0.0.1:0");
@@ -98,7 +98,7 @@ static void a_half_closed_one_costs_little(void **state)
     descriptors(RLIM_INFINITY);
     for (int i = 0; i < MANY; i++) {
         c[i] = client_new(v);
-        client_say(v, c[i], GET("/stream"));
+        send_text(v, c[i], GET("/stream"));
     }
     UNTIL(v, v->n_tag == MANY);
     run_ms(v, 100);
@@ -124,8 +124,8 @@ static void a_half_closed_one_costs_little(void **state)
     server_free(v);
 }
 
-/* RFC 9112, 6.1 and 6.3: no chunks for HTTP/1.0, the end of the connection is that of the body. */
-static void a_stream_over_http_1_0_ends_with_its_connection(void **state)
+/* RFC 9112, 6.1 and 6.3: no chunked coding in HTTP/1.0; the end of the connection ends the body. */
+static void an_http_1_0_stream_ends_with_the_connection(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *c = client_new(v);
@@ -149,11 +149,11 @@ static void a_stream_over_http_1_0_ends_with_its_connection(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(many_leave_at_once),
-        cmocka_unit_test(without_descriptors_it_goes_on),
-        cmocka_unit_test(a_half_closed_one_costs_little),
-        cmocka_unit_test(a_stream_over_http_1_0_ends_with_its_connection),
+        cmocka_unit_test(many_clients_disconnect_at_once),
+        cmocka_unit_test(running_out_of_descriptors_delays_only_new_connections),
+        cmocka_unit_test(a_half_closed_connection_costs_others_nothing),
+        cmocka_unit_test(an_http_1_0_stream_ends_with_the_connection),
     };
-    alarm(120); /* what never ends fails too */
+    alarm(120); /* a hang fails the test too */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,10 @@
-/* The HTTP server against clients that do it right, slowly, wrongly, or leave. What is expected is said by RFC 9110 and
- * 9112, by the Fetch standard (CORS), and by http.h. TLS, draining and addresses are in http_listen_test.c. */
+/* The HTTP server with correct, slow, malformed and disconnecting clients. The expectations follow RFC 9110 and 9112,
+ * the Fetch standard (CORS), and http.h. TLS, shutdown and addresses are in http_listen_test.c. */
 #include "http_client.h"
 
 static const struct http_opts plain = {0};
 
-/* ---- requests as they should be ---- */
+/* ---- valid requests ---- */
 
 static void a_connection_serves_many_requests(void **state)
 {
@@ -12,15 +12,15 @@ static void a_connection_serves_many_requests(void **state)
     struct client *c = client_new(v);
     struct answer a;
     (void)state;
-    ask(v, c, &a, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nfirst", 200);
+    request(v, c, &a, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nfirst", 200);
     assert_string_equal(a.body, "first");
     answer_free(&a);
-    client_say(v, c,
-               "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\noneGET /wait HTTP/1.1\r\nHost: a\r\n\r\n"
-               "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nthree");
+    send_text(v, c,
+              "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\noneGET /wait HTTP/1.1\r\nHost: a\r\n\r\n"
+              "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nthree");
     UNTIL(v, v->n_tag == 3);
     run_ms(v, 50);
-    assert_int_equal(v->n_tag, 3); /* the next is not begun before the one that waits is answered */
+    assert_int_equal(v->n_tag, 3); /* the pipelined request is not delivered before this response */
     tag_reply(last(v), 202, "text/plain", "two", 3);
     static const char *const bodies[] = {"one", "two", "three"};
     for (int i = 0; i < 3; i++) {
@@ -28,7 +28,7 @@ static void a_connection_serves_many_requests(void **state)
         assert_string_equal(a.body, bodies[i]);
         answer_free(&a);
     }
-    ask(v, c, &a, "GET /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 200);
+    request(v, c, &a, "GET /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 200);
     answer_free(&a);
     client_until_closed(v, c);
     UNTIL(v, http_connections(v->h) == 0);
@@ -36,7 +36,7 @@ static void a_connection_serves_many_requests(void **state)
     server_free(v);
 }
 
-static void a_body_may_come_in_chunks(void **state)
+static void a_chunked_body_is_delivered(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *c = client_new(v);
@@ -45,7 +45,7 @@ static void a_body_may_come_in_chunks(void **state)
     static const char text[] =
         "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
         "4;ext=1\r\nWiki\r\n6\r\npedia \r\n0E\r\nin \r\n\r\nchunks.\r\n0\r\nTrailer-A: b\r\n\r\n";
-    ask(v, c, &a, text, 200);
+    request(v, c, &a, text, 200);
     assert_string_equal(a.body, "Wikipedia in \r\n\r\nchunks.");
     answer_free(&a);
     for (size_t i = 0; i < sizeof text - 1; i++) {
@@ -60,7 +60,7 @@ static void a_body_may_come_in_chunks(void **state)
     server_free(v);
 }
 
-static void a_large_body_comes_whole(void **state)
+static void a_large_body_is_delivered_whole(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *c = client_new(v);
@@ -70,7 +70,7 @@ static void a_large_body_comes_whole(void **state)
     (void)state;
     for (size_t i = 0; i < n; i++)
         body[i] = (char)(i * 2654435761u >> 13);
-    client_say(v, c, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9437184\r\n\r\n");
+    send_text(v, c, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9437184\r\n\r\n");
     assert_true(client_send(v, c, body, n));
     answer_read(v, c, &a);
     assert_int_equal(a.n_body, n);
@@ -81,22 +81,22 @@ static void a_large_body_comes_whole(void **state)
     server_free(v);
 }
 
-static void a_request_tells_what_it_is(void **state)
+static void accessors_return_the_parts_of_a_request(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *c = client_new(v);
     (void)state;
     uint64_t before = time_now_ns();
-    client_say(v, c,
-               "PUT /a%20b/%C3%A9?x=1&empty=&bare&y=a%26b HTTP/1.1\r\nHost: a\r\nX-Some: Value\r\nContent-Length: "
-               "1\r\n\r\n");
+    send_text(v, c,
+              "PUT /a%20b/%C3%A9?x=1&empty=&bare&y=a%26b HTTP/1.1\r\nHost: a\r\nX-Some: Value\r\nContent-Length: "
+              "1\r\n\r\n");
     run_ms(v, 20);
     assert_int_equal(v->n_tag, 0);
-    client_say(v, c, "z");
+    send_text(v, c, "z");
     UNTIL(v, v->n_tag == 1);
     assert_string_equal(last(v)->what, "PUT /a b/\xc3\xa9");
     assert_string_equal(last(v)->peer, "127.0.0.1");
-    assert_int_equal(last(v)->surface, 7);
+    assert_int_equal(last(v)->dialect, 7);
     struct tag *t =
         send_waiting(v, c, "GET /wait?x=1&empty=&bare&y=a%26b HTTP/1.1\r\nHost: a\r\nX-Some: Value\r\n\r\n");
     assert_string_equal(http_path(t->r), "/wait");
@@ -118,38 +118,38 @@ static void expect_continue_is_answered_before_the_body(void **state)
     struct client *c = client_new(v);
     struct answer a;
     (void)state;
-    client_say(v, c, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n");
+    send_text(v, c, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n");
     answer_line(v, c, "\r\n\r\n");
     assert_int_equal(strncmp(c->p, "HTTP/1.1 100 ", 13), 0);
-    ask(v, c, &a, "body", 200);
+    request(v, c, &a, "body", 200);
     assert_string_equal(a.body, "body");
     assert_int_equal(a.n_interim, 1);
     answer_free(&a);
-    ask(v, c, &a, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n", 413);
+    request(v, c, &a, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n", 413);
     assert_int_equal(a.n_interim, 0);
     answer_free(&a);
     client_free(c);
     server_free(v);
 }
 
-static void head_has_the_headers_alone(void **state)
+static void head_returns_headers_only(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *c = client_new(v);
     struct answer a;
     (void)state;
-    client_say(v, c, "HEAD /wait HTTP/1.1\r\nHost: a\r\n\r\n");
+    send_text(v, c, "HEAD /wait HTTP/1.1\r\nHost: a\r\n\r\n");
     UNTIL(v, v->n_tag == 1);
     tag_reply(last(v), 200, "text/plain", "twelve bytes", 12);
     answer_head(v, c, &a);
     assert_int_equal(a.status, 200);
     assert_string_equal(answer_header(&a, "Content-Length"), "12");
     assert_string_equal(answer_header(&a, "Content-Type"), "text/plain");
-    ask_plain(v, c); /* no byte of a body was in between */
+    request_echo(v, c); /* no body was sent */
     struct tag *t = send_waiting(v, c, "HEAD /stream HTTP/1.1\r\nHost: a\r\n\r\n");
     http_write(t->r, "data: 1\n\n", 9);
     run_ms(v, 30);
-    assert_int_equal(t->n_gone, 0);
+    assert_int_equal(t->n_disconnected, 0);
     http_write(t->r, "data: 2\n\n", 9);
     tag_end(t);
     answer_head(v, c, &a);
@@ -167,65 +167,65 @@ static void head_has_the_headers_alone(void **state)
     "Access-Control-Request-Headers: content-type,authorization\r\n\r\n"
 #define FROM(origin) "GET /echo HTTP/1.1\r\nHost: a\r\nOrigin: " origin "\r\n\r\n"
 
-/* The allowed origin that is said to such a request; "" for none. */
-static void allowed(struct server *v, struct client *c, const char *text, const char *origin)
+/* Checks the Access-Control-Allow-Origin of the response; "": absent. */
+static void expect_origin(struct server *v, struct client *c, const char *text, const char *origin)
 {
     struct answer a;
-    client_say(v, c, text);
+    send_text(v, c, text);
     answer_read(v, c, &a);
     assert_string_equal(answer_header(&a, "Access-Control-Allow-Origin"), origin);
     answer_free(&a);
 }
 
-static void pages_may_ask_where_they_are_let(void **state)
+static void cors_allows_the_listed_origins(void **state)
 {
     struct http_opts some = {.origins = "http://a.test, http://b.test,https://c.test:8443"}, all = {.origins = "*"};
     struct server *v = server_new(&some, "127.0.0.1:0");
     struct client *c = client_new(v);
     struct answer a;
     (void)state;
-    ask(v, c, &a, PREFLIGHT, 204);
+    request(v, c, &a, PREFLIGHT, 204);
     assert_int_equal(v->n_tag, 0);
     assert_string_equal(answer_header(&a, "Access-Control-Allow-Origin"), "http://b.test");
     assert_non_null(strstr(answer_header(&a, "Access-Control-Allow-Methods"), "POST"));
     assert_string_equal(answer_header(&a, "Access-Control-Allow-Headers"), "content-type,authorization");
     assert_string_equal(answer_header(&a, "Vary"), "Origin");
     answer_free(&a);
-    allowed(v, c, FROM("http://a.test"), "http://a.test");
-    allowed(v, c, FROM("https://c.test:8443"), "https://c.test:8443");
-    allowed(v, c, FROM("https://c.test:844"), "");
-    allowed(v, c, FROM("http://b.test.evil"), "");
-    allowed(v, c, FROM("null"), "");
-    allowed(v, c, GET("/echo"), "");
-    /* OPTIONS of no page is for whoever has the routes. */
-    allowed(v, c, "OPTIONS /echo HTTP/1.1\r\nHost: a\r\n\r\n", "");
+    expect_origin(v, c, FROM("http://a.test"), "http://a.test");
+    expect_origin(v, c, FROM("https://c.test:8443"), "https://c.test:8443");
+    expect_origin(v, c, FROM("https://c.test:844"), "");
+    expect_origin(v, c, FROM("http://b.test.evil"), "");
+    expect_origin(v, c, FROM("null"), "");
+    expect_origin(v, c, GET("/echo"), "");
+    /* OPTIONS without an Origin is delivered like any other method. */
+    expect_origin(v, c, "OPTIONS /echo HTTP/1.1\r\nHost: a\r\n\r\n", "");
     assert_string_equal(last(v)->what, "OPTIONS /echo");
     client_free(c);
     server_free(v);
     v = server_new(&all, "127.0.0.1:0");
     c = client_new(v);
-    allowed(v, c, FROM("null"), "*");
-    allowed(v, c, PREFLIGHT, "*");
+    expect_origin(v, c, FROM("null"), "*");
+    expect_origin(v, c, PREFLIGHT, "*");
     client_free(c);
     server_free(v);
 }
 
-static void no_page_may_ask_where_nothing_is_said(void **state)
+static void without_origins_there_are_no_cors_headers(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     struct client *c = client_new(v);
     (void)state;
-    allowed(v, c, FROM("http://a.test"), "");
-    allowed(v, c, PREFLIGHT, "");
-    assert_string_equal(last(v)->what, "OPTIONS /echo"); /* given out, for its 405 */
+    expect_origin(v, c, FROM("http://a.test"), "");
+    expect_origin(v, c, PREFLIGHT, "");
+    assert_string_equal(last(v)->what, "OPTIONS /echo"); /* delivered, so that the caller responds with 405 */
     client_free(c);
     server_free(v);
 }
 
 /* ---- requests that are refused ---- */
 
-/* A client that has sent much of its body before it looks gets the answer all the same. */
-static void too_large_by_its_length(void **state)
+/* A client that sends much of its body before it reads still receives the response. */
+static void a_content_length_over_the_limit_is_refused(void **state)
 {
     struct http_opts o = {.body_bytes_max = 100000};
     struct server *v = server_new(&o, "127.0.0.1:0");
@@ -234,7 +234,7 @@ static void too_large_by_its_length(void **state)
     for (int i = 0; i < 3; i++) {
         struct client *c = client_new(v);
         struct answer a;
-        client_say(v, c, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 30000000\r\n\r\n");
+        send_text(v, c, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 30000000\r\n\r\n");
         for (int j = 0; j < 10 * i; j++)
             assert_true(client_send(v, c, waste, sizeof waste));
         answer_read(v, c, &a);
@@ -252,7 +252,7 @@ static void too_large_by_its_length(void **state)
     server_free(v);
 }
 
-static void too_large_in_chunks(void **state)
+static void a_chunked_body_over_the_limit_is_refused(void **state)
 {
     struct http_opts o = {.body_bytes_max = 10000};
     struct server *v = server_new(&o, "127.0.0.1:0");
@@ -262,18 +262,18 @@ static void too_large_in_chunks(void **state)
     (void)state;
     memset(chunk + 5, 'x', 1000);
     for (int n = 10; n <= 11; n++) {
-        client_say(v, c, "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+        send_text(v, c, "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
         for (int i = 0; i < n; i++) {
             assert_true(client_send(v, c, chunk, 1005));
-            client_say(v, c, "\r\n");
+            send_text(v, c, "\r\n");
         }
-        ask(v, c, &a, "0\r\n\r\n", n == 10 ? 200 : 413);
+        request(v, c, &a, "0\r\n\r\n", n == 10 ? 200 : 413);
         answer_free(&a);
     }
     assert_int_equal(last(v)->n_fail, 1);
-    /* One without end is not read for ever. */
+    /* An endless body is cut off. */
     size_t sent = 0, before = v->n_tag;
-    client_say(v, c, "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+    send_text(v, c, "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
     while (sent < 4000000 && client_send(v, c, chunk, 1005) && client_send(v, c, "\r\n", 2)) {
         run_ms(v, 1);
         sent += 1000;
@@ -284,7 +284,7 @@ static void too_large_in_chunks(void **state)
     server_free(v);
 }
 
-static void what_is_no_request_is_not_given_out(void **state)
+static void a_malformed_request_is_not_delivered(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     static char many[70000];
@@ -298,7 +298,7 @@ static void what_is_no_request_is_not_given_out(void **state)
         const char *text;
         int status[2];
     } c[] = {
-        {"GARBAGE\r\n\r\n", {400, 0}} /* 0: closed without a word */,
+        {"GARBAGE\r\n\r\n", {400, 0}} /* 0: closed without a response */,
         {"GET\r\n\r\n", {400, 0}},
         {"GET / HTTP/9.9\r\nHost: a\r\n\r\n", {505, 400}},
         {"GET / JUNK/1.1\r\nHost: a\r\n\r\n", {400, 505}},
@@ -320,11 +320,11 @@ static void what_is_no_request_is_not_given_out(void **state)
         client_free(k);
     }
     for (size_t i = 0; i < v->n_tag; i++)
-        assert_int_equal(v->tag[i].n_out, 0);
+        assert_int_equal(v->tag[i].n_delivered, 0);
     server_free(v);
 }
 
-static void beyond_connections_max_503(void **state)
+static void connections_beyond_the_limit_get_503(void **state)
 {
     struct http_opts o = {.connections_max = 2};
     struct server *v = server_new(&o, "127.0.0.1:0");
@@ -334,34 +334,34 @@ static void beyond_connections_max_503(void **state)
     for (int i = 0; i < 3; i++)
         c[i] = client_new(v);
     UNTIL(v, http_connections(v->h) == 3);
-    ask(v, c[2], &a, GET("/echo"), 503);
+    request(v, c[2], &a, GET("/echo"), 503);
     assert_string_equal(answer_header(&a, "Connection"), "close");
     answer_free(&a);
     client_until_closed(v, c[2]);
     client_free(c[2]);
-    ask_plain(v, c[0]);
-    ask_plain(v, c[1]);
+    request_echo(v, c[0]);
+    request_echo(v, c[1]);
     client_free(c[0]);
     UNTIL(v, http_connections(v->h) == 1);
     c[0] = client_new(v);
-    ask_plain(v, c[0]);
-    /* Many that say nothing do not keep the door shut. */
+    request_echo(v, c[0]);
+    /* Many idle connections do not block new ones. */
     for (int i = 0; i < 100; i++)
         idle[i] = client_new(v);
     UNTIL(v, http_connections(v->h) > 50);
     c[2] = client_new(v);
-    ask(v, c[2], &a, GET("/echo"), 503);
+    request(v, c[2], &a, GET("/echo"), 503);
     answer_free(&a);
     for (int i = 0; i < 100; i++)
         client_free(idle[i]);
-    ask_plain(v, c[0]);
+    request_echo(v, c[0]);
     for (int i = 0; i < 3; i++)
         client_free(c[i]);
     server_free(v);
 }
 
-/* A body, cut at every byte by a client that then leaves, is never given out. */
-static void cut_at_every_byte(void **state)
+/* A request cut at any byte by a disconnect is never delivered. */
+static void an_incomplete_request_is_never_delivered(void **state)
 {
     static const char *const whole[] = {
         "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\ntwelve bytes",
@@ -398,18 +398,18 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_connection_serves_many_requests),
-        cmocka_unit_test(a_body_may_come_in_chunks),
-        cmocka_unit_test(a_large_body_comes_whole),
-        cmocka_unit_test(a_request_tells_what_it_is),
+        cmocka_unit_test(a_chunked_body_is_delivered),
+        cmocka_unit_test(a_large_body_is_delivered_whole),
+        cmocka_unit_test(accessors_return_the_parts_of_a_request),
         cmocka_unit_test(expect_continue_is_answered_before_the_body),
-        cmocka_unit_test(head_has_the_headers_alone),
-        cmocka_unit_test(pages_may_ask_where_they_are_let),
-        cmocka_unit_test(no_page_may_ask_where_nothing_is_said),
-        cmocka_unit_test(too_large_by_its_length),
-        cmocka_unit_test(too_large_in_chunks),
-        cmocka_unit_test(what_is_no_request_is_not_given_out),
-        cmocka_unit_test(beyond_connections_max_503),
-        cmocka_unit_test(cut_at_every_byte),
+        cmocka_unit_test(head_returns_headers_only),
+        cmocka_unit_test(cors_allows_the_listed_origins),
+        cmocka_unit_test(without_origins_there_are_no_cors_headers),
+        cmocka_unit_test(a_content_length_over_the_limit_is_refused),
+        cmocka_unit_test(a_chunked_body_over_the_limit_is_refused),
+        cmocka_unit_test(a_malformed_request_is_not_delivered),
+        cmocka_unit_test(connections_beyond_the_limit_get_503),
+        cmocka_unit_test(an_incomplete_request_is_never_delivered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,5 @@
-/* Requests that another server may read otherwise: what is refused, and that nothing behind it is taken for a request.
- * RFC 9112 (numbers of its sections stand beside the cases) says what is wrong with each; http.h, how it is answered.
- */
+/* Requests that another server may parse differently are refused, and no later byte is parsed as a request. The section
+ * of RFC 9112 is given with each group of cases; http.h states the response. */
 #include "http_client.h"
 
 static const struct http_opts plain = {0};
@@ -10,15 +9,15 @@ static const struct http_opts plain = {0};
 #define CHUNKS "4\r\nbody\r\n0\r\n\r\n"
 #define OF(text) (text), sizeof(text) - 1
 
-struct wrong {
+struct malformed {
     const char *text;
     size_t n;
     int status;
-    const char *why; /* a part of what is said */
+    const char *why; /* a part of the error text */
 };
 
-static const struct wrong wrongs[] = {
-    /* where the body ends: 6.1, 6.3 */
+static const struct malformed malformed[] = {
+    /* length of the body: 6.1, 6.3 */
     {OF(POST("Content-Length: 14\r\nTransfer-Encoding: chunked\r\n") CHUNKS), 400, "more than one"},
     {OF(POST("Content-Length: 4\r\nTransfer-Encoding: chunked\r\n") CHUNKS), 400, "more than one"},
     {OF(POST("Transfer-Encoding: chunked\r\nContent-Length: 4\r\n") CHUNKS), 400, "more than one"},
@@ -53,7 +52,7 @@ static const struct wrong wrongs[] = {
     {OF(POST("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n") CHUNKS), 400, "more than one"},
     {OF("POST /echo HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n" CHUNKS), 400, "HTTP/1.0"},
     {OF(POST("X: y\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n") CHUNKS), 400, "more than one"},
-    /* names: 5.1 */
+    /* header names: 5.1 */
     {OF(POST("Content-Length : 4\r\n") "body"), 400, "name"},
     {OF(POST("Content-Length\t: 4\r\n") "body"), 400, "name"},
     {OF(POST("Transfer-Encoding : chunked\r\n") CHUNKS), 400, "name"},
@@ -64,7 +63,7 @@ static const struct wrong wrongs[] = {
     {OF(POST("X(Y: foo\r\n")), 400, "name"},
     {OF(POST("X\xc3\xa9: foo\r\n")), 400, "name"},
     {OF("GET /echo HTTP/1.1\r\n Host: a\r\n\r\n"), 400, "name"}, /* 2.2 */
-    /* values: RFC 9110, 5.5; lines that go on: 5.2 */
+    /* values: RFC 9110, 5.5; folded lines: 5.2 */
     {OF(POST("X: a\0b\r\n")), 400, "NUL"},
     {OF(POST("X: a\0b: c\r\nContent-Length: 4\r\n") "body"), 400, "NUL"},
     {OF(POST("X: \0\r\nContent-Length: 4\r\n") "body"), 400, "NUL"},
@@ -90,7 +89,7 @@ static const struct wrong wrongs[] = {
     {OF("GET /echo HTTP/1.1\r\nHost: a/b\r\n\r\n"), 400, "Host"},
     {OF("GET /echo HTTP/1.1\r\nHost: a@b\r\n\r\n"), 400, "Host"},
     {OF("GET /echo HTTP/1.1\r\nHost: a, b\r\n\r\n"), 400, "Host"},
-    /* the method and the target: 3.1, 3.2 */
+    /* method and target: 3.1, 3.2 */
     {OF("GET\0 /echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "method"},
     {OF("GET\0T /echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "method"},
     {OF("G\xffT /echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "method"},
@@ -106,7 +105,7 @@ static const struct wrong wrongs[] = {
     {OF("GET http://a%2fb/echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "host"},
     {OF("GET http://u@a/echo HTTP/1.1\r\nHost: a\r\n\r\n"), 400, "host"},
 };
-enum { N_WRONG = sizeof wrongs / sizeof *wrongs };
+enum { N_MALFORMED = sizeof malformed / sizeof *malformed };
 
 static int count(const char *text, const char *part)
 {
@@ -116,8 +115,8 @@ static int count(const char *text, const char *part)
     return n;
 }
 
-/* One answer, whole, of whoever shapes errors; then the end. */
-static void is_refused(struct server *v, struct client *c, const struct wrong *w)
+/* Expects one complete error response, formatted by opts.fail, and then the end of the connection. */
+static void expect_refused(struct server *v, struct client *c, const struct malformed *w)
 {
     struct answer a;
     struct tag *t = last(v);
@@ -129,56 +128,56 @@ static void is_refused(struct server *v, struct client *c, const struct wrong *w
         fail_msg("%.70s: %d %s", w->text, a.status, a.body);
     assert_string_equal(answer_header(&a, "Content-Type"), "text/plain");
     assert_string_equal(answer_header(&a, "Connection"), "close");
-    assert_string_equal(answer_header(&a, "X-Test"), "yes"); /* what the one who shapes it adds */
+    assert_string_equal(answer_header(&a, "X-Test"), "yes"); /* added by opts.fail */
     assert_true(strstr(answer_header(&a, "Date"), " GMT") != NULL);
     assert_int_equal(c->n, 0);
     assert_int_equal(t->n_fail, 1);
     answer_free(&a);
 }
 
-static void nothing_behind_a_wrong_request_is_one(void **state)
+static void nothing_after_a_malformed_request_is_parsed(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     (void)state;
-    for (size_t i = 0; i < N_WRONG; i++) {
+    for (size_t i = 0; i < N_MALFORMED; i++) {
         struct client *c = client_new(v);
         char text[1000];
-        memcpy(text, wrongs[i].text, wrongs[i].n);
-        memcpy(text + wrongs[i].n, NEXT, sizeof NEXT);
-        assert_true(client_send(v, c, text, wrongs[i].n + sizeof NEXT - 1));
+        memcpy(text, malformed[i].text, malformed[i].n);
+        memcpy(text + malformed[i].n, NEXT, sizeof NEXT);
+        assert_true(client_send(v, c, text, malformed[i].n + sizeof NEXT - 1));
         client_until_closed(v, c);
         if (v->n_tag != i + 1)
-            fail_msg("%.70s: %zu requests", wrongs[i].text, v->n_tag - i);
-        is_refused(v, c, &wrongs[i]);
+            fail_msg("%.70s: %zu requests", malformed[i].text, v->n_tag - i);
+        expect_refused(v, c, &malformed[i]);
         client_free(c);
     }
     server_free(v);
 }
 
-/* The same where each byte comes alone, behind a request that is right. */
-static void byte_by_byte_behind_a_right_one(void **state)
+/* Each byte arrives alone, after a valid request. */
+static void a_malformed_request_sent_byte_by_byte_is_refused(void **state)
 {
     struct server *v = server_new(&plain, "127.0.0.1:0");
     (void)state;
-    for (size_t i = 0; i < N_WRONG; i++) {
+    for (size_t i = 0; i < N_MALFORMED; i++) {
         struct client *c = client_new(v);
-        ask_plain(v, c);
-        for (size_t j = 0; j < wrongs[i].n && client_send(v, c, wrongs[i].text + j, 1); j++)
+        request_echo(v, c);
+        for (size_t j = 0; j < malformed[i].n && client_send(v, c, malformed[i].text + j, 1); j++)
             pump(v, -1, 0);
         (void)client_send(v, c, NEXT, sizeof NEXT - 1);
         client_until_closed(v, c);
         if (v->n_tag != 2 * i + 2)
-            fail_msg("%.70s: %zu requests", wrongs[i].text, v->n_tag - 2 * i);
-        is_refused(v, c, &wrongs[i]);
+            fail_msg("%.70s: %zu requests", malformed[i].text, v->n_tag - 2 * i);
+        expect_refused(v, c, &malformed[i]);
         client_free(c);
     }
     server_free(v);
 }
 
-/* That libmicrohttpd refuses by itself is known by what it logs, which does not name the connection. */
-static void the_right_one_of_many_is_refused(void **state)
+/* What libmicrohttpd refuses by itself is known from its log line, which does not name the connection. */
+static void the_malformed_one_of_many_requests_is_refused(void **state)
 {
-    static const struct wrong length = {OF(POST("Content-Length: no\r\n")), 400, "Content-Length"};
+    static const struct malformed length = {OF(POST("Content-Length: no\r\n")), 400, "Content-Length"};
     static const char *const rest[] = {"\r\n", "\r\n", "1: a\r\n\r\n", ": a\r\nContent-Length: 2\r\n\r\nok"};
     static const char *const begin[] = {
         "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: no\r\n", "GET /echo HTTP/1.1\r\nHost: a\r\n",
@@ -189,27 +188,27 @@ static void the_right_one_of_many_is_refused(void **state)
     struct answer a;
     (void)state;
     OK(http_listen(&e, v->h, "127.0.0.1:0", 8));
-    ask_plain(v, wait);
+    request_echo(v, wait);
     struct tag *t = send_waiting(v, wait, "POST /wait HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok");
-    client_say(v, head, POST("Content-Length: 2\r\n") "o");
+    send_text(v, head, POST("Content-Length: 2\r\n") "o");
     for (int i = 0; i < 4; i++) {
         c[i] = client_new(v);
-        client_say(v, c[i], begin[i]);
+        send_text(v, c[i], begin[i]);
     }
     run_ms(v, 30);
-    client_say(v, no, length.text);
+    send_text(v, no, length.text);
     client_until_closed(v, no);
-    is_refused(v, no, &length);
+    expect_refused(v, no, &length);
     run_ms(v, 30);
     assert_int_equal(v->n_tag, 3);
     for (int i = 3; i > 0; i--) {
-        ask(v, c[i], &a, rest[i], 200);
+        request(v, c[i], &a, rest[i], 200);
         answer_free(&a);
     }
-    client_say(v, c[0], rest[0]);
+    send_text(v, c[0], rest[0]);
     client_until_closed(v, c[0]);
-    is_refused(v, c[0], &length);
-    ask(v, head, &a, "k", 200);
+    expect_refused(v, c[0], &length);
+    request(v, head, &a, "k", 200);
     assert_string_equal(a.body, "ok");
     answer_free(&a);
     tag_reply(t, 200, "text/plain", "late", 4);
@@ -224,11 +223,11 @@ static void the_right_one_of_many_is_refused(void **state)
     server_free(v);
 }
 
-/* libmicrohttpd has 32 KiB for a head, and copies cookies. */
-static void cookies_without_end_are_refused(void **state)
+/* libmicrohttpd has 32 KiB for a head, into which it also copies cookies. */
+static void oversized_cookies_are_refused(void **state)
 {
     static char text[20100] = "GET /echo HTTP/1.1\r\nHost: a\r\nCookie: a=";
-    const struct wrong w = {.text = text, .status = 431, .why = "headers"};
+    const struct malformed w = {.text = text, .status = 431, .why = "headers"};
     struct server *v = server_new(&plain, "127.0.0.1:0");
     size_t n = strlen(text);
     (void)state;
@@ -238,19 +237,19 @@ static void cookies_without_end_are_refused(void **state)
         for (size_t j = n; j < end; j += 2)
             memcpy(text + j, i ? ";y" : "xx", 2);
         strcpy(text + end, "\r\n\r\n" NEXT);
-        client_say(v, c, text);
+        send_text(v, c, text);
         client_until_closed(v, c);
         assert_int_equal(v->n_tag, i + 1);
-        is_refused(v, c, &w);
+        expect_refused(v, c, &w);
         client_free(c);
     }
     server_free(v);
 }
 
-/* Whoever sends much before it looks gets the answer, not a reset. */
-static void what_still_comes_is_thrown_away(void **state)
+/* A client that sends much before it reads receives the response, not a reset. */
+static void unread_input_is_discarded_without_a_reset(void **state)
 {
-    static const struct wrong much[] = {
+    static const struct malformed much[] = {
         {OF(POST("Content-Length: 9 \t9\r\n")), 400, "Content-Length"},
         {OF(POST("Transfer-Encoding: chunked\r\nContent-Length: 4\r\n")), 400, "more than one"},
     };
@@ -259,19 +258,19 @@ static void what_still_comes_is_thrown_away(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof much / sizeof *much; i++) {
         struct client *c = client_new(v);
-        client_say(v, c, much[i].text);
+        send_text(v, c, much[i].text);
         for (int j = 0; j < 8; j++)
             assert_true(client_send(v, c, waste, sizeof waste));
         client_until_closed(v, c);
-        is_refused(v, c, &much[i]);
+        expect_refused(v, c, &much[i]);
         client_free(c);
     }
     server_free(v);
 }
 
-/* ---- what stays right ---- */
+/* ---- valid requests ---- */
 
-static void what_may_be_is_given_out(void **state)
+static void unusual_valid_requests_are_delivered(void **state)
 {
     static const struct {
         const char *text, *what, *body;
@@ -310,14 +309,14 @@ static void what_may_be_is_given_out(void **state)
     struct answer a;
     (void)state;
     for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
-        client_say(v, c, right[i].text);
+        send_text(v, c, right[i].text);
         answer_read(v, c, &a);
         if (a.status != 200 || strcmp(a.body, right[i].body) != 0)
             fail_msg("%.70s: %d %s", right[i].text, a.status, a.body);
         assert_string_equal(last(v)->what, right[i].what);
         answer_free(&a);
     }
-    client_say(v, c, "GET /echo HTTP/1.0\r\n\r\n");
+    send_text(v, c, "GET /echo HTTP/1.0\r\n\r\n");
     answer_read(v, c, &a);
     assert_int_equal(a.status, 200);
     answer_free(&a);
@@ -329,9 +328,12 @@ static void what_may_be_is_given_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_behind_a_wrong_request_is_one), cmocka_unit_test(byte_by_byte_behind_a_right_one),
-        cmocka_unit_test(the_right_one_of_many_is_refused),      cmocka_unit_test(cookies_without_end_are_refused),
-        cmocka_unit_test(what_still_comes_is_thrown_away),       cmocka_unit_test(what_may_be_is_given_out),
+        cmocka_unit_test(nothing_after_a_malformed_request_is_parsed),
+        cmocka_unit_test(a_malformed_request_sent_byte_by_byte_is_refused),
+        cmocka_unit_test(the_malformed_one_of_many_requests_is_refused),
+        cmocka_unit_test(oversized_cookies_are_refused),
+        cmocka_unit_test(unread_input_is_discarded_without_a_reset),
+        cmocka_unit_test(unusual_valid_requests_are_delivered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
