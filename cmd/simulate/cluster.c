@@ -564,7 +564,7 @@ int cluster_run(struct err *e, struct sched *s, struct trace *t, const struct cl
         if (!c.store[c.n_store])
             rc = err_nomem(e, "a store", o->cache_blocks);
     }
-    sched_set_sink(s, &(struct sched_sink){emit, &c});
+    sched_set_sink(s, &(struct sched_sink){.emit = emit, .arg = &c});
     rc = rc ? rc : loop(e, &c);
     sched_set_sink(s, &(struct sched_sink){0});
     *end_ns = c.now_ns;

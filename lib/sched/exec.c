@@ -15,8 +15,10 @@
 #include <unistd.h>
 
 #include "base/time.h"
+#include "base/vec.h"
 
 #define LINE_BYTES_MAX ((size_t)16 << 20)
+#define READ_BYTES ((size_t)65536)
 
 extern char **environ;
 
@@ -102,14 +104,11 @@ static int more(struct err *e, struct child *c, int left_ms)
         return err_sys(e, "the policy: poll");
     if (got < 0)
         return 0;
-    if (c->size - c->n < 4096) {
-        size_t size = c->size ? 2 * c->size : 65536;
-        char *line = size > LINE_BYTES_MAX ? NULL : realloc(c->line, size);
-        if (!line)
-            return err_set(e, ERR_SYS, "the policy: a line longer than %zu bytes", LINE_BYTES_MAX);
-        c->line = line;
-        c->size = size;
-    }
+    if (c->n >= LINE_BYTES_MAX)
+        return err_set(e, ERR_SYS, "the policy: a line longer than %zu bytes", LINE_BYTES_MAX);
+    int rc = vec_reserve(e, &c->line, &c->size, c->n + READ_BYTES, 1, "a line of the policy");
+    if (rc)
+        return rc;
     ssize_t n = read(c->out, c->line + c->n, c->size - c->n);
     if (n < 0 && errno != EINTR)
         return err_sys(e, "the policy: read");
@@ -119,19 +118,13 @@ static int more(struct err *e, struct child *c, int left_ms)
     return 0;
 }
 
-static int64_t clock_ms(void)
-{
-    return (int64_t)(time_now_ns() / NS_MS);
-}
-
 /* Its next line, as JSON; what comes behind it stays. */
 static int hear(struct err *e, struct child *c, json_t **out, int answer_ms)
 {
     char *end;
-    int64_t until = clock_ms() + answer_ms;
+    uint64_t until = time_now_ns() + (uint64_t)answer_ms * NS_MS;
     while (!c->n || !(end = memchr(c->line, '\n', c->n))) {
-        int64_t left = until - clock_ms();
-        int rc = more(e, c, left > 0 ? (int)left : 0);
+        int rc = more(e, c, time_left_ms(until, time_now_ns()));
         if (rc)
             return rc;
     }

@@ -19,18 +19,13 @@ struct filter {
     bool pending; /* events since the last decision */
 };
 
-static void emit_frame(void *arg, const struct wire_frame *f)
-{
-    struct filter *x = arg;
-    if (!x->failed.code)
-        wire_write_later(&x->failed, x->w, f);
-}
-
-static void emit_line(void *arg, const struct wire_frame *f)
+static void emit(void *arg, const struct wire_frame *f)
 {
     struct filter *x = arg;
     char *line;
-    if (x->failed.code || wire_to_json(&x->failed, &line, f, NULL, false))
+    if (!x->failed.code && x->w)
+        wire_write_later(&x->failed, x->w, f);
+    if (x->failed.code || x->w || wire_to_json(&x->failed, &line, f, NULL, false))
         return;
     if (fputs(line, x->out) == EOF || putc('\n', x->out) == EOF)
         err_sys(&x->failed, "stdout");
@@ -156,35 +151,27 @@ static int read_lines(struct err *e, struct filter *x)
     return rc;
 }
 
-static void put(struct filter *x, const struct wire_frame *f)
-{
-    if (x->o->jsonl)
-        emit_line(x, f);
-    else
-        emit_frame(x, f);
-}
-
 static int finish(struct err *e, struct filter *x)
 {
     struct wire_frame f = {.kind = WIRE_STAT};
     sched_stat(x->s, &f.stat);
     struct wire_frame bye = {.kind = WIRE_BYE};
-    bye.bye.from = (struct wire_str){x->o->prog, strlen(x->o->prog)};
+    bye.bye.from = wire_str_of(x->o->prog);
     bye.bye.n_ok = f.stat.stop + f.stat.length;
     bye.bye.n_error = f.stat.submitted - bye.bye.n_ok;
     if (x->o->stat)
-        put(x, &f);
+        emit(x, &f);
     if (!x->o->jsonl)
-        put(x, &bye);
+        emit(x, &bye);
     return flush(e, x);
 }
 
 static int run(struct err *e, struct filter *x)
 {
     struct wire_frame hello = {.kind = WIRE_HELLO, .hello = {.version = WIRE_VERSION}};
-    hello.hello.from = (struct wire_str){x->o->prog, strlen(x->o->prog)};
+    hello.hello.from = wire_str_of(x->o->prog);
     if (!x->o->jsonl)
-        put(x, &hello);
+        emit(x, &hello);
     int rc = x->o->jsonl ? read_lines(e, x) : read_frames(e, x);
     if (!rc && x->pending)
         rc = decide(e, x);
@@ -204,8 +191,7 @@ int sched_run_filter(struct err *e, struct sched *s, const struct sched_filter *
     }
     if (rc)
         return rc;
-    struct sched_sink sink = {o->jsonl ? emit_line : emit_frame, &x};
-    sched_set_sink(s, &sink);
+    sched_set_sink(s, &(struct sched_sink){.emit = emit, .arg = &x});
     rc = run(e, &x);
     sched_set_sink(s, &(struct sched_sink){0});
     wire_writer_free(x.w);

@@ -29,14 +29,8 @@ uint64_t handle_blocks(const struct job *j, int store)
 
 static void let_go(struct sched *s, int store, const uint8_t *p, size_t n)
 {
-    if (s->let_go && n && store >= 0)
-        s->let_go(s->let_go_arg, s->store[store].name, (struct wire_bytes){p, n});
-}
-
-void handle_tell(struct sched *s, void (*fn)(void *arg, const char *store, struct wire_bytes handle), void *arg)
-{
-    s->let_go = fn;
-    s->let_go_arg = arg;
+    if (s->sink.let_go && n && store >= 0)
+        s->sink.let_go(s->sink.arg, s->store[store].name, (struct wire_bytes){p, n});
 }
 
 void handle_let_go(struct sched *s, struct job *j)
@@ -50,9 +44,7 @@ void handle_unused(struct sched *s, const struct job *j, const struct wire_repor
 {
     if (j && j->n_handle == f->handle.n && f->handle.n && !memcmp(j->handle, f->handle.p, f->handle.n))
         return;
-    for (uint32_t i = 0; i < s->n_store && f->handle.n; i++)
-        if (str_is(f->store, s->store[i].name))
-            let_go(s, (int)i, f->handle.p, f->handle.n);
+    let_go(s, store_find(s, f->store), f->handle.p, f->handle.n);
 }
 
 static struct job *first_at(const struct sched *s, int store)

@@ -5,23 +5,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+int store_find(const struct sched *s, struct wire_str name)
+{
+    int i = (int)s->n_store - 1;
+    while (i >= 0 && !str_is(name, s->store[i].name))
+        i--;
+    return i;
+}
+
 int store_get(struct err *e, int *out, struct sched *s, struct wire_str name)
 {
-    *out = -1;
-    if (!name.n)
-        return 0;
-    uint64_t hash = wire_sum(name.p, name.n);
-    for (uint32_t i = 0; i < s->n_store; i++)
-        if (s->store[i].hash == hash && str_is(name, s->store[i].name)) {
-            *out = (int)i;
-            return 0;
-        }
-    if (s->n_store == SCHED_STORES_MAX)
+    *out = store_find(s, name);
+    if (*out >= 0 || !name.n || s->n_store == SCHED_STORES_MAX)
         return 0;
     char *copy = strndup(name.p, name.n);
     if (!copy)
         return err_nomem(e, "a store", name.n);
-    s->store[s->n_store] = (struct store){.name = copy, .hash = hash};
+    s->store[s->n_store] = (struct store){.name = copy};
     *out = (int)s->n_store++;
     return 0;
 }

@@ -68,7 +68,7 @@ int sched_knob(struct err *e, struct sched *s, const char *name, double value)
 static void add_knobs(struct sched *s, const struct sched_default *k, size_t n)
 {
     for (size_t i = 0; i < n && s->n_knob < SCHED_KNOBS_MAX; i++)
-        s->knob[s->n_knob++] = (struct knob){k[i].name, k[i].value};
+        s->knob[s->n_knob++] = k[i];
 }
 
 /* ---- life ---- */
@@ -150,9 +150,9 @@ static int gone_event(struct sched *s, const struct wire_gone *f)
     struct gateway *g = f->gw.n ? gateway_find(s, f->gw) : NULL;
     if (g)
         gateway_gone(s, g);
-    for (uint32_t i = 0; f->store.n && i < s->n_store; i++)
-        if (str_is(f->store, s->store[i].name))
-            index_clear_store(&s->index, i);
+    int store = store_find(s, f->store);
+    if (store >= 0)
+        index_clear_store(&s->index, (uint32_t)store);
     return 0;
 }
 

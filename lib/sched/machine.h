@@ -147,13 +147,7 @@ struct worker {              /* from its join to the end of its session */
 
 struct store {
     char *name;
-    uint64_t hash;
     uint64_t stuck_ns; /* since when nothing that waits there can go on; 0: it can */
-};
-
-struct knob {
-    const char *name;
-    double value;
 };
 
 #define TIMES 1024
@@ -172,10 +166,8 @@ struct sched {
     const struct sched_policy *policy;
     void *policy_state;
     struct sched_sink sink;
-    void (*let_go)(void *arg, const char *store, struct wire_bytes handle); /* may be NULL: it ends by itself */
-    void *let_go_arg;
     uint64_t now_ns, next_order, next_job, next_worker;
-    struct knob knob[SCHED_KNOBS_MAX];
+    struct sched_default knob[SCHED_KNOBS_MAX]; /* with their present values */
     size_t n_knob;
     /* the machine's own knobs, read once they change */
     uint64_t grace_ns, lease_ns, retry_ns;
@@ -284,6 +276,7 @@ void times_add(struct times *t, uint64_t ns);
 
 /* ---- join.c, report.c ---- */
 
+int store_find(const struct sched *s, struct wire_str name);                   /* -1: not known */
 int store_get(struct err *e, int *out, struct sched *s, struct wire_str name); /* -1: none, or one too many */
 int join_event(struct err *e, struct sched *s, const struct wire_join *f);
 int report_event(struct err *e, struct sched *s, const struct wire_report *f);
@@ -298,8 +291,6 @@ static inline void emit(struct sched *s, const struct wire_frame *f)
 uint64_t handle_blocks(const struct job *j, int store); /* that the request has at the store, waiting to be taken */
 bool handle_waits_at(const struct job *j, int store);
 void handle_let_go(struct sched *s, struct job *j);
-/* Who is told of handles that nobody will come for; fn NULL: nobody. */
-void handle_tell(struct sched *s, void (*fn)(void *arg, const char *store, struct wire_bytes handle), void *arg);
 /* The handle of a report that nobody goes by; j may be NULL. */
 void handle_unused(struct sched *s, const struct job *j, const struct wire_report *f);
 void handles_timers(struct sched *s);

@@ -39,6 +39,8 @@ struct sched;
 struct sched_sink {
     void (*emit)(void *arg, const struct wire_frame *decision);
     void *arg;
+    /* No worker will take the sequence of this handle at the store. NULL: the store ends it by its TTL. */
+    void (*let_go)(void *arg, const char *store, struct wire_bytes handle);
 };
 
 int sched_new(struct err *e, struct sched **out, const struct sched_policy *p, const struct sched_sink *sink);

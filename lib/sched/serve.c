@@ -233,12 +233,11 @@ static int run(struct err *e, struct serve *v)
 int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o)
 {
     struct serve v = {.s = s, .o = o};
-    struct sched_sink sink = {peers_emit, &v};
+    struct sched_sink sink = {.emit = peers_emit, .arg = &v, .let_go = stores_let_go};
     struct session_hub_opts opts = {.self = {.role = "sched", .name = o->prog, .inc = time_now_ns()}};
     opts.silence_accepted_ms = (uint32_t)(3 * sched_view_knob(&s->view, "heartbeat_ms"));
     list_init(&v.all);
     sched_set_sink(s, &sink);
-    handle_tell(s, stores_let_go, &v);
     v.arena = wire_arena_new();
     int rc = v.arena ? 0 : err_nomem(e, "frames", 65536);
     rc = rc ? rc : session_hub_new(e, &v.hub, &opts);
@@ -247,7 +246,6 @@ int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o
     rc = rc ? rc : proc_ready(e, NULL, o->ready_fd);
     rc = rc ? rc : run(e, &v);
     sched_set_sink(s, &(struct sched_sink){0});
-    handle_tell(s, NULL, NULL);
     stores_close(&v);
     peers_free(&v);
     session_listener_free(v.listener);

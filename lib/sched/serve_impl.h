@@ -79,7 +79,7 @@ int stores_open(struct err *e, struct serve *v);
 void stores_close(struct serve *v);
 struct store_watch *store_of(struct serve *v, const struct session *s); /* NULL: the session of a peer */
 void store_session(struct serve *v, struct store_watch *w, const struct session_event *x);
-/* The machine's let_go: no worker will take the sequence of this handle. */
+/* let_go of the machine's sink; arg is the service. */
 void stores_let_go(void *arg, const char *store, struct wire_bytes handle);
 
 #endif

@@ -16,40 +16,26 @@ struct worker *worker_find(const struct sched *s, struct wire_str name)
     return w;
 }
 
-static int add_to_array(struct err *e, struct sched *s, struct worker *w)
-{
-    int rc = vec_reserve(e, &s->worker, &s->size_worker, (size_t)s->n_worker + 1, sizeof(struct worker *), "workers");
-    if (rc)
-        return rc;
-    w->at = s->n_worker;
-    s->worker[s->n_worker++] = w;
-    return 0;
-}
-
 int worker_new(struct err *e, struct worker **out, struct sched *s, struct wire_str name)
 {
     struct worker *w = calloc(1, sizeof *w);
     if (w)
         w->name = strndup(name.p ? name.p : "", name.n);
-    if (!w || !w->name) {
+    int rc = w && w->name ? 0 : err_nomem(e, "a worker", sizeof *w);
+    rc = rc ? rc : vec_reserve(e, &s->worker, &s->size_worker, (size_t)s->n_worker + 1, sizeof w, "workers");
+    rc = rc ? rc : map_put(e, &s->workers, wire_sum(name.p, name.n), w);
+    if (rc) {
+        free(w ? w->name : NULL);
         free(w);
-        return err_nomem(e, "a worker", sizeof *w);
+        return rc;
     }
     w->hash = wire_sum(name.p, name.n);
     w->pub.name = w->name;
     w->pub.number = (uint32_t)++s->next_worker;
     w->pub.store = -1;
     list_init(&w->runs);
-    int rc = add_to_array(e, s, w);
-    if (!rc) {
-        rc = map_put(e, &s->workers, w->hash, w);
-        s->n_worker -= rc != 0;
-    }
-    if (rc) {
-        free(w->name);
-        free(w);
-        return rc;
-    }
+    w->at = s->n_worker;
+    s->worker[s->n_worker++] = w;
     *out = w;
     return 0;
 }

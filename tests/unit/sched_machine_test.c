@@ -241,7 +241,7 @@ static void emit(void *arg, const struct wire_frame *f)
 static void start(struct world *x)
 {
     struct err e = {0};
-    const struct sched_sink sink = {emit, x};
+    const struct sched_sink sink = {.emit = emit, .arg = x};
     if (sched_new(&e, &x->s, x->policy, &sink))
         fail_msg("%s", e.text);
     assert_int_equal(sched_knob(&e, x->s, "retries", 1000), 0);

@@ -26,6 +26,8 @@ struct world {
     struct wire_order last; /* its strings are gone */
     char phase[8];
     size_t n_handle;
+    uint64_t n_let_go;
+    uint8_t let_go; /* first byte of the newest handle: its job */
 };
 
 static void emit(void *arg, const struct wire_frame *f)
@@ -40,6 +42,15 @@ static void emit(void *arg, const struct wire_frame *f)
     x->n_handle = f->order.handle.n;
     memset(x->phase, 0, sizeof x->phase);
     memcpy(x->phase, f->order.phase.p, f->order.phase.n);
+}
+
+static void let_go(void *arg, const char *store, struct wire_bytes handle)
+{
+    struct world *x = arg;
+    assert_string_equal(store, "s");
+    assert_int_equal(handle.n, 16);
+    x->n_let_go++;
+    x->let_go = handle.p[0];
 }
 
 static void event(struct world *x, struct wire_frame *f)
@@ -111,7 +122,7 @@ static void prefilled(struct world *x, uint64_t job, uint32_t n_prompt)
 static void start(struct world *x, const struct sched_policy *policy)
 {
     struct err e = {0};
-    const struct sched_sink sink = {emit, x};
+    const struct sched_sink sink = {.emit = emit, .arg = x, .let_go = let_go};
     *x = (struct world){.now = 1000 * MS};
     assert_int_equal(sched_new(&e, &x->s, policy, &sink), 0);
     join(x, "prefill");
@@ -153,6 +164,7 @@ static void two_that_block_each_other(const struct sched_policy *policy)
         capacity(&x, "decode", 0, 5);
         assert_int_equal(x.n_order, 2);
     }
+    assert_true(x.n_let_go == 1 && x.let_go == 2); /* its store is asked to end it */
     capacity(&x, "decode", 0, 40);
     assert_int_equal(x.n_order, 3);
     assert_true(!strcmp(x.phase, "decode") && x.last.job == 1 && x.n_handle == 16);

@@ -250,7 +250,7 @@ static void sched_begin(void)
         const char *name;
         double value;
     } knobs[] = {{"lease_ms", 600}, {"grace_ms", 200}, {"retries", 1000}};
-    OK(sched_new(&e, &sched.s, draw(2) ? &sched_policy_kv : &sched_policy_fcfs, &(struct sched_sink){emit, NULL}));
+    OK(sched_new(&e, &sched.s, draw(2) ? &sched_policy_kv : &sched_policy_fcfs, &(struct sched_sink){.emit = emit}));
     for (size_t i = 0; i < sizeof knobs / sizeof *knobs; i++)
         OK(sched_knob(&e, sched.s, knobs[i].name, knobs[i].value));
     struct session_hub_opts o = {.self = {"sched", "s", 1}};
