@@ -73,17 +73,9 @@ static void add_knobs(struct sched *s, const struct sched_default *k, size_t n)
 
 /* ---- life ---- */
 
-static void no_sink(void *arg, const struct wire_frame *f)
-{
-    (void)arg;
-    (void)f;
-}
-
 void sched_set_sink(struct sched *s, const struct sched_sink *sink)
 {
     s->sink = *sink;
-    if (!s->sink.emit)
-        s->sink.emit = no_sink;
 }
 
 int sched_new(struct err *e, struct sched **out, const struct sched_policy *p, const struct sched_sink *sink)
@@ -92,7 +84,8 @@ int sched_new(struct err *e, struct sched **out, const struct sched_policy *p, c
     if (!s)
         return err_nomem(e, "the scheduler", sizeof *s);
     s->policy = p;
-    sched_set_sink(s, sink ? sink : &(struct sched_sink){0});
+    if (sink)
+        s->sink = *sink;
     list_init(&s->fresh);
     list_init(&s->held);
     add_knobs(s, own, sizeof own / sizeof *own);

@@ -283,7 +283,8 @@ int report_event(struct err *e, struct sched *s, const struct wire_report *f);
 
 static inline void emit(struct sched *s, const struct wire_frame *f)
 {
-    s->sink.emit(s->sink.arg, f);
+    if (s->sink.emit)
+        s->sink.emit(s->sink.arg, f);
 }
 
 /* ---- handle.c ---- */

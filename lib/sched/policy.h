@@ -119,9 +119,8 @@ struct sched_policy {
     const char *name;
     const struct sched_default *knobs; /* those the policy has, with their defaults */
     size_t n_knob;
-    bool split;      /* prefill and decode on workers of their role: a decoding pool is needed */
-    size_t n_state;  /* bytes of its own memory, zeroed at start */
-    const void *arg; /* given to open */
+    size_t n_state;                                           /* bytes of its own memory, zeroed at start */
+    const void *arg;                                          /* given to open */
     int (*open)(struct err *e, void *state, const void *arg); /* may be NULL */
     int (*decide)(struct err *e, void *state, struct sched_view *v);
     void (*close)(void *state); /* may be NULL */

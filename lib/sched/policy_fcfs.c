@@ -48,4 +48,4 @@ static int decide(struct err *e, void *state, struct sched_view *v)
     return 0;
 }
 
-const struct sched_policy sched_policy_fcfs = {.name = "fcfs", .split = true, .decide = decide};
+const struct sched_policy sched_policy_fcfs = {.name = "fcfs", .decide = decide};

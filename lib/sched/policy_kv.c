@@ -463,7 +463,6 @@ const struct sched_policy sched_policy_kv = {
     .name = "kv",
     .knobs = knobs,
     .n_knob = sizeof knobs / sizeof *knobs,
-    .split = true,
     .n_state = sizeof(struct kv),
     .decide = decide,
 };

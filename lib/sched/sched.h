@@ -37,7 +37,7 @@
 struct sched;
 
 struct sched_sink {
-    void (*emit)(void *arg, const struct wire_frame *decision);
+    void (*emit)(void *arg, const struct wire_frame *decision); /* NULL: decisions are dropped */
     void *arg;
     /* No worker will take the sequence of this handle at the store. NULL: the store ends it by its TTL. */
     void (*let_go)(void *arg, const char *store, struct wire_bytes handle);
