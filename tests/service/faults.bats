@@ -346,6 +346,16 @@ stop_and_go() {
     accounts
 }
 
+@test "the store is full, and ends what waits in it before its turn" {
+    kv+=(--kv-cache-memory-bytes 4M --handed-ms 50)
+    services
+    gateway g < "$BATS_FILE_TMPDIR/load"
+    finish g
+    right g
+    accounts
+    sched_says '.submitted == 14 and .ended.length == 14 and .retried == 0'
+}
+
 # bats test_tags=quick
 @test "a request larger than the pool is refused in words, others are served" {
     kv+=(--kv-cache-memory-bytes 3M)
