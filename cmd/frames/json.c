@@ -1,5 +1,4 @@
 /* Frames to JSON lines and back. */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,43 +63,19 @@ int frames_show(struct err *e, const char *file, bool full)
     return rc;
 }
 
-static int encode_line(struct err *e, struct wire_writer *w, struct wire_arena *a, const char *line, size_t n)
+static int encode_frame(struct err *e, void *arg, const struct wire_frame *f, const uint8_t *data, const char *where)
 {
-    struct wire_frame f;
-    uint8_t *data;
-    wire_arena_reset(a);
-    int rc = wire_from_json(e, &f, a, &data, line, n);
-    if (rc)
-        return rc;
-    struct iovec iov = {data, f.kind == WIRE_BLK ? (size_t)f.blk.n_data : 0};
-    rc = f.kind == WIRE_BLK ? wire_write_blk(e, w, &f.blk, &iov, 1) : wire_write(e, w, &f);
-    free(data);
-    return rc;
+    struct iovec iov = {(void *)(uintptr_t)data, f->kind == WIRE_BLK ? (size_t)f->blk.n_data : 0};
+    int rc = f->kind == WIRE_BLK ? wire_write_blk(e, arg, &f->blk, &iov, 1) : wire_write(e, arg, f);
+    return rc == ERR_PROTO ? err_prefix(e, "%s", where) : rc;
 }
 
 int frames_encode(struct err *e)
 {
     struct wire_writer *w;
-    struct wire_arena *a = wire_arena_new();
-    if (!a)
-        return err_nomem(e, "frames", 0);
     int rc = wire_writer_new(e, &w, STDOUT_FILENO, "stdout");
-    char *line = NULL;
-    size_t size = 0, number = 0;
-    ssize_t n;
-    errno = 0;
-    while (!rc && (n = getline(&line, &size, stdin)) >= 0) {
-        number++;
-        if (strspn(line, " \t\r\n") == (size_t)n)
-            continue;
-        rc = encode_line(e, w, a, line, (size_t)n);
-        if (rc == ERR_PROTO)
-            err_prefix(e, "stdin: line %zu", number);
-    }
-    if (!rc && ferror(stdin))
-        rc = err_sys(e, "stdin: read failed after line %zu", number);
-    free(line);
+    struct wire_lines lines = {.frame = encode_frame, .arg = w};
+    rc = rc ? rc : wire_read_lines(e, STDIN_FILENO, "stdin", &lines);
     wire_writer_free(w);
-    wire_arena_free(a);
     return rc;
 }

@@ -111,44 +111,19 @@ static int read_frames(struct err *e, struct filter *x)
     return rc;
 }
 
-static int read_lines(struct err *e, struct filter *x)
+static int take_line(struct err *e, void *arg, const struct wire_frame *f, const uint8_t *data, const char *where)
 {
-    int fd = dup(x->o->fd_in);
-    FILE *in = fd < 0 ? NULL : fdopen(fd, "r");
-    struct wire_arena *a = wire_arena_new();
-    char *line = NULL, where[64];
-    size_t size = 0, n_line = 0;
-    ssize_t n;
-    int rc = in && a ? 0 : err_sys(e, "stdin");
-    while (!rc && (n = getline(&line, &size, in)) >= 0) {
-        struct wire_frame f;
-        uint8_t *data = NULL;
-        n_line++;
-        if (strspn(line, " \t\r\n") == (size_t)n)
-            continue;
-        snprintf(where, sizeof where, "stdin: line %zu", n_line);
-        wire_arena_reset(a);
-        rc = wire_from_json(e, &f, a, &data, line, (size_t)n);
-        if (rc == ERR_PROTO) {
-            err_prefix(e, "%s", where);
-            x->o->say(x->o->say_arg, e->text);
-            rc = 0;
-        } else if (!rc) {
-            rc = take(e, x, &f, where);
-            if (!rc && f.kind == WIRE_TICK)
-                rc = flush(e, x);
-        }
-        free(data);
-    }
-    if (!rc && ferror(in))
-        rc = err_sys(e, "stdin: read failed after line %zu", n_line);
-    free(line);
-    wire_arena_free(a);
-    if (in)
-        fclose(in);
-    else if (fd >= 0)
-        close(fd);
-    return rc;
+    struct filter *x = arg;
+    (void)data;
+    int rc = take(e, x, f, where);
+    return !rc && f->kind == WIRE_TICK ? flush(e, x) : rc;
+}
+
+static int skip_line(struct err *e, void *arg)
+{
+    struct filter *x = arg;
+    x->o->say(x->o->say_arg, e->text);
+    return 0;
 }
 
 static int finish(struct err *e, struct filter *x)
@@ -172,7 +147,8 @@ static int run(struct err *e, struct filter *x)
     hello.hello.from = wire_str_of(x->o->prog);
     if (!x->o->jsonl)
         emit(x, &hello);
-    int rc = x->o->jsonl ? read_lines(e, x) : read_frames(e, x);
+    const struct wire_lines lines = {.frame = take_line, .bad = skip_line, .arg = x};
+    int rc = x->o->jsonl ? wire_read_lines(e, x->o->fd_in, "stdin", &lines) : read_frames(e, x);
     if (!rc && x->pending)
         rc = decide(e, x);
     return rc ? rc : finish(e, x);

@@ -439,6 +439,16 @@ int wire_to_json(struct err *e, char **out, const struct wire_frame *f, const ui
 int wire_from_json(struct err *e, struct wire_frame *f, struct wire_arena *a, uint8_t **data, const char *line,
                    size_t n);
 
+/* All frames of a descriptor (which stays the caller's), a line of JSON each; empty lines are skipped. frame: data is
+ * the payload of a blk, otherwise NULL; where: "NAME: line N". bad: a line is no frame, *e says why and where; NULL:
+ * that ends the reading with ERR_PROTO. What they return, if not 0, ends it too. */
+struct wire_lines {
+    int (*frame)(struct err *e, void *arg, const struct wire_frame *f, const uint8_t *data, const char *where);
+    int (*bad)(struct err *e, void *arg);
+    void *arg;
+};
+int wire_read_lines(struct err *e, int fd, const char *name, const struct wire_lines *r);
+
 /* FNV-free text of all kinds and fields with their types and limits: what the protocol test hashes. */
 const char *wire_schema(void);
 
