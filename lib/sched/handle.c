@@ -16,7 +16,7 @@
 
 #define STUCK_NS 500000000 /* nothing fits for so long */
 
-bool handle_waits_at(const struct job *j, int store)
+static bool waits_at(const struct job *j, int store)
 {
     return j->n_handle && j->pub.kv_store >= 0 && j->pub.kv_store == store;
 }
@@ -24,7 +24,7 @@ bool handle_waits_at(const struct job *j, int store)
 uint64_t handle_blocks(const struct job *j, int store)
 {
     uint64_t n = (uint64_t)j->pub.n_prompt + j->pub.n_out;
-    return handle_waits_at(j, store) && n ? (n - 1 + KV_BLOCK - 1) / KV_BLOCK : 0;
+    return waits_at(j, store) && n ? (n - 1 + KV_BLOCK - 1) / KV_BLOCK : 0;
 }
 
 static void let_go(struct sched *s, int store, const uint8_t *p, size_t n)
@@ -50,7 +50,7 @@ void handle_unused(struct sched *s, const struct job *j, const struct wire_repor
 static struct job *first_at(const struct sched *s, int store)
 {
     struct job *j = s->ready.first[0];
-    while (j && !handle_waits_at(j, store))
+    while (j && !waits_at(j, store))
         j = j->skip.next[0];
     return j;
 }
@@ -80,7 +80,7 @@ static void give_up(struct sched *s, int store)
     struct job *first = first_at(s, store), *j = first->skip.next[0];
     bool others = false;
     for (; j; j = j->skip.next[0])
-        if (handle_waits_at(j, store)) {
+        if (waits_at(j, store)) {
             others = true;
             handle_let_go(s, j);
         }

@@ -101,7 +101,7 @@ void job_set(struct sched *s, struct job *j, enum job_state state)
     count(s, j, true);
 }
 
-void deadline_drop(struct sched *s, struct job *j)
+static void deadline_drop(struct sched *s, struct job *j)
 {
     if (j->deadline.at_ns)
         s->deadlines = loop_heap_remove(s->deadlines, &j->deadline);

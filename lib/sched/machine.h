@@ -246,8 +246,6 @@ void run_close(struct sched *s, struct run *r);    /* the worker knows it no lon
 void run_abandon(struct sched *s, struct run *r);  /* not current; the worker gets a cancel */
 void run_progress(struct run *r, uint64_t est_ns); /* what is left to prefill */
 
-void deadline_drop(struct sched *s, struct job *j);
-
 /* ---- submit.c: gateways ---- */
 
 struct gateway *gateway_find(const struct sched *s, struct wire_str name);
@@ -290,7 +288,6 @@ static inline void emit(struct sched *s, const struct wire_frame *f)
 /* ---- handle.c ---- */
 
 uint64_t handle_blocks(const struct job *j, int store); /* that the request has at the store, waiting to be taken */
-bool handle_waits_at(const struct job *j, int store);
 void handle_let_go(struct sched *s, struct job *j);
 /* The handle of a report that nobody goes by; j may be NULL. */
 void handle_unused(struct sched *s, const struct job *j, const struct wire_report *f);

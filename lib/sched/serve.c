@@ -17,7 +17,7 @@
 
 /* ---- the clock ---- */
 
-uint64_t serve_now(struct serve *v)
+static uint64_t serve_now(struct serve *v)
 {
     uint64_t now = time_now_ns(), took = now - v->last_ns;
     if (v->last_ns && took > v->allowed_ns + STOPPED_NS)

@@ -50,7 +50,6 @@ struct serve {
     size_t n_store;
 };
 
-uint64_t serve_now(struct serve *v);
 void serve_broken(struct serve *v, const struct err *e); /* no memory: the loop ends with it */
 void serve_say(struct serve *v, const char *text);
 void serve_say_some(struct serve *v, const char *text);  /* for what peers cause: log_limit */
