@@ -103,11 +103,11 @@ MAN_PAGES := $(wildcard docs/man/*.[1-9])
 check: all unit tools
 	@B=$(B) scripts/run-tests
 
-# Contexts of 262,144 tokens whose rows all attend to each other, and the service tests that take half a minute each: three
-# minutes on two cores.
+# Contexts of 262,144 tokens whose rows all attend to each other, and the long tests of other suites: four minutes on two
+# cores.
 .PHONY: check-long
 check-long: all unit tools
-	@PHASEPIPE_LONG=1 B=$(B) scripts/run-tests pipe/long service/edge service/clients service/stream
+	@PHASEPIPE_LONG=1 B=$(B) scripts/run-tests pipe/long pipe/determinism cli/bench service/edge service/clients service/stream
 
 .PHONY: test-
 test-:

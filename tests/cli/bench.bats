@@ -127,6 +127,7 @@ P
     [ "$status" -eq 2 ]
 }
 
+# bats test_tags=long
 @test "scripts/bench: the sections requests and edge run without peers" {
     B=$PHASEPIPE_BUILD timeout 240 "$bench" -m "$PHASEPIPE_TEST_MODEL" --rounds 1 --only requests,edge --json out.json > text 3>&-
     grep -q 'llama-server not found' text

@@ -64,21 +64,42 @@ same() {
     same got
 }
 
-@test "plain C, AVX2 and AVX-512" {
-    for isa in c avx2 avx512 avx512-fma avx512-dot; do
+# It takes 50 ms a row; tests/kernels compares it with each table by bits.
+@test "plain C, in short prompts and answers" {
+    grep -E '"id":"(sampled|penalties|stops)"' requests.jsonl | sed 's/"max_tokens":24/"max_tokens":6/' |
+        tokenize --jsonl > short.tok
+    prefill < short.tok | decode | stream --jsonl | answers > short.want
+    [ "$(jq -s 'map(.usage.completion_tokens) | add' short.want)" -ge 15 ]
+    PHASEPIPE_ISA=c prefill < short.tok | PHASEPIPE_ISA=c decode | stream --jsonl | answers | diff short.want -
+}
+
+# bats test_tags=long
+@test "plain C, in whole answers" {
+    PHASEPIPE_ISA=c prefill < all.tok | PHASEPIPE_ISA=c decode | stream --jsonl | answers > got
+    same got
+}
+
+@test "AVX2 and AVX-512" {
+    for isa in avx2 avx512 avx512-fma avx512-dot; do
         PHASEPIPE_ISA=$isa prefill < all.tok > isa.kv 2> isa.err || { cat isa.err; grep -q 'lacks' isa.err && continue; return 1; }
         PHASEPIPE_ISA=$isa decode < isa.kv | stream --jsonl | answers > got
         same got
     done
 }
 
-@test "random delays at the ends of phases" {
-    for seed in 1 2 3 4 5 6; do
+# delayed SEED ...
+delayed() {
+    for seed; do
         PHASEPIPE_TEST_DELAY=$seed prefill --max-num-batched-tokens 40 --threads 2 < all.tok |
             PHASEPIPE_TEST_DELAY=$((seed + 100)) decode --threads 3 | stream --jsonl | answers > got
         same got
     done
 }
+
+@test "random delays at the ends of phases" { delayed 1 2; }
+
+# bats test_tags=long
+@test "random delays of more seeds" { delayed 3 4 5 6 7 8 9 10; }
 
 @test "cores that are lent, and taken back while steps run" {
     cores=$(taskset -cp $$ | sed 's/.*: //')
@@ -123,9 +144,15 @@ same() {
     decode --threads 2 --max-num-batched-tokens 77 < long.tok | stream --jsonl | answers | diff long.want -
 }
 
-@test "again and again" {
-    for i in $(seq 8); do
+# again TIMES
+again() {
+    for i in $(seq "$1"); do
         prefill < all.tok | decode | stream --jsonl | answers > got
         same got
     done
 }
+
+@test "once more" { again 2; }
+
+# bats test_tags=long
+@test "again and again" { again 16; }

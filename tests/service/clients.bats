@@ -51,12 +51,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     timeout 300 "${clients[@]}" openai-async
 }
 
-@test "the package ollama" {
-    packages
-    timeout 300 "${clients[@]}" ollama
-}
-
-@test "the package ollama: what is cached, twice against the same server" {
+@test "the package ollama; what is cached, twice against the same server" {
     packages
     timeout 300 "${clients[@]}" ollama,ollama cached > out
     [ "$(tail -n 1 out)" = "2 passed, 0 failed" ]

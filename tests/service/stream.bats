@@ -7,6 +7,10 @@ bats_require_minimum_version 1.5.0
 
 setup_file() {
     [ -x "$PHASEPIPE_BUILD/tests/tools/sched_peer" ] || make -s -C "$PHASEPIPE_TOP" B="$PHASEPIPE_BUILD" tools
+    cd "$BATS_FILE_TMPDIR" || return 1
+    without_sched > without.out 2>&1 3>&- &
+    long 6 > in
+    pipe < in > want
 }
 
 setup() {
@@ -103,18 +107,24 @@ ask() { timeout -k 1 -s KILL 120 stream --run "$PWD/up" --jsonl "$@" 2>> err.log
     diff want got
     ask --unordered < in | sort | diff <(sort want) -
     ask --max-running 1 < in | diff want -
+    jq -r 'select(.id == "chat").text' want > chat
     # Text, and a flag that is a default of each line.
     tokenize -n 9 --jsonl < <(head -n 2 in) 2> /dev/null | prefill | decode | stream > want
     timeout -k 1 30 stream --run "$PWD/up" -p 'Count to five.' -n 20 > got
-    diff <(jq -r 'select(.id == "chat").text' <(requests | pipe)) got
+    diff chat got
     sed 's/,"max_tokens":[0-9]*//' in | head -n 2 > short
     diff <(tokenize -n 9 --jsonl short 2> /dev/null | prefill | decode | stream --jsonl | jq -cS "$same") <(ask -n 9 < short)
     [ "$(phasepipe ctl sched --json --run "$PWD/up" | jq '.running + .waiting + .ended.error + .ended.cancelled')" = 0 ]
 }
 
+# long_lines N: N of the long requests as `in`, and what the pipe gives for them as `want`
+long_lines() {
+    head -n "$1" "$BATS_FILE_TMPDIR/in" > in
+    head -n "$1" "$BATS_FILE_TMPDIR/want" > want
+}
+
 @test "a decode worker that is killed, and a prefill, change no line" {
-    long 6 > in
-    pipe < in > want
+    long_lines 6
     up -D 2
     ask < in > got &
     asks=$!
@@ -127,8 +137,7 @@ ask() { timeout -k 1 -s KILL 120 stream --run "$PWD/up" --jsonl "$@" 2>> err.log
 }
 
 @test "a scheduler and a tokenize that are killed and come back change no line" {
-    long 6 > in
-    pipe < in > want
+    long_lines 6
     up
     ask < in > got &
     asks=$!
@@ -140,8 +149,7 @@ ask() { timeout -k 1 -s KILL 120 stream --run "$PWD/up" --jsonl "$@" 2>> err.log
 }
 
 @test "a scheduler that is stopped for longer than a heartbeat changes no line, nor does a gateway" {
-    long 4 > in
-    pipe < in > want
+    long_lines 4
     up
     ask < in > got &
     asks=$!
@@ -220,7 +228,7 @@ ask() { timeout -k 1 -s KILL 120 stream --run "$PWD/up" --jsonl "$@" 2>> err.log
 @test "a reader that is slow keeps no connection waiting, one that has gone cancels" {
     peer
     for ((i = 0; i < 400; i++)); do echo '{"prompt":"x","max_tokens":20}'; done > in
-    timeout -k 1 60 stream --run . --jsonl < in 2> err | (sleep 5; wc -l) > lines
+    timeout -k 1 60 stream --run . --jsonl < in 2> err | (sleep 3.5; wc -l) > lines
     [ "$(cat lines)" = 400 ]
     kill -TERM "$(cat peer.pid)"
     eventually grep -q '^connections' peer.log
@@ -236,9 +244,20 @@ ask() { timeout -k 1 -s KILL 120 stream --run "$PWD/up" --jsonl "$@" 2>> err.log
     grep -q 'Broken pipe' err
 }
 
+# without_sched: stream beside a tokenize alone gives up after ten seconds, in which other tests run
+without_sched() {
+    local rc=0
+    mkdir without && cd without
+    tokenize --listen "ipc://$PWD/tokenize.sock" &
+    timeout -k 1 30 stream --run . -p x || rc=$?
+    echo "status $rc"
+    kill $!
+}
+
 @test "a service that is not there is named; one that never was is an error" {
-    ready tokenize.pid tokenize --listen "ipc://$PWD/tokenize.sock"
-    run -111 timeout -k 1 30 stream --run . -p x
+    eventually grep -q '^status' "$BATS_FILE_TMPDIR/without.out"
+    run cat "$BATS_FILE_TMPDIR/without.out"
+    [[ "$output" == *"status 111"* ]]
     [[ "$output" == *"waits for ipc://./sched.sock"* ]]
     [[ "$output" == *"nobody listens at ipc://./sched.sock"* ]]
 }

@@ -143,41 +143,58 @@ tokenize tokenize tokenizer ready" ]
 }
 
 # starts_of NAME: how many processes of it there have been
-starts_of() { grep -c "\"name\": \"$1\"" stand/starts || true; }
+starts_of() { grep -c "\"name\": \"$1\"" "$STAND/starts" || true; }
+
+# own NAME: a directory and a folder of the stand-ins for one run, beside which others go on
+own() {
+    run=$PWD/run-$1 STAND=$PWD/stand-$1
+    mkdir "$STAND"
+}
+
+# never_up STATUS_OF_KVSTORE STATUS_OF_UP [OPTION]
+never_up() {
+    local rc=0
+    own "$1${3-}"
+    echo "$1" > "$STAND/fail-kvstore"
+    timeout 30 phasepipe up --run "$run" ${3-} 2> "$STAND/err" 3>&- || rc=$?
+    [ "$rc" -eq "$2" ]
+    grep -q "phasepipe up: kvstore failed 5 times before it was ready: exit status $1: kvstore: no model here" "$STAND/err"
+    [ "$(starts_of kvstore)" -eq 5 ]
+    nothing_left
+}
 
 @test "a service that never comes up ends all, with its own words and status" {
-    for status in 111 7; do # no memory, say; and none of ours
-        rm -f stand/starts
-        echo $status > stand/fail-kvstore
-        rc=0
-        timeout 30 phasepipe up --run "$run" 2> err 3>&- || rc=$?
-        [ "$rc" -eq $((status == 7 ? 1 : status)) ]
-        grep -q "phasepipe up: kvstore failed 5 times before it was ready: exit status $status: kvstore: no model here" err
-        [ "$(starts_of kvstore)" -eq 5 ]
-        nothing_left
-    done
-    rc=0
-    timeout 30 phasepipe up --run "$run" --detach 2> err 3>&- || rc=$?
-    [ "$rc" -eq 1 ]
-    grep -q "kvstore: no model here" err
-    nothing_left
+    never_up 111 111 & # no memory, say
+    a=$!
+    never_up 7 1 & # none of ours
+    b=$!
+    never_up 7 1 --detach
     grep -q "no model here" "$run/log/kvstore.log"
+    wait $a
+    wait $b
+}
+
+# not_tried_again STATUS
+not_tried_again() {
+    local rc=0
+    own "$1"
+    touch "$STAND/stuck-tokenize" # does not end by itself: it is not waited for either
+    echo "$1" > "$STAND/fail-decode-0"
+    timeout 15 phasepipe up --run "$run" --detach 2> "$STAND/err" 3>&- || rc=$? # the drain of what is stuck would be 40 s
+    [ "$rc" -eq "$1" ]
+    grep -qx "phasepipe up: decode-0 cannot start: exit status $1: decode: no model here" "$STAND/err"
+    [ "$(starts_of decode-0)" -eq 1 ]
+    nothing_left
 }
 
 @test "what a service refuses at its start is not tried again: up ends with its words and status" {
-    touch stand/stuck-tokenize # does not end by itself: it is not waited for either
+    runs=
     for status in 1 2 100; do
-        rm -f stand/starts
-        echo $status > stand/fail-decode-0
-        rc=0
-        timeout 15 phasepipe up --run "$run" --detach 2> err 3>&- || rc=$? # the drain of what is stuck would be 40 s
-        [ "$rc" -eq $status ]
-        grep -qx "phasepipe up: decode-0 cannot start: exit status $status: decode: no model here" err
-        [ "$(starts_of decode-0)" -eq 1 ]
-        nothing_left
+        not_tried_again $status &
+        runs="$runs $!"
     done
+    for one in $runs; do wait "$one"; done
     # One that was ready once is tried again, whatever its status.
-    rm stand/fail-decode-0 stand/stuck-tokenize
     start
     echo 1 > stand/fail-decode-0
     kill -9 "$(pid_of decode-0)"
@@ -483,14 +500,15 @@ P
 }
 
 @test "ctl says who does not answer, and misuse" {
-    rc=0
-    timeout 20 phasepipe ctl sched --run "$run" 2> err || rc=$?
-    [ "$rc" -eq 1 ]
-    grep -q "nobody answers at ipc://$run/sched.sock within 5 s" err
+    timeout 20 phasepipe ctl sched --run "$run" 2> err.sched &
     rc=0
     timeout 20 phasepipe ctl kv --json --run "$run" 2> err || rc=$?
     [ "$rc" -eq 1 ]
     grep -q "nobody answers at unix:$run/kv.sock within 5 s" err
+    rc=0
+    wait $! || rc=$?
+    [ "$rc" -eq 1 ]
+    grep -q "nobody answers at ipc://$run/sched.sock within 5 s" err.sched
     run -1 phasepipe ctl restart sched --run "$run"
     [[ $output == *"no supervisor runs in $run"* ]]
     for bad in "" nothing "kv 1" drain "role w cook" "set x" "set x=y" "set =1" "sched-swap"; do
