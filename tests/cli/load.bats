@@ -171,9 +171,11 @@ half_a_second() {
 }
 
 @test "what fails is counted by kind, listed, and no part of the figures" {
-    check() { # FAULT KIND [ARGUMENT ...]
+    check() { # FAULT KIND [ARGUMENT ...]: in a folder of its own
         local fault=$1 kind=$2
         shift 2
+        mkdir "$fault"
+        cd "$fault"
         serve --fault "$fault:3"
         rc=0
         load -n 6 --max-concurrency 1 --random-input-len 5 --random-output-len 6 --save r --save-detailed "$@" > table 2> err || rc=$?
@@ -182,18 +184,27 @@ half_a_second() {
         grep -q "failed: $kind 2" table
         holds ".completed == 4 and .failed == 2 and .client.errors == {\"$kind\": 2} and .total_output_tokens == 24"
         holds '[.errors[] | length > 0] == [false, false, true, false, false, true] and .output_lens == [6, 6, 0, 6, 6, 0]'
-        kill "$server"
     }
-    check status status
-    grep -q '503.*try again later' table
-    check event 'error event'
-    grep -q 'the engine has died' table
-    check garbage 'error event'
-    check cut incomplete
-    check no-done incomplete
-    check empty 'no token'
-    check cut-early incomplete
-    check hang timeout --request-timeout-sec 0.4
+    checks=
+    beside() { # the same, while others go on
+        (
+            trap '[ -z "$server" ] || kill "$server"' EXIT
+            check "$@"
+        ) &
+        checks="$checks $!"
+    }
+    beside status status
+    beside event 'error event'
+    beside garbage 'error event'
+    beside cut incomplete
+    beside no-done incomplete
+    beside empty 'no token'
+    beside cut-early incomplete
+    for one in $checks; do wait "$one"; done
+    grep -q '503.*try again later' status/table
+    grep -q 'the engine has died' event/table
+    check hang timeout --request-timeout-sec 0.4 # alone: it has a limit of time
+    kill "$server"
     serve --fault reset
     run load -n 2 --random-input-len 5
     [ "$status" -eq 1 ]
