@@ -55,7 +55,8 @@ int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, struct wire_s
         r->deadline_ns = g->o.deadline_ns < UINT64_MAX - now ? now + g->o.deadline_ns : UINT64_MAX;
         gw_timer(g, r->deadline_ns);
     }
-    gw_timer(g, 0);
+    if (r->too_long)
+        gw_timer(g, 0);
     list_push_back(&g->by_seq[bucket(seq)], &r->hash);
     list_push_back(&g->requests[GW_WAITING], &r->node);
     g->n_running++;

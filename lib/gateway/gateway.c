@@ -219,7 +219,7 @@ int gateway_fd(const struct gateway *g)
 
 uint64_t gateway_next_ms(const struct gateway *g)
 {
-    if (g->broken.code)
+    if (g->broken.code || gw_line_ready(g))
         return 0;
     int own = time_left_ms(g->timer_ns, time_now_ns()), hub = session_hub_timeout_ms(g->hub);
     int least = own < 0 || (hub >= 0 && hub < own) ? hub : own;
@@ -235,7 +235,8 @@ static void choice_timers(struct gateway *g, struct gw_choice *c, uint64_t now)
 {
     struct err e;
     if (!c->done_ns) {
-        gw_send_add(g, c);
+        if (!c->submitted || c->n_out > c->n_reported)
+            gw_send_add(g, c);
     } else if (c->done_ns + END_NS > now) {
         gw_timer(g, c->done_ns + END_NS);
     } else if (c->done == WIRE_LENGTH && c->n_out >= c->max_tokens) { /* its worker died before it sent the end */

@@ -143,6 +143,7 @@ void gw_free_all(struct gateway *g);
 
 /* ---- line.c: tokenize ---- */
 
+bool gw_line_ready(const struct gateway *g); /* the oldest request can be sent now */
 void gw_line_send(struct gateway *g);
 void gw_line_event(struct gateway *g, const struct session_event *ev);
 

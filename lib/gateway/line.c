@@ -8,6 +8,8 @@
 
 #include "gateway/gateway_impl.h"
 
+#define ASK_BYTES (WIRE_ID_BYTES_MAX + 100) /* of an `ask` frame beside the line */
+
 /* The request of an answer; NULL: it has ended. last: the answer is complete, and another line may be sent. */
 static struct gw_request *answered(struct gateway *g, uint64_t ask, bool last)
 {
@@ -34,13 +36,24 @@ static int ask(struct err *e, struct gateway *g, struct gw_request *r)
     return 0;
 }
 
+static bool has_room(const struct gateway *g, const struct gw_request *r)
+{
+    return g->n_asked < ASKED_MAX && session_has_room(g->tokenize, r->n_line + ASK_BYTES);
+}
+
+bool gw_line_ready(const struct gateway *g)
+{
+    const struct list *waiting = &g->requests[GW_WAITING];
+    return !list_empty(waiting) && has_room(g, list_entry(waiting->next, struct gw_request, node));
+}
+
 void gw_line_send(struct gateway *g)
 {
     struct err e;
     list_each_safe (struct gw_request, r, &g->requests[GW_WAITING], node) {
         if (r->too_long || r->cancelled) /* its timer ends it */
             continue;
-        if (g->n_asked >= ASKED_MAX || !session_has_room(g->tokenize, r->n_line))
+        if (!has_room(g, r))
             return;
         int rc = ask(&e, g, r);
         if (rc == ERR_SYS)
