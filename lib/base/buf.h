@@ -5,7 +5,7 @@
  *     if (!buf_reserve(&b, READ_BYTES))
  *         return err_nomem(...);
  *     b.n += recv(sock, b.p + b.n, READ_BYTES, 0);
- *     buf_take(&b, parse(b.p + b.at, buf_left(&b)));
+ *     buf_take(&b, parse(buf_front(&b), buf_left(&b)));
  *
  * The owner frees p with free().
  */
@@ -26,6 +26,11 @@ struct buf {
 static inline size_t buf_left(const struct buf *b)
 {
     return b->n - b->at;
+}
+
+static inline const uint8_t *buf_front(const struct buf *b) /* NULL: it has no memory, and no bytes */
+{
+    return b->p ? b->p + b->at : NULL;
 }
 
 /* Makes room for n bytes at p + b->n, after the front that was taken is reclaimed. The bytes may move. False: no

@@ -87,7 +87,7 @@ static bool flush(struct link_conn *c)
 {
     while (buf_left(&c->out)) {
         bool first = c->fd_out >= 0 && c->fd_after;
-        ssize_t n = socket_send(c->sock.fd, c->out.p + c->out.at, first ? c->fd_after : buf_left(&c->out),
+        ssize_t n = socket_send(c->sock.fd, buf_front(&c->out), first ? c->fd_after : buf_left(&c->out),
                                 first ? -1 : c->fd_out);
         if (n < 0 && errno == EINTR)
             continue;
@@ -163,7 +163,7 @@ void *link_data(const struct link_conn *c)
 static int next_frame(struct err *e, struct link_conn *c, size_t *n)
 {
     struct wire_frame f;
-    const uint8_t *p = c->in.p + c->in.at;
+    const uint8_t *p = buf_front(&c->in);
     int rc = wire_frame_size(e, n, p, buf_left(&c->in), LINK_FRAME_BYTES_MAX);
     if (rc || !*n)
         return rc;

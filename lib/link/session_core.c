@@ -205,7 +205,7 @@ static int on_ack(struct err *e, struct core *c, uint64_t n)
         return err_set(e, ERR_PROTO, "%llu frames acknowledged, %llu were before and %llu were sent",
                        (unsigned long long)n, (unsigned long long)c->acked, (unsigned long long)c->sent);
     for (uint32_t size; c->acked < n; c->acked++, buf_take(&c->sizes, sizeof size)) {
-        memcpy(&size, c->sizes.p + c->sizes.at, sizeof size);
+        memcpy(&size, buf_front(&c->sizes), sizeof size);
         c->unacked_bytes -= size;
     }
     return 0;
@@ -264,7 +264,7 @@ static bool take_frame(struct core *c, enum core_event *ev, const uint8_t **p, s
 {
     struct err e;
     *ev = CORE_EV_NONE;
-    *p = c->in.p + c->in.at;
+    *p = buf_front(&c->in);
     if (wire_frame_size(&e, n, *p, buf_left(&c->in),
                         c->state == CORE_HELLO ? CORE_HELLO_BYTES_MAX : SESSION_FRAME_BYTES_MAX)) {
         refuse(c, now, &e);
@@ -347,7 +347,7 @@ const uint8_t *core_out(struct core *c, size_t *n)
         c->out = b;
     }
     *n = buf_left(&c->writing);
-    return *n ? c->writing.p + c->writing.at : NULL;
+    return buf_front(&c->writing);
 }
 
 void core_wrote(struct core *c, size_t n)

@@ -59,7 +59,7 @@ int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, 
 {
     buf_take(&c->in, c->skip);
     for (c->skip = 0;;) {
-        const uint8_t *p = c->in.p + c->in.at;
+        const uint8_t *p = buf_front(&c->in);
         int rc = wire_frame_size(e, &c->skip, p, buf_left(&c->in), FRAME_MAX);
         wire_arena_reset(c->mem);
         if (!rc && c->skip)

@@ -90,6 +90,7 @@ int worker_link_open(struct err *e, struct worker_link **out, const struct worke
     if (!w)
         return err_nomem(e, "a worker", sizeof *w);
     pthread_mutex_init(&w->lock, NULL);
+    list_init(&w->orders);
     list_init(&w->order_events);
     list_init(&w->reports);
     list_init(&w->outlets);
@@ -111,9 +112,8 @@ static void free_lists(struct worker_link *w)
     struct worker_event ev;
     while (worker_link_take(w, &ev))
         worker_order_release(ev.assigned);
-    for (uint32_t i = 0; i < WORKER_BUCKETS; i++)
-        while (w->order[i])
-            order_gone(w, w->order[i]);
+    list_each_safe (struct order, o, &w->orders, node)
+        order_gone(w, o);
     outlet_free_all(w);
     list_for_each_safe (n, &w->reports)
         free(list_entry(n, struct message, node));

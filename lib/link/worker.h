@@ -88,14 +88,18 @@ void worker_order_release(const struct wire_order *o); /* before or after the or
 int worker_link_fd(const struct worker_link *w);       /* readable while there is an event to take */
 
 /*
- * Queues a frame (out, end) for the gateway of an open order. The link sets its seq: the job of the order. n_out:
- * tokens of the answer after it. Of a cancelled order nothing is queued.
+ * The calls about an order take it as WORKER_EV_ASSIGNED gave it, before worker_order_release. ERR_NO: it is closed.
+ *
+ * Queues a frame (out, end) for the gateway of the order. The link sets its seq: the job of the order. n_out: tokens
+ * of the answer after it. Of a cancelled order nothing is queued.
  */
-int worker_link_send(struct err *e, struct worker_link *w, uint64_t order, const struct wire_frame *f, uint32_t n_out);
+int worker_link_send(struct err *e, struct worker_link *w, const struct wire_order *order, const struct wire_frame *f,
+                     uint32_t n_out);
 /* true: frames are kept until false, so that those of a step leave together. Not for long. */
 void worker_link_hold(struct worker_link *w, bool hold);
 /* r: what, n_done, cached, n_out, out, busy_ns, handle, reason, code, text; the rest is filled in. Copied. */
-int worker_link_report(struct err *e, struct worker_link *w, uint64_t order, const struct wire_report *r);
+int worker_link_report(struct err *e, struct worker_link *w, const struct wire_order *order,
+                       const struct wire_report *r);
 
 /* Everything sent and reported is acknowledged. */
 bool worker_link_idle(struct worker_link *w);

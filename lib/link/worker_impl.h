@@ -15,24 +15,21 @@
 #include "link/session.h"
 #include "link/worker.h"
 
-#define WORKER_BUCKETS 1024 /* of orders */
 #define WORKER_OUTLETS 1024 /* gateways at once */
 #define WORKER_PHASE_BYTES 16
 
 /* One attempt of a request, from the time its order is received until the scheduler has acknowledged the report that
- * closes it. bytes, mem and f are the caller's from worker_link_take to worker_order_release. */
+ * closes it. bytes and mem are the caller's from worker_link_take to worker_order_release. */
 struct order {
     struct list event_node; /* of worker_link.order_events, while there are events */
     uint32_t events;        /* to be taken: a bit 1 << enum worker_event_type each */
-    uint8_t *bytes;         /* of f */
+    struct wire_order f;    /* what it borrows from bytes and mem is the caller's */
+    uint8_t *bytes;
     struct wire_arena *mem;
-    struct wire_frame f;
     uint32_t n_join; /* the join that it came after */
 
-    atomic_uint n_ref;  /* the table of orders, the caller, each frame for its gateway */
-    struct order *next; /* of its bucket */
-    uint64_t id, job, lease_ns;
-    uint32_t attempt, n_prompt, max_tokens;
+    struct list node;  /* of worker_link.orders */
+    atomic_uint n_ref; /* the list of orders, the caller, each frame for its gateway */
     char gw[WIRE_NAME_BYTES_MAX + 1], phase[WORKER_PHASE_BYTES];
     struct outlet *outlet;    /* NULL: the order failed when it was received */
     uint32_t n_out;           /* tokens of the answer that its gateway has acknowledged */
@@ -93,7 +90,7 @@ struct worker_link {
     struct wire_capacity capacity; /* that was sent last on this connection */
     uint64_t capacity_ns;          /* when; 0: none was */
 
-    struct order *order[WORKER_BUCKETS];
+    struct list orders;
     uint32_t n_order;
     struct list order_events, reports, outlets;
     uint64_t queued; /* bytes of all outlets */
@@ -102,8 +99,7 @@ struct worker_link {
 
 /* ---- worker_order.c ---- */
 
-struct order *order_find(const struct worker_link *w, uint64_t id);
-struct order *order_open(struct err *e, const struct worker_link *w, uint64_t id); /* NULL, ERR_NO: not open */
+struct order *order_open(struct err *e, const struct wire_order *f); /* the caller's; NULL, ERR_NO: it is closed */
 void order_frame(struct worker_link *w, const struct wire_order *f, const struct session_event *ev);
 void control_frame(struct worker_link *w, const struct wire_control *f);
 void order_fail(struct worker_link *w, struct order *o, int code, const char *text); /* cancels it. text: constant */

@@ -6,25 +6,26 @@
 #include "base/kv_block.h"
 #include "link/worker_impl.h"
 
-static struct order **bucket(const struct worker_link *w, uint64_t id)
+static struct order *order_find(const struct worker_link *w, uint64_t id)
 {
-    return (struct order **)(uintptr_t)&w->order[(id * 0x9e3779b97f4a7c15u) >> 54];
+    list_each (struct order, o, &w->orders, node)
+        if (o->f.order == id)
+            return o;
+    return NULL;
 }
 
-struct order *order_find(const struct worker_link *w, uint64_t id)
+static struct order *order_of(const struct wire_order *f)
 {
-    struct order *o = *bucket(w, id);
-    while (o && o->id != id)
-        o = o->next;
-    return o;
+    return list_entry((uintptr_t)f, struct order, f);
 }
 
-struct order *order_open(struct err *e, const struct worker_link *w, uint64_t id)
+/* Only the caller closes an order that it has, so that no lock is needed. */
+struct order *order_open(struct err *e, const struct wire_order *f)
 {
-    struct order *o = order_find(w, id);
-    if (o && !o->closed)
+    struct order *o = order_of(f);
+    if (!o->closed)
         return o;
-    err_set(e, ERR_NO, "order %llu is not open", (unsigned long long)id);
+    err_set(e, ERR_NO, "order %llu is closed", (unsigned long long)f->order);
     return NULL;
 }
 
@@ -84,7 +85,7 @@ static bool take_order_event(struct worker_link *w, struct worker_event *ev)
     while (!(o->events & 1u << type))
         type++;
     bool assigned = type == WORKER_EV_ASSIGNED;
-    *ev = (struct worker_event){type, o->id, assigned ? &o->f.order : NULL};
+    *ev = (struct worker_event){type, o->f.order, assigned ? &o->f : NULL};
     w->n_taken += assigned && o->n_join == w->n_join;
     o->events &= ~(1u << type);
     if (!o->events)
@@ -119,7 +120,7 @@ void worker_order_release(const struct wire_order *f)
 {
     if (!f)
         return;
-    struct order *o = list_entry((uintptr_t)f, struct order, f.order);
+    struct order *o = order_of(f);
     wire_arena_free(o->mem);
     free(o->bytes);
     order_unref(o);
@@ -136,7 +137,7 @@ void worker_link_room(struct worker_link *w, const struct worker_room *r)
 
 /* ---- orders ---- */
 
-/* Into the table; the frame's memory is not copied yet. */
+/* In the list; what the frame borrows is not copied yet. */
 static struct order *order_new(struct worker_link *w, const struct wire_order *f)
 {
     struct order *o = calloc(1, sizeof *o);
@@ -145,29 +146,27 @@ static struct order *order_new(struct worker_link *w, const struct wire_order *f
     list_init(&o->event_node);
     atomic_init(&o->n_ref, 1);
     o->n_join = w->n_join;
-    o->id = f->order;
-    o->job = f->job;
-    o->lease_ns = f->lease_ns;
-    o->attempt = f->attempt;
-    o->n_prompt = f->n_prompt;
-    o->max_tokens = f->max_tokens;
+    o->f = *f;
     o->n_out = f->n_out;
     str_to(o->gw, sizeof o->gw, f->gw);
     str_to(o->phase, sizeof o->phase, f->phase);
-    o->next = *bucket(w, o->id);
-    *bucket(w, o->id) = o;
+    list_push_back(&w->orders, &o->node);
     w->n_order++;
     return o;
 }
 
 static int copy_frame(struct err *e, struct order *o, const struct session_event *ev)
 {
+    struct wire_frame f;
     o->bytes = malloc(ev->n);
     o->mem = wire_arena_new();
     if (!o->bytes || !o->mem)
         return err_nomem(e, "an order", ev->n);
     memcpy(o->bytes, ev->p, ev->n);
-    return session_frame(e, &o->f, o->mem, &(struct session_event){.type = SESSION_FRAME, .p = o->bytes, .n = ev->n});
+    int rc = session_frame(e, &f, o->mem, &(struct session_event){.type = SESSION_FRAME, .p = o->bytes, .n = ev->n});
+    if (!rc)
+        o->f = f.order;
+    return rc;
 }
 
 /* An order that this worker cannot begin is closed by its report, and no event of it is due. */
@@ -184,7 +183,7 @@ static void order_refused(struct worker_link *w, struct order *o, const struct e
     }
 }
 
-/* An order that is not in the table when the session breaks is missing in the next join: the scheduler places it
+/* An order that is not in the list when the session breaks is missing in the next join: the scheduler places it
  * again. */
 void order_frame(struct worker_link *w, const struct wire_order *f, const struct session_event *ev)
 {
@@ -215,10 +214,7 @@ void order_unref(struct order *o)
 
 void order_gone(struct worker_link *w, struct order *o)
 {
-    struct order **at = bucket(w, o->id);
-    while (*at != o)
-        at = &(*at)->next;
-    *at = o->next;
+    list_remove(&o->node);
     w->n_order--;
     if (o->outlet)
         o->outlet->n_order--;
@@ -251,10 +247,9 @@ void order_leases(struct worker_link *w, uint64_t now_ns)
 {
     if (w->state == WORKER_JOINED)
         return;
-    for (uint32_t i = 0; i < WORKER_BUCKETS && w->n_order; i++)
-        for (struct order *o = w->order[i]; o; o = o->next)
-            if (!o->closed && o->lease_ns && now_ns > w->lost_ns && now_ns - w->lost_ns >= o->lease_ns)
-                order_cancel(w, o);
+    list_each (struct order, o, &w->orders, node)
+        if (!o->closed && o->f.lease_ns && now_ns > w->lost_ns && now_ns - w->lost_ns >= o->f.lease_ns)
+            order_cancel(w, o);
 }
 
 int message_new(struct err *e, struct message **out, struct order *o, const struct wire_frame *f)
@@ -282,7 +277,7 @@ static void preempt(struct worker_link *w, struct order *o)
     order_event(w, o, WORKER_EV_PREEMPT);
 }
 
-/* A control of an order that is not in the table comes late: the report that closed the order has been acknowledged or
+/* A control of an order that is not in the list comes late: the report that closed the order has been acknowledged or
  * is on its way. */
 void control_frame(struct worker_link *w, const struct wire_control *f)
 {

@@ -167,16 +167,15 @@ static void add_message(struct worker_link *w, struct order *o, struct message *
     w->queued += m->n;
 }
 
-int worker_link_send(struct err *e, struct worker_link *w, uint64_t order, const struct wire_frame *f, uint32_t n_out)
+int worker_link_send(struct err *e, struct worker_link *w, const struct wire_order *order, const struct wire_frame *f,
+                     uint32_t n_out)
 {
     struct message *m = NULL;
     struct wire_frame own = *f;
-    pthread_mutex_lock(&w->lock);
-    struct order *o = order_open(e, w, order); /* only this thread closes it */
-    pthread_mutex_unlock(&w->lock);
+    struct order *o = order_open(e, order);
     if (!o)
         return e->code;
-    *(f->kind == WIRE_OUT ? &own.out.seq : &own.end.seq) = o->job;
+    *(f->kind == WIRE_OUT ? &own.out.seq : &own.end.seq) = o->f.job;
     if (message_new(e, &m, o, &own) == ERR_SYS) /* encoded without the lock */
         return e->code;
     if (m && m->n > SESSION_FRAME_BYTES_MAX) {

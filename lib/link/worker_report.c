@@ -74,9 +74,9 @@ int report_add(struct err *e, struct worker_link *w, struct order *o, const stru
     f.report.worker = wire_str_of(w->o.name);
     f.report.inc = w->inc;
     f.report.gw = wire_str_of(o->gw);
-    f.report.job = o->job;
-    f.report.order = o->id;
-    f.report.attempt = o->attempt;
+    f.report.job = o->f.job;
+    f.report.order = o->f.order;
+    f.report.attempt = o->f.attempt;
     f.report.store = wire_str_of(word == PREFILLED ? w->o.store : NULL);
     f.report.extra = (struct wire_extra){0};
     int rc = message_new(e, &m, o, &f);
@@ -125,10 +125,11 @@ void report_down(struct worker_link *w)
         list_entry(n, struct message, node)->number = 0;
 }
 
-int worker_link_report(struct err *e, struct worker_link *w, uint64_t order, const struct wire_report *r)
+int worker_link_report(struct err *e, struct worker_link *w, const struct wire_order *order,
+                       const struct wire_report *r)
 {
     pthread_mutex_lock(&w->lock);
-    struct order *o = order_open(e, w, order);
+    struct order *o = order_open(e, order);
     int rc = o ? report_add(e, w, o, r) : e->code;
     pthread_mutex_unlock(&w->lock);
     if (!rc)

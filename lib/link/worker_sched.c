@@ -17,15 +17,15 @@ static int dial(struct err *e, struct worker_link *w)
 static void put_runs(struct wire_run *run, uint32_t n, const struct worker_link *w)
 {
     uint32_t k = 0;
-    for (uint32_t i = 0; i < WORKER_BUCKETS; i++)
-        for (const struct order *o = w->order[i]; o && k < n; o = o->next)
+    list_each (const struct order, o, &w->orders, node)
+        if (k < n)
             run[k++] = (struct wire_run){.gw = wire_str_of(o->gw),
-                                         .job = o->job,
-                                         .order = o->id,
-                                         .attempt = o->attempt,
+                                         .job = o->f.job,
+                                         .order = o->f.order,
+                                         .attempt = o->f.attempt,
                                          .phase = wire_str_of(o->phase),
-                                         .n_prompt = o->n_prompt,
-                                         .max_tokens = o->max_tokens,
+                                         .n_prompt = o->f.n_prompt,
+                                         .max_tokens = o->f.max_tokens,
                                          .n_out = o->n_out};
 }
 

@@ -71,7 +71,7 @@ int out_report(struct err *e, struct serve *v, struct assignment *a, const char 
     struct wire_report r = report_of(a, what);
     r.code = (uint32_t)code;
     r.text = wire_str_of(text);
-    return worker_link_report(e, v->link, a->order->order, &r);
+    return worker_link_report(e, v->link, a->order, &r);
 }
 
 int out_fail(struct err *e, struct runner *r, struct request *q)
@@ -92,7 +92,7 @@ int out_progress(struct err *e, struct runner *r, struct request *q)
     a->progress_ns = now;
     struct wire_report w = report_of(a, "progress");
     w.n_out = w.n_out_id = 0; /* of those the gateway tells */
-    return worker_link_report(e, v->link, a->order->order, &w);
+    return worker_link_report(e, v->link, a->order, &w);
 }
 
 static int report_prefilled(struct err *e, struct serve *v, struct assignment *a, const struct kv_seq_info *handed)
@@ -115,7 +115,7 @@ static int report_prefilled(struct err *e, struct serve *v, struct assignment *a
         r.handle = (struct wire_bytes){bytes, sizeof bytes};
         r.store = wire_str_of(v->store_name);
     }
-    return worker_link_report(e, v->link, a->order->order, &r);
+    return worker_link_report(e, v->link, a->order, &r);
 }
 
 int out_hand_over(struct err *e, struct runner *r, struct request *q)
@@ -138,7 +138,7 @@ int out_frame(struct err *e, struct runner *r, struct request *q, struct wire_fr
         f->out.cached = n == 1 ? q->cached : 0;
         f->out.at = n - 1;
     }
-    return worker_link_send(e, serve_of(r)->link, assignment_of(q)->order->order, f, n);
+    return worker_link_send(e, serve_of(r)->link, assignment_of(q)->order, f, n);
 }
 
 int out_end(struct err *e, struct runner *r, struct request *q, struct wire_frame *f)
@@ -146,7 +146,7 @@ int out_end(struct err *e, struct runner *r, struct request *q, struct wire_fram
     struct serve *v = serve_of(r);
     struct assignment *a = assignment_of(q);
     hold_publish(v, a, false); /* before it is known that it ended, so that what comes next finds them */
-    int rc = worker_link_send(e, v->link, a->order->order, f, request_n_answer(q));
+    int rc = worker_link_send(e, v->link, a->order, f, request_n_answer(q));
     hold_drop(v, a);
     if (rc)
         return rc;
@@ -156,7 +156,7 @@ int out_end(struct err *e, struct runner *r, struct request *q, struct wire_fram
         w.out += w.n_out_id - NEWEST;
         w.n_out_id = NEWEST;
     }
-    return worker_link_report(e, v->link, a->order->order, &w);
+    return worker_link_report(e, v->link, a->order, &w);
 }
 
 /* ---- steps ---- */

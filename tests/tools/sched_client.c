@@ -270,7 +270,7 @@ static void report(const struct task *t, const char *what)
         ids[i] = i + 1;
     r.out = ids + o->n_out;
     r.n_out_id = r.n_out - o->n_out;
-    must(worker_link_report(&e, worker, t->order->order, &r));
+    must(worker_link_report(&e, worker, t->order, &r));
 }
 
 static void close_task(uint32_t i, const char *what)

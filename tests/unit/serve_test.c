@@ -288,7 +288,8 @@ static struct job *job_of(uint64_t order)
     return NULL;
 }
 
-int worker_link_send(struct err *e, struct worker_link *w, uint64_t order, const struct wire_frame *f, uint32_t n_out)
+int worker_link_send(struct err *e, struct worker_link *w, const struct wire_order *order, const struct wire_frame *f,
+                     uint32_t n_out)
 {
     struct wire_frame copy;
     uint8_t *p;
@@ -297,7 +298,7 @@ int worker_link_send(struct err *e, struct worker_link *w, uint64_t order, const
     struct wire_arena *mem = wire_arena_new();
     MUST(!wire_decode(e, &copy, mem, p, n));
     pthread_mutex_lock(&lock);
-    struct job *j = job_of(order);
+    struct job *j = job_of(order->order);
     MUST(j->w == w);
     if (copy.kind == WIRE_OUT) {
         MUST(copy.out.seq == j->r.seq && copy.out.index == j->r.index);
@@ -324,11 +325,12 @@ void worker_link_hold(struct worker_link *w, bool hold)
     (void)w, (void)hold;
 }
 
-int worker_link_report(struct err *e, struct worker_link *w, uint64_t order, const struct wire_report *r)
+int worker_link_report(struct err *e, struct worker_link *w, const struct wire_order *order,
+                       const struct wire_report *r)
 {
     (void)e;
     pthread_mutex_lock(&lock);
-    struct job *j = job_of(order);
+    struct job *j = job_of(order->order);
     MUST(j->w == w && r->n_out <= j->log.n);
     if (is(r->what, "progress")) {
         MUST(r->n_done <= j->r.n_id + j->log.n);

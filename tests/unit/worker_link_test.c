@@ -240,6 +240,8 @@ static const struct wire_report *next_report(struct side *s)
 static struct side sched, gw;
 static struct worker_link *w;
 
+static const struct wire_order *held[128]; /* by id: assigned, to be released at the end of the test */
+
 static void worker_open(uint32_t seqs)
 {
     struct worker_link_opts o = {.sched = sched.url,
@@ -272,6 +274,8 @@ static int teardown(void **state)
     side_kill(&gw);
     worker_link_close(w);
     w = NULL;
+    for (size_t i = 0; i < sizeof held / sizeof *held; held[i++] = NULL)
+        worker_order_release(held[i]);
     return 0;
 }
 
@@ -331,7 +335,10 @@ static void told(enum worker_event_type what, uint64_t id)
         fail_msg("nothing was told, not %d of %d", (int)what, (int)id);
     assert_int_equal(t->type, what);
     assert_int_equal(t->order, id);
-    worker_order_release(t->assigned);
+    if (t->assigned) {
+        worker_order_release(held[id]);
+        held[id] = t->assigned;
+    }
 }
 
 static void nothing_told(void)
@@ -356,7 +363,7 @@ static void send(uint64_t id, uint32_t at)
 {
     struct wire_frame f = {.kind = WIRE_OUT};
     f.out = (struct wire_out){.seq = 3, .ids = &at, .n_id = 1, .at = at};
-    OK(worker_link_send(&e, w, id, &f, at + 1));
+    OK(worker_link_send(&e, w, held[id], &f, at + 1));
 }
 
 /* One of many bytes. */
@@ -366,7 +373,7 @@ static void send_long(uint64_t id, uint32_t at, uint32_t n_text)
     memset(text, 'x', n_text);
     struct wire_frame f = {.kind = WIRE_OUT};
     f.out = (struct wire_out){.ids = &at, .n_id = 1, .at = at, .text = {text, n_text}};
-    OK(worker_link_send(&e, w, id, &f, at + 1));
+    OK(worker_link_send(&e, w, held[id], &f, at + 1));
     free(text);
 }
 
@@ -379,7 +386,7 @@ static void report(uint64_t id, const char *what, uint32_t n_out)
         .what = wire_str_of(what), .n_out = n_out, .out = ids, .n_out_id = n_out, .reason = WIRE_STOP};
     if (strcmp(what, "ended"))
         r.reason = 0;
-    OK(worker_link_report(&e, w, id, &r));
+    OK(worker_link_report(&e, w, held[id], &r));
 }
 
 /* The gateway receives the next token, and acknowledges it. */
@@ -582,7 +589,7 @@ static void tokens_go_before_reports(void **state)
                             .cached = 32,
                             .busy_ns = 5,
                             .handle = {(const uint8_t *)"0123456789abcdef", 16}};
-    OK(worker_link_report(&e, w, 71, &p));
+    OK(worker_link_report(&e, w, held[71], &p));
     assert_false(worker_link_idle(w));
     pump(&sched, 200); /* not before the gateway has it */
     assert_int_equal(count(&sched, WIRE_REPORT), 0);
@@ -595,13 +602,13 @@ static void tokens_go_before_reports(void **state)
     until_idle();
     /* It is closed. */
     struct wire_frame f = {.kind = WIRE_OUT, .out = {.seq = 1071, .ids = &id, .n_id = 1}};
-    assert_int_equal(worker_link_send(&e, w, 71, &f, 2), ERR_NO);
-    assert_int_equal(worker_link_report(&e, w, 71, &p), ERR_NO);
+    assert_int_equal(worker_link_send(&e, w, held[71], &f, 2), ERR_NO);
+    assert_int_equal(worker_link_report(&e, w, held[71], &p), ERR_NO);
     struct wire_frame g = order(72, "whole");
     send_frames(&sched, &g, 1);
     told(WORKER_EV_ASSIGNED, 72);
     p.what = wire_str_of("no such report");
-    assert_int_equal(worker_link_report(&e, w, 72, &p), ERR_USAGE);
+    assert_int_equal(worker_link_report(&e, w, held[72], &p), ERR_USAGE);
 }
 
 /* A report waits for the tokens of its own order only. */
@@ -707,7 +714,7 @@ static void frame_is_too_long(void **state)
     memset(text, 'x', sizeof text);
     struct wire_frame f = {.kind = WIRE_OUT};
     f.out = (struct wire_out){.prompt = true, .ids = ids, .n_id = 4000000, .text = {text, sizeof text}};
-    OK(worker_link_send(&e, w, 71, &f, 0));
+    OK(worker_link_send(&e, w, held[71], &f, 0));
     told(WORKER_EV_CANCEL, 71);
     report(71, "cancelled", 0);
     const struct wire_report *r = next_report(&sched);
@@ -1048,7 +1055,7 @@ static void newest_progress_counts(void **state)
         usleep(1000);
     for (uint32_t i = 1; i <= 5; i++) {
         struct wire_report r = {.what = wire_str_of("progress"), .n_done = 8 * i};
-        OK(worker_link_report(&e, w, 71, &r));
+        OK(worker_link_report(&e, w, held[71], &r));
     }
     report(71, "failed", 0);
     side_open(&sched);

@@ -378,7 +378,7 @@ static void close_task(struct worker *w, uint32_t i, const char *what)
         r.code = ERR_SYS;
     if (!strcmp(what, "prefilled"))
         r.handle = (struct wire_bytes){(const uint8_t *)&handle, sizeof handle};
-    OK(worker_link_report(&e, w->link, k->o->order, &r));
+    OK(worker_link_report(&e, w->link, k->o, &r));
     worker_order_release(k->o);
     *k = w->task[--w->n];
 }
@@ -411,12 +411,10 @@ static void step_task(struct worker *w, uint32_t i)
 {
     struct task *k = &w->task[i];
     const struct wire_order *o = k->o;
-    uint64_t id = k->o->order;
     bool prefill = is(o->phase, "prefill");
     if (!is(o->phase, "decode") && !k->prefilled && draw(3)) {
         if (draw(2))
-            OK(worker_link_report(&e, w->link, id,
-                                  &(struct wire_report){.what = wire_str_of("progress"), .n_done = 5}));
+            OK(worker_link_report(&e, w->link, o, &(struct wire_report){.what = wire_str_of("progress"), .n_done = 5}));
         return;
     }
     k->prefilled = true;
@@ -427,11 +425,11 @@ static void step_task(struct worker *w, uint32_t i)
     if (k->n_out < o->max_tokens) {
         uint32_t tok = token_of(o->job, k->n_out);
         struct wire_frame f = {.kind = WIRE_OUT, .out = {.ids = &tok, .n_id = 1, .at = k->n_out}};
-        OK(worker_link_send(&e, w->link, id, &f, ++k->n_out));
+        OK(worker_link_send(&e, w->link, o, &f, ++k->n_out));
     }
     if (k->n_out == o->max_tokens) {
         struct wire_frame f = {.kind = WIRE_END, .end = {.reason = WIRE_LENGTH}};
-        OK(worker_link_send(&e, w->link, id, &f, k->n_out));
+        OK(worker_link_send(&e, w->link, o, &f, k->n_out));
         close_task(w, i, "ended");
     } else if (prefill) {
         close_task(w, i, "prefilled");
