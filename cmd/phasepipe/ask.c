@@ -118,8 +118,7 @@ int ask_store(struct err *e, struct wire_kv_stat *out, const char *run, const ch
     char mine[RUN_BYTES_MAX + 32];
     struct store_client *c;
     snprintf(mine, sizeof mine, "unix:%s/kv.sock", run);
-    const struct store_client_opts o = {
-        .url = url ? url : mine, .name = "phasepipe", .timeout_ms = ASK_MS, .no_thread = true};
+    const struct store_client_opts o = {.url = url ? url : mine, .name = "phasepipe", .timeout_ms = ASK_MS};
     int rc = store_client_open(e, &c, &o);
     if (rc == ERR_SYS || rc == ERR_NO)
         return err_set(e, ERR_NO, "nobody answers at %s within %d s", o.url, ASK_MS / 1000);

@@ -27,7 +27,7 @@ static void ask_store(void *arg)
 {
     struct store_watch *s = arg;
     struct err e;
-    const struct store_client_opts o = {.url = s->url, .name = "stream", .timeout_ms = TIMEOUT_MS, .no_thread = true};
+    const struct store_client_opts o = {.url = s->url, .name = "stream", .timeout_ms = TIMEOUT_MS};
     s->answered = false;
     if (!s->client && store_client_open(&e, &s->client, &o))
         s->client = NULL;

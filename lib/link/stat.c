@@ -5,25 +5,16 @@
 
 #include "base/vec.h"
 
-static int reserve(struct err *e, struct link_stat *s, size_t n)
-{
-    s->arena = s->arena ? s->arena : wire_arena_new();
-    int rc = vec_reserve(e, &s->bytes, &s->cap_bytes, s->n_bytes + n, 1, "the state of the scheduler");
-    return rc ? rc : s->arena ? 0 : err_nomem(e, "the state of the scheduler", 0);
-}
-
 /* All frames are here: decoded again, since each borrows from its bytes. */
 static int decode(struct err *e, struct link_stat *s)
 {
     struct wire_frame f;
-    size_t size = 0;
+    const uint8_t *p = buf_front(&s->bytes);
+    size_t n = buf_left(&s->bytes);
     int rc = 0;
     wire_arena_reset(s->arena);
-    s->n = 0;
-    for (size_t at = 0; at < s->n_bytes && !rc; at += size) {
-        rc = wire_frame_size(e, &size, s->bytes + at, s->n_bytes - at, SESSION_FRAME_BYTES_MAX);
-        struct session_event ev = {.type = SESSION_FRAME, .p = s->bytes + at, .n = size};
-        rc = rc ? rc : session_frame(e, &f, s->arena, &ev);
+    for (s->n = 0; n && !rc;) {
+        rc = wire_decode_next(e, &f, s->arena, &p, &n);
         if (!rc && f.kind == WIRE_STAT)
             s->stat = f.stat;
         else if (!rc)
@@ -32,34 +23,34 @@ static int decode(struct err *e, struct link_stat *s)
     return rc;
 }
 
-static int begin(struct err *e, struct link_stat *s, const struct wire_stat *stat)
+static int begin(struct err *e, struct link_stat *s, uint32_t workers)
 {
-    s->n_bytes = 0;
-    int rc = vec_reserve(e, &s->worker, &s->cap, stat->workers, sizeof *s->worker, "workers");
-    if (rc)
-        return rc;
-    s->n_left = (uint64_t)stat->workers + 1;
-    return 0;
+    s->bytes.n = 0;
+    s->n_left = (uint64_t)workers + 1;
+    return vec_reserve(e, &s->worker, &s->cap, workers, sizeof *s->worker, "workers");
 }
 
 int link_stat_add(struct err *e, struct link_stat *s, bool *whole, const struct session_event *ev)
 {
     struct wire_frame f;
     *whole = false;
-    int rc = reserve(e, s, ev->n);
-    if (!rc)
-        wire_arena_reset(s->arena);
-    rc = rc ? rc : session_frame(e, &f, s->arena, ev);
+    s->arena = s->arena ? s->arena : wire_arena_new();
+    if (!s->arena)
+        return err_nomem(e, "the state of the scheduler", 0);
+    wire_arena_reset(s->arena);
+    int rc = session_frame(e, &f, s->arena, ev);
     if (!rc && f.kind == WIRE_STAT && f.stat.workers <= LINK_STAT_WORKERS_MAX)
-        rc = begin(e, s, &f.stat);
+        rc = begin(e, s, f.stat.workers);
     else if (!rc && (f.kind != WIRE_WORKER || s->n_left < 1))
         rc = err_set(e, ERR_PROTO, "a %s frame in place of the state of the scheduler", wire_kind_name(f.kind));
+    if (!rc && !buf_reserve(&s->bytes, ev->n))
+        rc = err_nomem(e, "the state of the scheduler", ev->n);
     if (rc) {
         s->n_left = 0;
         return rc;
     }
-    memcpy(s->bytes + s->n_bytes, ev->p, ev->n);
-    s->n_bytes += ev->n;
+    memcpy(s->bytes.p + s->bytes.n, ev->p, ev->n);
+    s->bytes.n += ev->n;
     *whole = --s->n_left == 0;
     return *whole ? decode(e, s) : 0;
 }
@@ -67,7 +58,7 @@ int link_stat_add(struct err *e, struct link_stat *s, bool *whole, const struct 
 void link_stat_free(struct link_stat *s)
 {
     free(s->worker);
-    free(s->bytes);
+    free(s->bytes.p);
     wire_arena_free(s->arena);
     *s = (struct link_stat){0};
 }

@@ -5,6 +5,7 @@
 #ifndef LINK_STAT_H
 #define LINK_STAT_H
 
+#include "base/buf.h"
 #include "link/session.h"
 
 #define LINK_STAT_WORKERS_MAX 65536
@@ -14,9 +15,9 @@ struct link_stat {
     struct wire_worker *worker; /* n; both borrow from what follows, until the next link_stat_add */
     size_t n;
 
-    uint8_t *bytes; /* the frames, whole, one after the other */
-    size_t n_bytes, cap_bytes, cap;
-    uint64_t n_left; /* frames that are still to come */
+    size_t cap;
+    struct buf bytes; /* the frames, whole, one after the other */
+    uint64_t n_left;  /* frames that are still to come */
     struct wire_arena *arena;
 };
 

@@ -338,7 +338,7 @@ int store_client_open(struct err *e, struct store_client **out, const struct sto
         c->kind = *o->kind;
     int rc = c->name && c->mem ? socket_address(e, &c->address, o->url) : err_nomem(e, "a client", sizeof *c);
     rc = rc ? rc : connect_until(e, c, client_now_ms() + c->timeout_ms);
-    if (!rc && !o->no_thread) {
+    if (!rc && c->has_kind) {
         c->has_thread = !pipe(c->stop) && !pthread_create(&c->thread, NULL, keep_alive, c);
         rc = c->has_thread ? 0 : err_set(e, ERR_SYS, "no thread for the lease");
     }

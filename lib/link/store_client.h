@@ -18,9 +18,8 @@ struct store_client;
 struct store_client_opts {
     const char *url;            /* "unix:PATH" */
     const char *name;           /* of this program */
-    const struct kv_kind *kind; /* NULL: only stat */
+    const struct kv_kind *kind; /* NULL: only stat; nothing is held, so there is no thread */
     int timeout_ms;             /* of a call; 0: 10 s. To connect too */
-    bool no_thread;             /* tests: no heartbeat, no connecting again */
 };
 
 /* Waits for a kvstore that is just starting. ERR_PROTO: it holds other KV, in words. */

@@ -20,7 +20,7 @@ struct queued { /* news of a sequence */
 struct store_client {
     struct sockaddr_un address;
     char *name;
-    bool has_kind, no_thread;
+    bool has_kind;
     struct kv_kind kind;
     int timeout_ms;
 

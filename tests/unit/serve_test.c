@@ -738,7 +738,7 @@ static struct wire_kv_stat store_stat(void)
     struct store_client *c;
     struct wire_kv_stat st;
     struct err e;
-    struct store_client_opts o = {.url = "unix:kv.sock", .name = "test", .no_thread = true};
+    struct store_client_opts o = {.url = "unix:kv.sock", .name = "test"};
     MUST(!store_client_open(&e, &c, &o) && !store_client_stat(&e, c, &st));
     store_client_close(c);
     return st;
