@@ -52,18 +52,11 @@ enum worker_link_state { WORKER_JOINING, WORKER_JOINED, WORKER_REFUSED };
  * the link tries again every second. */
 enum worker_link_state worker_link_state(struct worker_link *w, struct err *why);
 
-/* What the worker can take now; every order that worker_link_take has returned counts as running. Sent at once when
- * it changed, and every second. The scheduler subtracts the orders that are not taken yet. Before the first call: none.
- */
-struct worker_room {
-    uint32_t seqs, tokens;
-    uint64_t blocks;
-    uint64_t step_ns, context; /* of the last decode step */
-    uint32_t batch;
-    uint32_t steps[WIRE_STEPS_MAX]; /* see wire_capacity */
-    uint64_t step_tokens;
-};
-void worker_link_room(struct worker_link *w, const struct worker_room *r);
+/* What the worker can take now; every order that worker_link_take has returned counts as running; those that
+ * it has not returned the scheduler subtracts. Sent at once when it changed, and every second. Before the first call:
+ * none. Of c: seqs, tokens, blocks, step_ns, context, batch, steps (NULL, or all WIRE_STEPS_MAX) and step_tokens; the
+ * rest is filled in. Copied. */
+void worker_link_capacity(struct worker_link *w, const struct wire_capacity *c);
 void worker_link_drain(struct worker_link *w, bool on); /* on: asks the scheduler for no more orders */
 
 enum worker_event_type {

@@ -81,12 +81,13 @@ struct worker_link {
     uint64_t dial_ns, lost_ns; /* lost: since when not joined */
     uint64_t join;             /* number of the join on this connection; 0: not sent */
     uint32_t n_join;
-    uint64_t n_taken, n_counted; /* orders since the join: taken by the caller; counted in its room */
+    uint64_t n_taken, n_counted; /* orders since the join: taken by the caller; counted in its capacity */
     bool drain, draining;        /* drain: the caller asked for it. draining: the scheduler said so last */
     bool drain_received;         /* on this connection */
     uint32_t events;             /* of draining, to be taken: as in struct order */
 
-    struct worker_room room;
+    struct wire_capacity now; /* what the caller has set */
+    uint32_t steps[WIRE_STEPS_MAX];
     struct wire_capacity capacity; /* that was sent last on this connection */
     uint64_t capacity_ns;          /* when; 0: none was */
 

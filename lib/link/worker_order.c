@@ -126,10 +126,12 @@ void worker_order_release(const struct wire_order *f)
     order_unref(o);
 }
 
-void worker_link_room(struct worker_link *w, const struct worker_room *r)
+void worker_link_capacity(struct worker_link *w, const struct wire_capacity *c)
 {
     pthread_mutex_lock(&w->lock);
-    w->room = *r;
+    w->now = *c;
+    if (c->steps)
+        memcpy(w->steps, c->steps, sizeof w->steps);
     w->n_counted = w->n_taken;
     pthread_mutex_unlock(&w->lock);
     session_hub_wake(w->hub);

@@ -126,32 +126,18 @@ static void refused(struct worker_link *w, struct wire_str text)
 
 /* ---- capacity ---- */
 
-/* steps: borrowed from the link. */
-static struct wire_frame capacity_now(const struct worker_link *w)
-{
-    const struct worker_room *r = &w->room;
-    return (struct wire_frame){.kind = WIRE_CAPACITY,
-                               .capacity = {.worker = wire_str_of(w->o.name),
-                                            .inc = w->inc,
-                                            .orders = w->n_counted,
-                                            .seqs = r->seqs,
-                                            .tokens = r->tokens,
-                                            .blocks = r->blocks,
-                                            .step_ns = r->step_ns,
-                                            .context = r->context,
-                                            .batch = r->batch,
-                                            .drain = w->drain,
-                                            .steps = r->steps,
-                                            .n_steps = WIRE_STEPS_MAX,
-                                            .step_tokens = r->step_tokens}};
-}
-
 /* When it changed, and every second. When the window is full, again after a second. */
 static void send_capacity(struct worker_link *w, uint64_t now_ns)
 {
     struct err e;
-    struct wire_frame f = capacity_now(w);
-    const struct wire_capacity *c = &f.capacity, *s = &w->capacity;
+    struct wire_frame f = {.kind = WIRE_CAPACITY, .capacity = w->now};
+    struct wire_capacity *c = &f.capacity, *s = &w->capacity;
+    c->worker = wire_str_of(w->o.name);
+    c->inc = w->inc;
+    c->orders = w->n_counted;
+    c->drain = w->drain;
+    c->steps = w->steps;
+    c->n_steps = WIRE_STEPS_MAX;
     bool same = c->orders == s->orders && c->seqs == s->seqs && c->tokens == s->tokens && c->blocks == s->blocks &&
                 c->drain == s->drain;
     if (same && w->capacity_ns && now_ns < w->capacity_ns + NS_S)
@@ -160,7 +146,7 @@ static void send_capacity(struct worker_link *w, uint64_t now_ns)
     if (session_send(&e, w->sched, &f))
         return;
     w->capacity = f.capacity;
-    w->room.step_ns = w->room.batch = 0; /* a step is reported once */
+    w->now.step_ns = w->now.batch = 0; /* a step is reported once */
 }
 
 /* ---- the thread's turns ---- */

@@ -13,7 +13,7 @@
 
 #define WAIT_IDLE_MS 200 /* looks at signals and at what is due */
 #define WAIT_SOON_MS 5   /* something waits for the store */
-#define ROOM_NS (500 * NS_MS)
+#define CAPACITY_NS (500 * NS_MS)
 #define TOLD_NS (2000 * NS_MS)  /* for the scheduler to hear of a drain */
 #define HEARD_NS (3000 * NS_MS) /* for the scheduler to confirm reports, when nothing else is to be done */
 #define AWAY_NS (300 * NS_MS)   /* the same, where there is none */
@@ -74,8 +74,8 @@ static int join(struct err *e, struct serve *v)
 static int event(struct err *e, struct serve *v, const struct worker_event *ev)
 {
     if (ev->type == WORKER_EV_ASSIGNED) {
-        /* Until the room is reported the link counts the assignment, even if the room is what it was before. */
-        v->room_ns = 0;
+        /* Until the capacity is reported the link counts the assignment, even if it is what it was before. */
+        v->capacity_ns = 0;
         return work_take(e, v, ev->assigned);
     }
     if (ev->type == WORKER_EV_DRAIN || ev->type == WORKER_EV_RESUME) {
@@ -95,14 +95,14 @@ static int take_events(struct err *e, struct serve *v)
     return rc;
 }
 
-/* ---- what it has room for ---- */
+/* ---- capacity ---- */
 
 static uint64_t less(uint64_t a, uint64_t b)
 {
     return a > b ? a - b : 0;
 }
 
-static void tell_room(struct serve *v)
+static void report_capacity(struct serve *v)
 {
     uint64_t prompts = 0, blocks = 0, now = time_now_ns();
     for (const struct request *q = v->r.head; q; q = q->next) {
@@ -112,18 +112,19 @@ static void tell_room(struct serve *v)
         prompts += less(n_id, (uint64_t)q->n_kv);
         blocks += less((n_id + KV_BLOCK) / KV_BLOCK, (uint64_t)q->kv.n);
     }
-    struct worker_room r = v->room;
-    r.seqs = (uint32_t)less(v->r.s.o->seqs, (uint64_t)v->r.n);
-    r.tokens = (uint32_t)less(2 * v->r.s.o->batched_tokens, prompts);
-    r.blocks = less(hold_room(v) + (uint64_t)kv_pool_idle(v->r.s.pool), blocks);
-    uint64_t near = v->room.blocks / 16 + 1;
-    bool same = r.seqs == v->room.seqs && r.tokens == v->room.tokens && r.blocks <= v->room.blocks + near &&
-                v->room.blocks <= r.blocks + near;
-    if (same && v->room_ns && now - v->room_ns < ROOM_NS)
+    struct wire_capacity c = v->capacity;
+    c.seqs = (uint32_t)less(v->r.s.o->seqs, (uint64_t)v->r.n);
+    c.tokens = (uint32_t)less(2 * v->r.s.o->batched_tokens, prompts);
+    c.blocks = less(hold_room(v) + (uint64_t)kv_pool_idle(v->r.s.pool), blocks);
+    c.steps = v->steps;
+    uint64_t near = v->capacity.blocks / 16 + 1;
+    bool same = c.seqs == v->capacity.seqs && c.tokens == v->capacity.tokens && c.blocks <= v->capacity.blocks + near &&
+                v->capacity.blocks <= c.blocks + near;
+    if (same && v->capacity_ns && now - v->capacity_ns < CAPACITY_NS)
         return;
-    v->room = r;
-    v->room_ns = now;
-    worker_link_room(v->link, &r);
+    v->capacity = c;
+    v->capacity_ns = now;
+    worker_link_capacity(v->link, &c);
 }
 
 /* ---- draining ---- */
@@ -205,7 +206,7 @@ static int take(struct err *e, struct runner *r, bool idle, bool *over)
     int rc = drain(e, v, over);
     if (rc || *over)
         return rc;
-    tell_room(v);
+    report_capacity(v);
     if (idle) {
         say_refused(v);
         wait_some(v);
@@ -231,7 +232,7 @@ static const struct runner_io io = {.take = take,
 static int run(struct err *e, struct serve *v)
 {
     struct err manager = {0};
-    tell_room(v);
+    report_capacity(v);
     v->r.s.load_ns = 0; /* no request waits for what was loaded before it came */
     int rc = proc_ready(e, &manager, v->r.s.o->ready_fd);
     if (manager.code)

@@ -77,8 +77,9 @@ struct serve {
     bool refused;                  /* it takes no worker like this one; was said */
     uint64_t drain_ns;             /* when what runs is given up; 0: not draining */
     uint64_t n_preempted, said_ns; /* for want of slots; when it may be said again */
-    struct worker_room room;       /* as it was reported, with the newest figures of steps */
-    uint64_t room_ns;
+    struct wire_capacity capacity; /* as it was reported, with the newest figures of steps */
+    uint32_t steps[WIRE_STEPS_MAX];
+    uint64_t capacity_ns;
 };
 
 static inline struct serve *serve_of(struct runner *r)

@@ -187,12 +187,12 @@ void out_computed(struct runner *r, uint64_t ns)
     }
     for (int64_t i = 0; i < b->n; i++)
         assignment_of(b->q[i])->busy_ns += ns * (uint64_t)b->chunk[i].n / (uint64_t)rows;
-    v->room.steps[size_of_step(rows)]++;
-    v->room.step_tokens += (uint64_t)rows;
+    v->steps[size_of_step(rows)]++;
+    v->capacity.step_tokens += (uint64_t)rows;
     if (!prompts) {
-        v->room.step_ns = ns;
-        v->room.context = context;
-        v->room.batch = (uint32_t)b->n;
+        v->capacity.step_ns = ns;
+        v->capacity.context = context;
+        v->capacity.batch = (uint32_t)b->n;
     }
     worker_link_hold(v->link, true);
 }

@@ -332,8 +332,8 @@ static void work(const char *url, char **arg)
         finish_some();
         if (n_task != before) {
             uint32_t left = n_task < seqs ? seqs - n_task : 0;
-            const struct worker_room r = {.seqs = left, .tokens = left * 4096, .blocks = 65536 - n_task * 16};
-            worker_link_room(worker, &r);
+            const struct wire_capacity c = {.seqs = left, .tokens = left * 4096, .blocks = 65536 - n_task * 16};
+            worker_link_capacity(worker, &c);
         }
         before = n_task;
         usleep(1000);

@@ -176,7 +176,7 @@ struct worker_link {
     struct queued_event *first, **last;
     int fd;
     bool drains, gone;
-    struct worker_room room;
+    struct wire_capacity capacity;
 };
 
 int worker_link_open(struct err *e, struct worker_link **out, const struct worker_link_opts *o)
@@ -208,10 +208,10 @@ enum worker_link_state worker_link_state(struct worker_link *w, struct err *why)
     return WORKER_JOINED;
 }
 
-void worker_link_room(struct worker_link *w, const struct worker_room *r)
+void worker_link_capacity(struct worker_link *w, const struct wire_capacity *c)
 {
     pthread_mutex_lock(&lock);
-    w->room = *r;
+    w->capacity = *c;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -383,10 +383,10 @@ static struct worker_link *worker_for(const char *role, int turn)
 static bool fits(struct worker_link *w, const struct job *j)
 {
     uint64_t need = (j->r.n_id + j->log.n) / 32 + 2;
-    if (!w->room.seqs || (w->room.blocks < need && w->room.seqs < 16 && j->r.n_id < 800))
+    if (!w->capacity.seqs || (w->capacity.blocks < need && w->capacity.seqs < 16 && j->r.n_id < 800))
         return false;
-    w->room.seqs--;
-    w->room.blocks -= need < w->room.blocks ? need : w->room.blocks;
+    w->capacity.seqs--;
+    w->capacity.blocks -= need < w->capacity.blocks ? need : w->capacity.blocks;
     return true;
 }
 

@@ -256,7 +256,7 @@ static void worker_open(uint32_t seqs)
                                  .pre = {1, 2, 3},
                                  .dec = {4, 5, 6}};
     OK(worker_link_open(&e, &w, &o));
-    worker_link_room(w, &(struct worker_room){.seqs = seqs, .tokens = 512, .blocks = 90});
+    worker_link_capacity(w, &(struct wire_capacity){.seqs = seqs, .tokens = 512, .blocks = 90});
 }
 
 static int setup(void **state)
@@ -435,18 +435,18 @@ static void joins_and_sends_capacity(void **state)
     assert_int_equal(c->blocks, 90);
     pump(&sched, 50);
     assert_int_equal(worker_link_state(w, NULL), WORKER_JOINED);
-    /* The same room again is no news, other room is. */
+    /* The same capacity again is no news, another is. */
     forget(&sched);
-    worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90, .step_ns = 7, .batch = 1});
+    worker_link_capacity(w, &(struct wire_capacity){.seqs = 3, .tokens = 512, .blocks = 90, .step_ns = 7, .batch = 1});
     pump(&sched, 100);
     assert_int_equal(sched.n, 0);
-    worker_link_room(w, &(struct worker_room){.seqs = 2,
-                                              .tokens = 512,
-                                              .blocks = 90,
-                                              .step_ns = 9,
-                                              .batch = 2,
-                                              .steps = {[1] = 4, [13] = 1},
-                                              .step_tokens = 20000});
+    worker_link_capacity(w, &(struct wire_capacity){.seqs = 2,
+                                                    .tokens = 512,
+                                                    .blocks = 90,
+                                                    .step_ns = 9,
+                                                    .batch = 2,
+                                                    .steps = (const uint32_t[WIRE_STEPS_MAX]){[1] = 4, [13] = 1},
+                                                    .step_tokens = 20000});
     c = capacity_with(&sched, 2, 0);
     assert_int_equal(c->step_ns, 9);
     assert_int_equal(c->batch, 2);
@@ -478,18 +478,18 @@ static void orders_are_taken_once(void **state)
     const struct wire_order *o = t->assigned;
     assert_true(o->body.n == 4 && !memcmp(o->body.p, "body", 4) && is(o->phase, "whole"));
     assert_int_equal(o->job, 1071);
-    /* The room that is set now counts the first; the second, which is not taken, the scheduler has to subtract. */
-    worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90});
+    /* The capacity that is set now counts the first; the second, which is not taken, the scheduler has to subtract. */
+    worker_link_capacity(w, &(struct wire_capacity){.seqs = 3, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 3, 1);
     forget(&sched);
     told(WORKER_EV_ASSIGNED, 72);
     pump(&sched, 50);
-    assert_null(find(&sched, WIRE_CAPACITY)); /* taken, and in no room yet */
-    worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90});
-    capacity_with(&sched, 3, 2); /* is news, though the room is the same */
+    assert_null(find(&sched, WIRE_CAPACITY)); /* taken, and in no capacity yet */
+    worker_link_capacity(w, &(struct wire_capacity){.seqs = 3, .tokens = 512, .blocks = 90});
+    capacity_with(&sched, 3, 2); /* is news, though the rest is the same */
     send_frames(&sched, &f[2], 1);
     told(WORKER_EV_ASSIGNED, 73);
-    worker_link_room(w, &(struct worker_room){.seqs = 1, .tokens = 512, .blocks = 90});
+    worker_link_capacity(w, &(struct wire_capacity){.seqs = 1, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 1, 3);
     /* One that runs already is no order of this scheduler's: both begin again. */
     forget(&sched);
@@ -524,11 +524,11 @@ static void orders_are_counted_by_connection(void **state)
     break_session(&sched);
     assert_int_equal(need(&sched, WIRE_JOIN)->join.n_run, 1);
     told(WORKER_EV_ASSIGNED, 71);
-    worker_link_room(w, &(struct worker_room){.seqs = 3, .tokens = 512, .blocks = 90});
+    worker_link_capacity(w, &(struct wire_capacity){.seqs = 3, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 3, 0);
     send_frames(&sched, &f[1], 1);
     told(WORKER_EV_ASSIGNED, 72);
-    worker_link_room(w, &(struct worker_room){.seqs = 2, .tokens = 512, .blocks = 90});
+    worker_link_capacity(w, &(struct wire_capacity){.seqs = 2, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 2, 1);
 }
 

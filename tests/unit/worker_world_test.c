@@ -332,11 +332,11 @@ static struct worker {
     bool drain, sched_drains;
 } worker[WORKERS];
 
-static void worker_room(struct worker *w)
+static void worker_capacity(struct worker *w)
 {
     uint32_t seqs = w->n < SEATS ? SEATS - w->n : 0;
-    worker_link_room(w->link,
-                     &(struct worker_room){.seqs = seqs, .tokens = 500, .blocks = 100, .step_ns = 1000, .batch = 1});
+    worker_link_capacity(
+        w->link, &(struct wire_capacity){.seqs = seqs, .tokens = 500, .blocks = 100, .step_ns = 1000, .batch = 1});
 }
 
 static void worker_begin(int i)
@@ -353,7 +353,7 @@ static void worker_begin(int i)
                                  .chunk = 64};
     worker[i] = (struct worker){.n = 0};
     OK(worker_link_open(&e, &worker[i].link, &o));
-    worker_room(&worker[i]);
+    worker_capacity(&worker[i]);
 }
 
 static void worker_end(int i)
@@ -442,7 +442,7 @@ static void worker_step(struct worker *w)
     for (uint32_t i = w->n; i-- > 0;)
         if (draw(2))
             step_task(w, i);
-    worker_room(w);
+    worker_capacity(w);
 }
 
 /* ---- the world ---- */
