@@ -74,30 +74,42 @@ static void a_disconnect_is_detected_within_a_stream(void **state)
     server_free(v);
 }
 
+/* Servers that run at the same time, so that a test waits once for all of them. */
+static void run_all_ms(struct server **v, int n, uint64_t ms)
+{
+    for (uint64_t end = time_now_ns() + ms * MS; time_now_ns() < end;)
+        for (int i = 0; i < n; i++)
+            pump(v[i], -1, time_now_ns() + MS);
+}
+
 /* ---- half-closed connections ---- */
 
 static void a_half_closed_request_is_answered(void **state)
 {
+    struct server *v[2];
+    struct client *c[2];
     char path[80];
     (void)state;
     snprintf(path, sizeof path, "unix:/tmp/http_leave_test.%d", (int)getpid());
     for (int i = 0; i < 2; i++) {
-        struct server *v = server_new(&plain, i ? path : "127.0.0.1:0");
-        struct client *c = client_new(v);
+        v[i] = server_new(&plain, i ? path : "127.0.0.1:0");
+        c[i] = client_new(v[i]);
+        send_text(v[i], c[i], GET("/wait"));
+        shutdown(c[i]->fd, SHUT_WR);
+        UNTIL(v[i], v[i]->n_tag == 1);
+    }
+    run_all_ms(v, 2, 1300);
+    for (int i = 0; i < 2; i++) {
         struct answer a;
-        send_text(v, c, GET("/wait"));
-        shutdown(c->fd, SHUT_WR);
-        UNTIL(v, v->n_tag == 1);
-        run_ms(v, 1300);
-        assert_int_equal(last(v)->n_disconnected, 0);
-        tag_reply(last(v), 200, "text/plain", "late", 4);
-        answer_read(v, c, &a);
+        assert_int_equal(last(v[i])->n_disconnected, 0);
+        tag_reply(last(v[i]), 200, "text/plain", "late", 4);
+        answer_read(v[i], c[i], &a);
         assert_string_equal(a.body, "late");
         answer_free(&a);
-        client_until_closed(v, c);
-        UNTIL(v, http_connections(v->h) == 0);
-        client_free(c);
-        server_free(v);
+        client_until_closed(v[i], c[i]);
+        UNTIL(v[i], http_connections(v[i]->h) == 0);
+        client_free(c[i]);
+        server_free(v[i]);
     }
 }
 
@@ -107,22 +119,26 @@ static void a_half_closed_stream_is_whole(void **state)
 {
     static const char *const type[] = {"text/event-stream", "application/x-ndjson"}, *const probe[] = {":\n\n", " "},
                              *const event[] = {"data: 1\n\n", "{\"a\":1}\n"};
+    struct server *v[2];
+    struct client *c[2];
     (void)state;
     for (int i = 0; i < 2; i++) {
-        struct server *v = server_new(&plain, "127.0.0.1:0");
-        struct client *c = client_new(v);
+        v[i] = server_new(&plain, "127.0.0.1:0");
+        c[i] = client_new(v[i]);
+        v[i]->stream_type = type[i];
+        send_text(v[i], c[i], GET("/stream"));
+        shutdown(c[i]->fd, SHUT_WR);
+        UNTIL(v[i], v[i]->n_tag == 1);
+    }
+    for (int j = 0; j < 3; j++) {
+        for (int i = 0; i < 2; i++)
+            http_write(last(v[i])->r, event[i], strlen(event[i]));
+        run_all_ms(v, 2, 400);
+    }
+    for (int i = 0; i < 2; i++) {
         struct answer a;
-        v->stream_type = type[i];
-        send_text(v, c, GET("/stream"));
-        shutdown(c->fd, SHUT_WR);
-        UNTIL(v, v->n_tag == 1);
-        struct tag *t = last(v);
-        for (int j = 0; j < 3; j++) {
-            http_write(t->r, event[i], strlen(event[i]));
-            run_ms(v, 400);
-        }
-        tag_end(t);
-        answer_read(v, c, &a);
+        tag_end(last(v[i]));
+        answer_read(v[i], c[i], &a);
         int n = 0, n_probe = 0;
         for (const char *p = a.body; *p;) {
             bool is_event = !strncmp(p, event[i], strlen(event[i]));
@@ -135,8 +151,8 @@ static void a_half_closed_stream_is_whole(void **state)
         assert_int_equal(n, 3);
         assert_in_range(n_probe, 1, 4);
         answer_free(&a);
-        client_free(c);
-        server_free(v);
+        client_free(c[i]);
+        server_free(v[i]);
     }
 }
 
@@ -265,43 +281,56 @@ static void a_slow_reader_does_not_time_out(void **state)
 /* http_unsent counts a complete response until it is sent, as long as its client reads something, however slowly. */
 static void unsent_responses_of_reading_clients_are_counted(void **state)
 {
-    enum { N = 24 << 20 };
+    enum { SERVERS = 4, N = 24 << 20 };
+    struct server *v[SERVERS];
+    struct client *slow[SERVERS], *stalled[SERVERS];
     char path[80], *all = calloc(N, 1), some[100000];
     (void)state;
-    snprintf(path, sizeof path, "unix:/tmp/http_leave_test.%d", (int)getpid());
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < SERVERS; i++) {
         bool streams = i % 2;
-        struct server *v = server_new(&plain, i / 2 ? path : "127.0.0.1:0");
-        struct client *slow = client_new(v), *stalled = client_new(v);
-        struct tag *s = send_waiting(v, slow, streams ? GET("/stream") : GET("/wait"));
-        struct tag *d = send_waiting(v, stalled, streams ? GET("/stream") : GET("/wait"));
-        assert_int_equal(http_unsent(v->h, 300 * MS), 0);
+        snprintf(path, sizeof path, "unix:/tmp/http_leave_test.%d.%d", (int)getpid(), i);
+        v[i] = server_new(&plain, i / 2 ? path : "127.0.0.1:0");
+        slow[i] = client_new(v[i]);
+        stalled[i] = client_new(v[i]);
+        struct tag *t[] = {send_waiting(v[i], slow[i], streams ? GET("/stream") : GET("/wait")),
+                           send_waiting(v[i], stalled[i], streams ? GET("/stream") : GET("/wait"))};
+        assert_int_equal(http_unsent(v[i]->h, 300 * MS), 0);
         for (int k = 0; k < 2; k++) {
-            struct tag *t = k ? d : s;
             if (streams) {
-                http_write(t->r, all, N);
-                tag_end(t);
+                http_write(t[k]->r, all, N);
+                tag_end(t[k]);
             } else {
-                tag_reply(t, 200, "text/plain", all, N);
+                tag_reply(t[k], 200, "text/plain", all, N);
             }
         }
-        run_ms(v, 20);
-        assert_int_equal(http_unsent(v->h, 300 * MS), 2);
-        for (int k = 0; k < 60; k++) {
-            run_ms(v, 10);
-            assert_true(recv(slow->fd, some, sizeof some, MSG_DONTWAIT) > 0);
-            assert_true(http_unsent(v->h, 300 * MS) >= 1);
+        run_ms(v[i], 20);
+        assert_int_equal(http_unsent(v[i]->h, 300 * MS), 2);
+    }
+    for (int k = 0; k < 60; k++) {
+        run_all_ms(v, SERVERS, 10);
+        for (int i = 0; i < SERVERS; i++) {
+            assert_true(recv(slow[i]->fd, some, sizeof some, MSG_DONTWAIT) > 0);
+            assert_true(http_unsent(v[i]->h, 300 * MS) >= 1);
         }
-        assert_int_equal(http_unsent(v->h, 300 * MS), 1);
-        for (uint64_t end = time_now_ns() + WAIT_MS * MS; http_unsent(v->h, 300 * MS); run_ms(v, 1)) {
-            assert_true(time_now_ns() < end);
-            while (recv(slow->fd, some, sizeof some, MSG_DONTWAIT) > 0) {
+    }
+    for (int i = 0; i < SERVERS; i++)
+        assert_int_equal(http_unsent(v[i]->h, 300 * MS), 1);
+    uint64_t left = SERVERS;
+    for (uint64_t end = time_now_ns() + WAIT_MS * MS; left;) {
+        assert_true(time_now_ns() < end);
+        left = 0;
+        for (int i = 0; i < SERVERS; i++) {
+            pump(v[i], -1, 0);
+            while (recv(slow[i]->fd, some, sizeof some, MSG_DONTWAIT) > 0) {
             }
+            left += http_unsent(v[i]->h, 300 * MS);
         }
-        assert_int_equal(http_connections(v->h), 2);
-        client_free(slow);
-        client_free(stalled);
-        server_free(v);
+    }
+    for (int i = 0; i < SERVERS; i++) {
+        assert_int_equal(http_connections(v[i]->h), 2);
+        client_free(slow[i]);
+        client_free(stalled[i]);
+        server_free(v[i]);
     }
     free(all);
 }
