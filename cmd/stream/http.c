@@ -54,7 +54,7 @@ static void address_lines(char *out, size_t n, const struct ready *r)
     size_t at = 0;
     *out = 0;
     for (size_t i = 0; (address = api_address(r->a, i)) && at < n; i++) {
-        const char *key = api_address_surface(r->a, i) == API_OLLAMA ? "OLLAMA" : "HTTP";
+        const char *key = api_address_dialect(r->a, i) == API_OLLAMA ? "OLLAMA" : "HTTP";
         const char *scheme = !strncmp(address, "unix:", 5) ? "" : r->f->tls_cert ? "https://" : "http://";
         at += (size_t)snprintf(out + at, n - at, "%s=%s%s\n", key, scheme, address);
     }
@@ -126,7 +126,7 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         .waiting_max = (uint32_t)f->waiting,
         .deadline_s = o->deadline_s,
         .access_log = f->access_log,
-        .say = on_say,
+        .log = on_say,
         .arg = &r.lost,
     };
     if (!model && model_default_path(e, path, sizeof path))

@@ -12,26 +12,26 @@
 #include "base/time.h"
 #include "proc/proc.h"
 
-#define ABSENT_SAY_NS NS_S
-#define TICK_MS 500 /* absences and the end of draining are looked at */
-/* Draining: who has taken nothing for so long is not waited for. */
+#define ABSENT_LOG_NS NS_S
+#define TICK_MS 500 /* period of checking for unreachable services and the shutdown deadline */
+/* Shutdown: do not wait for a client that has read nothing for so long. */
 #define STALL_NS (10 * NS_S)
 
-void api_say(struct api *a, const char *fmt, ...)
+void api_log(struct api *a, const char *fmt, ...)
 {
     char text[1024];
     va_list ap;
-    if (!a->o.say)
+    if (!a->o.log)
         return;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    a->o.say(a->o.arg, text);
+    a->o.log(a->o.arg, text);
 }
 
-static void on_say(void *arg, const char *text)
+static void on_log(void *arg, const char *text)
 {
-    api_say(arg, "%s", text);
+    api_log(arg, "%s", text);
 }
 
 /* ---- open and close ---- */
@@ -64,7 +64,7 @@ static int open_http(struct err *e, struct api *a)
     int rc = http_listen(e, a->http, a->o.ollama, API_OLLAMA);
     if (rc != ERR_NO || !a->o.ollama_if_free)
         return rc;
-    api_say(a, "%s; the Ollama API is not served", e->text);
+    api_log(a, "%s; the Ollama API is not served", e->text);
     return 0;
 }
 
@@ -78,7 +78,7 @@ static int open_gateway(struct err *e, struct api *a)
         .frame = api_on_frame,
         .read = api_on_read,
         .full = api_on_full,
-        .say = on_say,
+        .say = on_log,
         .arg = a,
     };
     return gateway_open(e, &a->gateway, &o);
@@ -89,22 +89,22 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     struct api *a = calloc(1, sizeof *a);
     *out = NULL;
     if (!a)
-        return err_nomem(e, "the edge", sizeof *a);
+        return err_nomem(e, "the gateway", sizeof *a);
     a->o = *o;
-    list_init(&a->calls);
+    list_init(&a->generations);
     list_init(&a->later);
     if (!a->o.waiting_max)
         a->o.waiting_max = API_WAITING_MAX;
     if (!a->o.default_max_tokens)
         a->o.default_max_tokens = 16;
-    int rc = api_served_open(e, a);
+    int rc = api_model_info_open(e, a);
     rc = rc ? rc : api_keys_read(e, a);
     rc = rc ? rc : metrics_new(e, &a->metrics, a->model.name, a->model.context);
     rc = rc ? rc : loop_new(e, &a->loop);
     rc = rc ? rc : job_queue_open(e, &a->parse, a->loop, PARSE_BYTES_MAX, "long requests");
-    rc = rc ? rc : open_http(e, a); /* an address in use is said before anything is dialed */
+    rc = rc ? rc : open_http(e, a); /* first, so that an address in use is reported at once */
     rc = rc ? rc : open_gateway(e, a);
-    rc = rc ? rc : watch_open(e, &a->watch, a->o.sched, a->o.tokenize, a->o.kv, WATCH_PERIOD_MS);
+    rc = rc ? rc : poller_open(e, &a->poller, a->o.sched, a->o.tokenize, a->o.kv, POLLER_PERIOD_MS);
     if (rc)
         api_close(a);
     else
@@ -116,18 +116,18 @@ void api_close(struct api *a)
 {
     if (!a)
         return;
-    http_close(a->http); /* what runs is cancelled */
+    http_close(a->http); /* cancels what is in flight */
     gateway_close(a->gateway);
-    watch_close(a->watch);
+    poller_close(a->poller);
     job_queue_close(a->parse);
     loop_free(a->loop);
     metrics_free(a->metrics);
-    api_served_close(a);
+    api_model_info_close(a);
     free(a->key);
     free(a);
 }
 
-/* ---- what the surfaces ask ---- */
+/* ---- accessors for the dialects ---- */
 
 const struct api_model *api_model(const struct api *a)
 {
@@ -140,14 +140,14 @@ const char *const *api_names(const struct api *a, size_t *n)
     return (const char *const *)a->name;
 }
 
-struct api_watch *api_watch(struct api *a)
+struct stats_poller *api_poller(struct api *a)
 {
-    return a->watch;
+    return a->poller;
 }
 
 uint64_t api_running(const struct api *a)
 {
-    return a->n_call;
+    return a->n_generation;
 }
 
 const struct api_opts *api_options(const struct api *a)
@@ -160,9 +160,9 @@ const char *api_address(const struct api *a, size_t i)
     return http_address(a->http, i);
 }
 
-enum api_surface api_address_surface(const struct api *a, size_t i)
+enum api_dialect api_address_dialect(const struct api *a, size_t i)
 {
-    return (enum api_surface)http_address_dialect(a->http, i);
+    return (enum api_dialect)http_address_dialect(a->http, i);
 }
 
 const char *api_absent(const struct api *a, uint64_t *since_ns)
@@ -170,7 +170,7 @@ const char *api_absent(const struct api *a, uint64_t *since_ns)
     const char *url = gateway_absent(a->gateway, since_ns);
     if (url)
         return url;
-    *since_ns = watch_silent_ns(a->watch);
+    *since_ns = poller_silent_ns(a->poller);
     return *since_ns ? a->o.tokenize : NULL;
 }
 
@@ -181,7 +181,7 @@ bool api_ready(const struct api *a)
     bool open = false;
     if (a->draining || a->wrong_vocab || api_absent(a, &since))
         return false;
-    const struct wire_worker *w = watch_workers(a->watch, &n);
+    const struct wire_worker *w = poller_workers(a->poller, &n);
     for (size_t i = 0; i < n; i++)
         open = open || !w[i].draining;
     return open;
@@ -191,32 +191,34 @@ bool api_ready(const struct api *a)
 
 struct run {
     struct api *a;
-    uint64_t end_ns;           /* of draining; 0: it serves */
-    bool said, connected, cut; /* cut: what ran at the end of draining */
+    uint64_t end_ns;     /* end of the graceful shutdown; 0: serving */
+    bool absence_logged; /* an unreachable service was logged */
+    bool connected;      /* the scheduler and tokenize were connected once */
+    bool cut;            /* requests were cancelled at the end of the shutdown */
     unsigned terms;
     double drain_s;
-    struct loop_fd http, gateway, watch, signals;
-    bool watched; /* the watch has something */
+    struct loop_fd http, gateway, poller, signals;
+    bool poller_ready; /* the poller's descriptor is readable */
 };
 
-static void absences(struct run *l, uint64_t now)
+static void check_reachable(struct run *l, uint64_t now)
 {
     struct api *a = l->a;
     uint64_t since = 0;
     const char *url = api_absent(a, &since);
     if (!url) {
-        if (l->said)
-            api_say(a, "all services are there again");
-        l->said = false;
+        if (l->absence_logged)
+            api_log(a, "all services are reachable again");
+        l->absence_logged = false;
         return;
     }
-    if (now - since > ABSENT_SAY_NS && !l->said) {
-        l->said = true;
-        api_say(a, "waits for %s", url);
+    if (now - since > ABSENT_LOG_NS && !l->absence_logged) {
+        l->absence_logged = true;
+        api_log(a, "waiting for %s: not reachable", url);
     }
-    if (now - since > API_ABSENT_WAITING_NS && a->n_call) {
-        const struct call_error why = {503, 5, API_ABSENT_TEXT};
-        call_fail_all(a, strcmp(url, a->o.sched) ? CALLS_UNREAD : CALLS_WAITING, &why);
+    if (now - since > API_ABSENT_WAITING_NS && a->n_generation) {
+        const struct api_error why = {503, 5, API_ABSENT_TEXT};
+        generation_fail_all(a, strcmp(url, a->o.sched) ? GENERATIONS_UNTOKENIZED : GENERATIONS_WAITING, &why);
     }
 }
 
@@ -224,9 +226,9 @@ static void reload(struct api *a)
 {
     struct err e;
     if (api_keys_read(&e, a))
-        api_say(a, "%s: the keys are as before", e.text);
+        api_log(a, "%s; the API keys are unchanged", e.text);
     if (http_reload(&e, a->http))
-        api_say(a, "%s: the certificate is as before", e.text);
+        api_log(a, "%s; the TLS certificate is unchanged", e.text);
 }
 
 static void on_signals(void *arg, uint32_t events)
@@ -254,54 +256,54 @@ static int wait_ms(const struct run *l)
     ms = at < ms ? at : ms;
     at = http_next_ms(a->http);
     ms = at < ms ? at : ms;
-    at = watch_next_ms(a->watch);
+    at = poller_next_ms(a->poller);
     ms = at < ms ? at : ms;
     return (int)ms;
 }
 
-/* What is computed and not read yet runs as well, where somebody reads it. */
-static bool goes_on(struct run *l, uint64_t now)
+/* During the shutdown the loop runs while requests are in flight, or responses unread by clients that still read. */
+static bool is_running(struct run *l, uint64_t now)
 {
     if (!l->a->draining)
         return true;
     if (l->terms > 1)
         return false;
-    uint32_t n_leaving = l->a->n_call ? 0 : http_unsent(l->a->http, STALL_NS);
+    uint32_t n_leaving = l->a->n_generation ? 0 : http_unsent(l->a->http, STALL_NS);
     if (now >= l->end_ns && n_leaving) {
         if (!l->cut)
-            api_say(l->a, "answers that are not read to their end: %u, and the time to drain has passed", n_leaving);
+            api_log(l->a, "shutdown deadline reached: %u responses were not read to their end", n_leaving);
         return false;
     }
-    if (now >= l->end_ns && l->a->n_call) {
-        api_say(l->a, "%llu answers are cut off: the time to drain has passed", (unsigned long long)l->a->n_call);
-        const struct call_error why = {503, 1, "the server ends"};
-        call_fail_all(l->a, CALLS_ALL, &why);
+    if (now >= l->end_ns && l->a->n_generation) {
+        api_log(l->a, "shutdown deadline reached: %llu requests are cancelled", (unsigned long long)l->a->n_generation);
+        const struct api_error why = {503, 1, "the server is shutting down"};
+        generation_fail_all(l->a, GENERATIONS_ALL, &why);
         l->cut = true;
-        l->end_ns = now + NS_S; /* so that the last words leave */
+        l->end_ns = now + NS_S; /* so that the errors are sent */
         return true;
     }
-    return l->a->n_call || n_leaving || (job_count(l->a->parse) && now < l->end_ns);
+    return l->a->n_generation || n_leaving || (job_count(l->a->parse) && now < l->end_ns);
 }
 
-/* An answer has no more tokens than the largest pool has room for. */
+/* A sequence cannot be longer than the largest pool of a worker. */
 static void window(struct api *a)
 {
     size_t n;
     uint64_t most = 0;
-    const struct wire_worker *w = watch_workers(a->watch, &n);
+    const struct wire_worker *w = poller_workers(a->poller, &n);
     for (size_t i = 0; i < n; i++)
         if (w[i].blocks_all > most)
             most = w[i].blocks_all;
     if (most)
-        a->model.context = most < a->window_file / KV_BLOCK ? most * KV_BLOCK : a->window_file;
+        a->model.context = most < a->file_context / KV_BLOCK ? most * KV_BLOCK : a->file_context;
 }
 
-static void on_ready(void *arg, uint32_t events) /* each step serves both */
+static void on_ready(void *arg, uint32_t events) /* wakes the loop only: each step serves both */
 {
     (void)arg, (void)events;
 }
 
-static void on_watch(void *arg, uint32_t events)
+static void on_poller(void *arg, uint32_t events)
 {
     (void)events;
     *(bool *)arg = true;
@@ -312,11 +314,11 @@ static int step(struct err *e, struct run *l)
     struct api *a = l->a;
     uint64_t since;
     int rc = gateway_step(e, a->gateway, 0);
-    call_flush_all(a);
+    generation_flush_all(a);
     rc = rc ? rc : http_step(e, a->http);
-    if (l->watched || !watch_next_ms(a->watch)) {
-        l->watched = false;
-        watch_step(a->watch);
+    if (l->poller_ready || !poller_next_ms(a->poller)) {
+        l->poller_ready = false;
+        poller_step(a->poller);
         window(a);
     }
     if (!l->connected)
@@ -329,7 +331,7 @@ static int add_all(struct err *e, struct run *l, int signal_fd)
     struct api *a = l->a;
     int rc = loop_fd_add(e, a->loop, &l->http, http_fd(a->http), EPOLLIN, on_ready, NULL);
     rc = rc ? rc : loop_fd_add(e, a->loop, &l->gateway, gateway_fd(a->gateway), EPOLLIN, on_ready, NULL);
-    rc = rc ? rc : loop_fd_add(e, a->loop, &l->watch, watch_fd(a->watch), EPOLLIN, on_watch, &l->watched);
+    rc = rc ? rc : loop_fd_add(e, a->loop, &l->poller, poller_fd(a->poller), EPOLLIN, on_poller, &l->poller_ready);
     return rc ? rc : loop_fd_add(e, a->loop, &l->signals, signal_fd, EPOLLIN, on_signals, l);
 }
 
@@ -339,7 +341,7 @@ int api_run(struct err *e, struct api *a, int signal_fd, double drain_s, void (*
     int rc = add_all(e, &l, signal_fd);
     uint64_t looked = 0, now = time_now_ns();
     proc_wake_soon(true);
-    while (!rc && goes_on(&l, now)) {
+    while (!rc && is_running(&l, now)) {
         bool was = l.connected;
         rc = loop_step(e, a->loop, NULL, wait_ms(&l));
         rc = rc ? rc : step(e, &l);
@@ -348,12 +350,12 @@ int api_run(struct err *e, struct api *a, int signal_fd, double drain_s, void (*
         now = time_now_ns();
         if (now - looked > TICK_MS * NS_MS) {
             looked = now;
-            absences(&l, now);
+            check_reachable(&l, now);
         }
     }
-    /* Answers that were given whole still leave. */
+    /* Complete responses are still sent. */
     loop_fd_remove(&l.gateway);
-    loop_fd_remove(&l.watch);
+    loop_fd_remove(&l.poller);
     loop_fd_remove(&l.signals);
     http_stop(a->http);
     for (uint64_t end = time_now_ns() + NS_S; !rc && l.terms < 2 && http_connections(a->http) && time_now_ns() < end;) {

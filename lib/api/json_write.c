@@ -1,4 +1,4 @@
-/* JSON into a buffer. */
+/* Appends JSON to a buffer. */
 #include "api/json_write.h"
 
 #include <inttypes.h>
@@ -35,10 +35,10 @@ void json_write_f32(struct str *w, float v)
     int n = snprintf(text, sizeof text, "%.9g", (double)v);
     str_add(w, text, (size_t)n);
     if (!strpbrk(text, ".e"))
-        str_add(w, ".0", 2); /* a number with a point, for readers that tell the two apart */
+        str_add(w, ".0", 2); /* some readers treat numbers without a point as integers */
 }
 
-/* Length of the character at p, 0 where it is none (RFC 3629). */
+/* Length of the UTF-8 character at p; 0: invalid (RFC 3629). */
 static size_t character(const unsigned char *p, size_t n)
 {
     size_t k = p[0] < 0x80                   ? 1

@@ -1,4 +1,4 @@
-/* JSON that is written as it goes: for what is sent with every token. */
+/* Writing of JSON without a tree, for what is sent with every token. Out of memory sets w->failed. */
 #ifndef API_JSON_WRITE_H
 #define API_JSON_WRITE_H
 
@@ -10,9 +10,9 @@
 
 void json_write_u64(struct str *w, uint64_t v);
 void json_write_i64(struct str *w, int64_t v);
-/* As short as it is exact for a float; what is not finite is null. */
+/* 9 significant digits, which are exact for a float; null unless finite. */
 void json_write_f32(struct str *w, float v);
-/* In quotes, escaped as RFC 8259 demands; bytes that are no UTF-8 become U+FFFD. */
+/* In quotes, escaped as RFC 8259 requires; invalid UTF-8 becomes U+FFFD. */
 void json_write_string(struct str *w, const char *p, size_t n);
 /* The same without quotes. */
 void json_write_escaped(struct str *w, const char *p, size_t n);

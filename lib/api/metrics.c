@@ -1,4 +1,4 @@
-/* What is counted of requests, answers and tokens, as they happen. */
+/* Counts requests, answers and tokens as they happen. */
 #include "api/metrics.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "api/metrics_impl.h"
 #include "request/reply.h"
 
-/* Statuses that an answer can have; column 0: its client had gone, column 1: any other. */
+/* Statuses of responses; column 0: the client disconnected; column 1: any other. */
 static const int codes[METRICS_CODES] = {0,   1,   200, 204, 301, 304, 400, 401, 403, 404, 405, 408,
                                          411, 413, 415, 417, 422, 429, 431, 500, 501, 503, 504, 505};
 
@@ -24,9 +24,9 @@ static size_t column_of(int status)
     return 1;
 }
 
-static size_t surface_of(int surface)
+static size_t dialect_index(int dialect)
 {
-    return surface == API_OLLAMA ? 1 : 0;
+    return dialect == API_OLLAMA ? 1 : 0;
 }
 
 struct plan {
@@ -36,8 +36,8 @@ struct plan {
 
 #define HISTOGRAMS 22
 
-/* All that there are. */
-static void plan_of(struct plan out[HISTOGRAMS], struct metrics *m)
+/* Lists all histograms with their bounds. */
+static void list_histograms(struct plan out[HISTOGRAMS], struct metrics *m)
 {
     const struct plan plan[HISTOGRAMS] = {
         {&m->ttft, bounds_ttft},
@@ -54,14 +54,14 @@ static void plan_of(struct plan out[HISTOGRAMS], struct metrics *m)
         {&m->max_tokens, m->tokens},
         {&m->most_tokens, m->tokens},
         {&m->choices, bounds_choices},
-        {&m->phase_tokenize, bounds_phase},
-        {&m->phase_queue, bounds_phase},
-        {&m->phase_prefill, bounds_phase},
-        {&m->phase_transfer, bounds_phase},
-        {&m->phase_handover, bounds_phase},
-        {&m->phase_decode, bounds_phase},
-        {&m->http_seconds[0], bounds_phase},
-        {&m->http_seconds[1], bounds_phase},
+        {&m->stage_tokenize, bounds_stage},
+        {&m->stage_queue, bounds_stage},
+        {&m->stage_prefill, bounds_stage},
+        {&m->stage_transfer, bounds_stage},
+        {&m->stage_transfer_in, bounds_stage},
+        {&m->stage_decode, bounds_stage},
+        {&m->http_seconds[0], bounds_stage},
+        {&m->http_seconds[1], bounds_stage},
     };
     memcpy(out, plan, sizeof plan);
 }
@@ -70,7 +70,7 @@ static int new_histograms(struct err *e, struct metrics *m)
 {
     struct plan plan[HISTOGRAMS];
     int rc = 0;
-    plan_of(plan, m);
+    list_histograms(plan, m);
     for (size_t i = 0; i < HISTOGRAMS && !rc; i++)
         rc = histogram_new(e, plan[i].h, plan[i].b);
     return rc;
@@ -87,12 +87,13 @@ static struct http_row *row_of(struct metrics *m, const char *route)
     return &m->http[m->n_http++];
 }
 
-/* A rate does not see the first event of a series that begins with it: those that tell of trouble are there before. */
-static void show_from_the_start(struct metrics *m)
+/* rate() misses the first event of a series that begins with it. So series that show trouble exist from the start, with
+ * 0. */
+static void preset_series(struct metrics *m)
 {
     static const struct {
         const char *route;
-        int surface, n_code, code[8];
+        int dialect, n_code, code[8];
     } rows[] = {
         {"other", API_OPENAI, 2, {404, 400}},
         {"other", API_OLLAMA, 2, {404, 400}},
@@ -105,7 +106,7 @@ static void show_from_the_start(struct metrics *m)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct http_row *r = row_of(m, rows[i].route);
         for (int k = 0; k < rows[i].n_code; k++)
-            r->shown[surface_of(rows[i].surface)] |= 1u << column_of(rows[i].code[k]);
+            r->shown[dialect_index(rows[i].dialect)] |= 1u << column_of(rows[i].code[k]);
     }
 }
 
@@ -116,7 +117,7 @@ int metrics_new(struct err *e, struct metrics **out, const char *model_name, uin
     if (!m)
         return err_nomem(e, "metrics", sizeof *m);
     m->http[m->n_http++].route = "other";
-    show_from_the_start(m);
+    preset_series(m);
     m->start_s = process_start_s();
     m->model = strdup(model_name ? model_name : "");
     int rc = m->model ? bounds_125(e, &m->tokens, context) : err_nomem(e, "metrics", 0);
@@ -133,7 +134,7 @@ void metrics_free(struct metrics *m)
     if (!m)
         return;
     struct plan plan[HISTOGRAMS];
-    plan_of(plan, m);
+    list_histograms(plan, m);
     for (size_t i = 0; i < HISTOGRAMS; i++)
         histogram_free(plan[i].h);
     free((double *)m->tokens.le);
@@ -149,7 +150,7 @@ void metrics_first(struct metrics *m, double ttft_s, uint32_t n)
     m->generation_tokens += n;
 }
 
-/* As in vLLM, what comes at once is one latency, however many tokens it has. */
+/* As in vLLM, tokens that arrive together count as one latency. */
 void metrics_tokens(struct metrics *m, double gap_s, uint32_t n)
 {
     histogram_observe(&m->gap, gap_s);
@@ -168,10 +169,10 @@ static double seconds(uint64_t ns)
     return (double)ns / 1e9;
 }
 
-/* Queued: from the scheduler until a worker begins to compute. Prefill: from there to the first token. Decode: to the
- * last, by the worker's clock; an answer that was begun on a worker that died was longer under way than its last worker
- * knows, and then the edge's own clock counts. */
-static void of_vllm(struct metrics *m, const struct metrics_end *x, const struct wire_end *w)
+/* vLLM's intervals. Queue: from submit until a worker begins to compute. Prefill: from there to the first token.
+ * Decode: to the last token, by the worker's clock; if an attempt failed before, the last worker knows only its own
+ * part, and the gateway's longer interval counts. */
+static void observe_vllm(struct metrics *m, const struct metrics_end *x, const struct wire_end *w)
 {
     const struct wire_span *wait = reply_span(w, "sched"), *prefill = reply_span(w, "prefill");
     const struct wire_span *decode = reply_span(w, "decode"), *first = prefill ? prefill : decode;
@@ -179,7 +180,7 @@ static void of_vllm(struct metrics *m, const struct metrics_end *x, const struct
     if (wait)
         queue += since(wait->queued_ns, wait->start_ns);
     if (first) {
-        bool one_clock = !decode || reply_same_host(first, decode); /* first_ns is of decode's */
+        bool one_clock = !decode || reply_same_host(first, decode); /* first_ns is by decode's clock */
         queue += since(first->queued_ns, first->start_ns);
         work = since(first->start_ns, one_clock ? w->first_ns : first->end_ns);
     }
@@ -192,25 +193,25 @@ static void of_vllm(struct metrics *m, const struct metrics_end *x, const struct
     histogram_observe(&m->per_token, w->completion_tokens > 1 ? rest / (w->completion_tokens - 1) : 0);
 }
 
-/* A phase that a request did not go through is not counted for it. */
-static void of_phases(struct metrics *m, const struct wire_end *w)
+/* A stage that a request did not pass through is not counted for it. */
+static void observe_stages(struct metrics *m, const struct wire_end *w)
 {
     const struct wire_span *tokenize = reply_span(w, "tokenize"), *prefill = reply_span(w, "prefill");
     const struct wire_span *hand = reply_span(w, "hand-over"), *decode = reply_span(w, "decode");
     struct reply_times t;
     reply_times(&t, w);
     if (tokenize)
-        histogram_observe(&m->phase_tokenize, since(tokenize->start_ns, tokenize->end_ns));
+        histogram_observe(&m->stage_tokenize, since(tokenize->start_ns, tokenize->end_ns));
     if (prefill || decode) {
-        histogram_observe(&m->phase_queue, seconds(t.queue_ns));
-        histogram_observe(&m->phase_prefill, seconds(t.prefill_ns));
+        histogram_observe(&m->stage_queue, seconds(t.queue_ns));
+        histogram_observe(&m->stage_prefill, seconds(t.prefill_ns));
     }
     if (prefill && decode && reply_same_host(prefill, decode) && prefill->pid != decode->pid)
-        histogram_observe(&m->phase_transfer, seconds(t.transfer_ns));
+        histogram_observe(&m->stage_transfer, seconds(t.transfer_ns));
     if (hand)
-        histogram_observe(&m->phase_handover, since(hand->start_ns, hand->end_ns));
+        histogram_observe(&m->stage_transfer_in, since(hand->start_ns, hand->end_ns));
     if (decode)
-        histogram_observe(&m->phase_decode, seconds(t.decode_ns));
+        histogram_observe(&m->stage_decode, seconds(t.decode_ns));
 }
 
 static enum metrics_reason reason_of(enum wire_reason r)
@@ -233,7 +234,7 @@ static void count_prompt(struct metrics *m, uint64_t n, uint64_t cached)
     m->cached_tokens += cached < n ? cached : n;
 }
 
-/* Distributions are of answers that came to their end, as what was cut off says nothing of how long one takes. */
+/* Only complete answers enter the distributions: a cancelled one does not show how long one takes. */
 void metrics_end(struct metrics *m, const struct metrics_end *x)
 {
     const struct wire_end *w = x->w;
@@ -255,20 +256,20 @@ void metrics_end(struct metrics *m, const struct metrics_end *x)
     histogram_observe(&m->computed, w->prompt_tokens - (double)w->cached_tokens);
     if (x->max_tokens && x->max_tokens != UINT32_MAX)
         histogram_observe(&m->max_tokens, x->max_tokens);
-    of_vllm(m, x, w);
-    of_phases(m, w);
+    observe_vllm(m, x, w);
+    observe_stages(m, w);
 }
 
 /* ---- HTTP ---- */
 
-void metrics_http(struct metrics *m, int surface, const char *route, int status, double took_s)
+void metrics_http(struct metrics *m, int dialect, const char *route, int status, double took_s)
 {
-    size_t s = surface_of(surface);
+    size_t s = dialect_index(dialect);
     row_of(m, route)->n[s][column_of(status)]++;
     histogram_observe(&m->http_seconds[s], took_s);
 }
 
-void metrics_client_gone(struct metrics *m)
+void metrics_client_disconnected(struct metrics *m)
 {
-    m->client_gone++;
+    m->client_disconnected++;
 }

@@ -1,4 +1,4 @@
-/* Histograms, and where their buckets end. */
+/* Histograms and their bucket bounds. */
 #include <stdlib.h>
 
 #include "api/metrics_impl.h"
@@ -17,14 +17,14 @@ const struct bounds bounds_request =
 const struct bounds bounds_step = BOUNDS(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384);
 const struct bounds bounds_choices = BOUNDS(1, 2, 5, 10, 20);
 
-/* Ours are finer where vLLM's begin: a phase of a small model is over within a millisecond. */
-const struct bounds bounds_phase =
+/* Finer at the low end than vLLM's: a stage of a small model takes less than a millisecond. */
+const struct bounds bounds_stage =
     BOUNDS(.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 50, 100);
 const struct bounds bounds_lag = BOUNDS(.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5);
 
 int bounds_125(struct err *e, struct bounds *out, uint64_t max)
 {
-    double *le = malloc(3 * 20 * sizeof *le); /* 64 bits have 20 digits */
+    double *le = malloc(3 * 20 * sizeof *le); /* three per decade, and 64 bits have 20 digits */
     size_t n = 0;
     if (!le)
         return err_nomem(e, "metrics", 3 * 20 * sizeof *le);
@@ -51,7 +51,7 @@ void histogram_free(struct histogram *h)
     *h = (struct histogram){0};
 }
 
-/* A value that is none, or less than nothing, is 0: a sum must not fall. */
+/* NaN and negative values count as 0: a sum must not fall. */
 void histogram_observe(struct histogram *h, double v)
 {
     size_t i = 0;

@@ -1,18 +1,18 @@
-/* Private to lib/api: what is counted, and the page that shows it. */
+/* Private to lib/api: counters, and the page that shows them. */
 #ifndef API_METRICS_IMPL_H
 #define API_METRICS_IMPL_H
 
 #include "api/metrics.h"
-#include "api/watch.h"
+#include "api/stats_poller.h"
 #include "base/str.h"
 
 /* ---- metrics_histogram.c ---- */
 
-/* A zeroed one takes nothing in and has no buckets. */
+/* A zeroed histogram ignores observations and has no buckets. */
 struct histogram {
-    const double *le; /* [n_le], rising; borrowed */
+    const double *le; /* [n_le] upper bounds, rising; borrowed */
     size_t n_le;
-    uint64_t *bucket; /* [n_le + 1]: of each, not of all below; the last is beyond */
+    uint64_t *bucket; /* [n_le + 1] not cumulative; the last has no upper bound */
     uint64_t n;
     double sum;
 };
@@ -25,10 +25,11 @@ struct bounds {
 int histogram_new(struct err *e, struct histogram *h, struct bounds b);
 void histogram_free(struct histogram *h);
 void histogram_observe(struct histogram *h, double v);
-void histogram_add(struct histogram *h, size_t bucket, uint64_t n); /* n that were counted elsewhere; not the sum */
+void histogram_add(struct histogram *h, size_t bucket,
+                   uint64_t n); /* adds n observations counted elsewhere; the caller adds to sum */
 
 extern const struct bounds bounds_ttft, bounds_gap, bounds_request, bounds_step, bounds_choices; /* vLLM's */
-extern const struct bounds bounds_phase, bounds_lag;                                             /* our own */
+extern const struct bounds bounds_stage, bounds_lag;                                             /* our own */
 /* 1, 2, 5, 10 … up to max; le: malloc'd. */
 int bounds_125(struct err *e, struct bounds *out, uint64_t max);
 
@@ -36,8 +37,8 @@ int bounds_125(struct err *e, struct bounds *out, uint64_t max);
 
 struct page {
     struct str out;
-    const char *model;  /* labels of vllm: families */
-    const char *family; /* that was begun last */
+    const char *model;  /* label of the vllm: families */
+    const char *family; /* the current one */
 };
 
 struct label {
@@ -55,17 +56,17 @@ void page_u64(struct page *p, const struct label *l, size_t n, uint64_t v);
 void page_number(struct page *p, const struct label *l, size_t n, double v);
 void page_histogram(struct page *p, const struct label *l, size_t n, const struct histogram *h);
 
-/* ---- what is counted ---- */
+/* ---- counters ---- */
 
-#define METRICS_ROUTES_MAX 96 /* distinct routes; what comes beyond them is "other" */
+#define METRICS_ROUTES_MAX 96 /* distinct routes; further ones count as "other" */
 #define METRICS_CODES 24
-#define METRICS_SURFACES 2
+#define METRICS_DIALECTS 2
 #define METRICS_WORKERS_MAX 64
 
 struct http_row {
-    const char *route; /* of a table, borrowed */
-    uint64_t n[METRICS_SURFACES][METRICS_CODES];
-    uint32_t shown[METRICS_SURFACES]; /* columns that are written though they are 0, by bit */
+    const char *route; /* of a route table, borrowed */
+    uint64_t n[METRICS_DIALECTS][METRICS_CODES];
+    uint32_t shown[METRICS_DIALECTS]; /* bit mask of columns that are written even if 0 */
 };
 
 enum metrics_reason { REASON_STOP, REASON_LENGTH, REASON_ABORT, REASON_ERROR, REASON_REPETITION, REASONS };
@@ -77,23 +78,23 @@ struct metrics {
     uint64_t ended[REASONS];
     struct histogram ttft, gap, per_token, e2e, queue, prefill, decode, inference;
     struct histogram prompt, answer, computed, max_tokens, most_tokens, choices;
-    struct histogram phase_tokenize, phase_queue, phase_prefill, phase_transfer, phase_handover, phase_decode;
-    struct histogram http_seconds[METRICS_SURFACES];
+    struct histogram stage_tokenize, stage_queue, stage_prefill, stage_transfer, stage_transfer_in, stage_decode;
+    struct histogram http_seconds[METRICS_DIALECTS];
     struct http_row http[METRICS_ROUTES_MAX];
     size_t n_http;
-    uint64_t client_gone;
-    double start_s; /* of the process, since 1970; 0: not known */
+    uint64_t client_disconnected;
+    double start_s; /* of the process, Unix time in seconds; 0 */
 };
 
 /* ---- the parts of the page ---- */
 
-void metrics_vllm(struct page *p, const struct metrics *m, const struct metrics_now *now, const struct api_watch *w);
-void metrics_phases(struct page *p, const struct metrics *m);
+void metrics_vllm(struct page *p, const struct metrics *m, const struct metrics_now *now, const struct stats_poller *w);
+void metrics_stages(struct page *p, const struct metrics *m);
 void metrics_http_rows(struct page *p, const struct metrics *m, const struct metrics_now *now);
-void metrics_sched(struct page *p, const struct api_watch *w);
-void metrics_store(struct page *p, const struct api_watch *w);
+void metrics_sched(struct page *p, const struct stats_poller *w);
+void metrics_store(struct page *p, const struct stats_poller *w);
 double process_start_s(void);
-/* Status of a column, 0: the client had gone, 1: any other. */
+/* Status of a column; 0: the client disconnected; 1: any other. */
 int metrics_code(size_t column);
 
 #endif

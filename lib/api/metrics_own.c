@@ -1,67 +1,69 @@
-/* Our own families: phases, HTTP, the scheduler, its workers, the store. */
+/* The phasepipe: families: stages, HTTP, scheduler, workers, store. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/metrics_impl.h"
 
-static const char *const surfaces[METRICS_SURFACES] = {"openai", "ollama"};
+static const char *const dialects[METRICS_DIALECTS] = {"openai", "ollama"};
 
-static void family_of_phase(struct page *p, const char *name, const char *help, const struct histogram *h)
+static void stage_family(struct page *p, const char *name, const char *help, const struct histogram *h)
 {
     page_family(p, name, "histogram", help);
     page_histogram(p, NULL, 0, h);
 }
 
-void metrics_phases(struct page *p, const struct metrics *m)
+void metrics_stages(struct page *p, const struct metrics *m)
 {
-    family_of_phase(p, "phasepipe:tokenize_seconds", "Time to make tokens of a prompt.", &m->phase_tokenize);
-    family_of_phase(p, "phasepipe:queue_seconds", "Time a request waited, added up over its phases.", &m->phase_queue);
-    family_of_phase(p, "phasepipe:prefill_seconds", "Time to compute the prompt.", &m->phase_prefill);
-    family_of_phase(p, "phasepipe:transfer_seconds",
-                    "Where prefill and decode were two processes: from the prompt's end to the first token.",
-                    &m->phase_transfer);
-    family_of_phase(p, "phasepipe:handover_seconds",
-                    "Where a sequence was handed over: from the prompt's end to the other worker's having it.",
-                    &m->phase_handover);
-    family_of_phase(p, "phasepipe:decode_seconds", "From the first token to the last.", &m->phase_decode);
+    stage_family(p, "phasepipe:tokenize_seconds", "Time to tokenize a prompt.", &m->stage_tokenize);
+    stage_family(p, "phasepipe:queue_seconds", "Time a request waited, summed over its stages.", &m->stage_queue);
+    stage_family(p, "phasepipe:prefill_seconds", "Time to compute the prompt.", &m->stage_prefill);
+    stage_family(p, "phasepipe:transfer_seconds",
+                 "If prefill and decode were two processes: from the end of the prompt to the first token.",
+                 &m->stage_transfer);
+    stage_family(p, "phasepipe:handover_seconds",
+                 "If a sequence was transferred: from the end of the prompt until the other worker has it.",
+                 &m->stage_transfer_in);
+    stage_family(p, "phasepipe:decode_seconds", "From the first token to the last.", &m->stage_decode);
 }
 
 /* ---- HTTP ---- */
 
-static void http_row(struct page *p, const struct http_row *r, size_t surface)
+static void http_row(struct page *p, const struct http_row *r, size_t dialect)
 {
     static const char digits[] = "0123456789";
     for (size_t i = 0; i < METRICS_CODES; i++) {
         int c = metrics_code(i);
         char code[6] = {digits[c / 100], digits[c / 10 % 10], digits[c % 10], 0};
-        const struct label l[] = {label_of("surface", surfaces[surface]), label_of("route", r->route),
+        const struct label l[] = {label_of("surface", dialects[dialect]), label_of("route", r->route),
                                   label_of("code", c == 0   ? "gone"
                                                    : c == 1 ? "other"
                                                             : code)};
-        if (r->n[surface][i] || r->shown[surface] >> i & 1)
-            page_u64(p, l, 3, r->n[surface][i]);
+        if (r->n[dialect][i] || r->shown[dialect] >> i & 1)
+            page_u64(p, l, 3, r->n[dialect][i]);
     }
 }
 
 void metrics_http_rows(struct page *p, const struct metrics *m, const struct metrics_now *now)
 {
     page_family(p, "phasepipe:http_requests_total", "counter",
-                "HTTP requests by surface, route and status; gone: the client left before its answer ended.");
-    for (size_t s = 0; s < METRICS_SURFACES; s++)
+                "HTTP requests by API dialect, route and status; gone: the client disconnected before the end.");
+    for (size_t s = 0; s < METRICS_DIALECTS; s++)
         for (size_t i = 0; i < m->n_http; i++)
             http_row(p, &m->http[i], s);
-    page_family(p, "phasepipe:http_request_seconds", "histogram", "From a request's arrival to its answer's end.");
-    for (size_t s = 0; s < METRICS_SURFACES; s++) {
-        const struct label l = label_of("surface", surfaces[s]);
+    page_family(p, "phasepipe:http_request_seconds", "histogram",
+                "From the arrival of a request to the end of its response.");
+    for (size_t s = 0; s < METRICS_DIALECTS; s++) {
+        const struct label l = label_of("surface", dialects[s]);
         page_histogram(p, &l, 1, &m->http_seconds[s]);
     }
-    page_family(p, "phasepipe:http_connections", "gauge", "Connections of clients that are open.");
+    page_family(p, "phasepipe:http_connections", "gauge", "Open connections of clients.");
     page_u64(p, NULL, 0, now->connections);
-    page_family(p, "phasepipe:client_gone_total", "counter", "Requests whose client left before the answer ended.");
-    page_u64(p, NULL, 0, m->client_gone);
-    page_family(p, "phasepipe:answers_running", "gauge", "Answers of this gateway that have their first token.");
+    page_family(p, "phasepipe:client_gone_total", "counter",
+                "Requests whose client disconnected before the end of the response.");
+    page_u64(p, NULL, 0, m->client_disconnected);
+    page_family(p, "phasepipe:answers_running", "gauge", "Choices of this gateway with a first token.");
     page_u64(p, NULL, 0, now->running);
-    page_family(p, "phasepipe:answers_waiting", "gauge", "Answers of this gateway that have none yet.");
+    page_family(p, "phasepipe:answers_waiting", "gauge", "Choices of this gateway without a first token.");
     page_u64(p, NULL, 0, now->waiting);
 }
 
@@ -92,16 +94,16 @@ static void percentiles(struct page *p, const char *name, const char *help, uint
 
 static void sched_counters(struct page *p, const struct wire_stat *c)
 {
-    counter(p, "phasepipe:sched_submitted_total", "Requests that gateways gave to the scheduler.", c->submitted);
-    counter(p, "phasepipe:sched_placed_total", "Orders that it gave to workers.", c->placed);
-    counter(p, "phasepipe:sched_retried_total", "Requests that it gave to another worker after a failure.", c->retried);
-    counter(p, "phasepipe:sched_preempted_total", "Requests that had to give way to others, and went on later.",
-            c->preempted);
-    counter(p, "phasepipe:sched_stale_total", "Reports of workers about what was no longer theirs.", c->stale);
+    counter(p, "phasepipe:sched_submitted_total", "Requests that gateways submitted.", c->submitted);
+    counter(p, "phasepipe:sched_placed_total", "Work items sent to workers.", c->placed);
+    counter(p, "phasepipe:sched_retried_total", "Requests sent to another worker after a failure.", c->retried);
+    counter(p, "phasepipe:sched_preempted_total", "Requests that were preempted and continued later.", c->preempted);
+    counter(p, "phasepipe:sched_stale_total", "Reports of workers about requests no longer assigned to them.",
+            c->stale);
     static const char *const reasons[] = {"stop", "length", "cancelled", "expired", "error", "refused"};
     const uint64_t n[] = {c->stop, c->length, c->cancelled, c->expired, c->error, c->refused};
     page_family(p, "phasepipe:sched_ended_total", "counter",
-                "Requests that ended, by how; expired: past their deadline; refused: the scheduler did not take them.");
+                "Requests that ended, by reason; expired: past their deadline; refused: by admission control.");
     for (size_t i = 0; i < sizeof n / sizeof *n; i++) {
         const struct label l = label_of("reason", reasons[i]);
         page_u64(p, &l, 1, n[i]);
@@ -212,11 +214,11 @@ static int by_name(const void *a, const void *b)
     return c ? c : (x->n > y->n) - (x->n < y->n);
 }
 
-/* Those that are there, by name: as many as there is room for, and how many are not shown. */
-static void workers(struct page *p, const struct api_watch *w)
+/* Rows of live workers by name, as many as fit, and the number of the others. */
+static void workers(struct page *p, const struct stats_poller *w)
 {
     size_t n = 0, n_row = 0, most = 0;
-    const struct wire_worker *x = watch_workers(w, &n);
+    const struct wire_worker *x = poller_workers(w, &n);
     struct row *row = malloc((n + 1) * sizeof *row);
     if (!row) {
         p->out.failed = true;
@@ -228,29 +230,29 @@ static void workers(struct page *p, const struct api_watch *w)
     qsort(row, n_row, sizeof *row, by_name);
     most = n_row < METRICS_WORKERS_MAX ? n_row : METRICS_WORKERS_MAX;
     worker_rows(p, row, most);
-    page_family(p, "phasepipe:workers_not_shown", "gauge", "Workers that are there, but for which there was no row.");
+    page_family(p, "phasepipe:workers_not_shown", "gauge", "Live workers beyond the limit of rows.");
     page_u64(p, NULL, 0, n_row - most);
     free(row);
 }
 
-void metrics_sched(struct page *p, const struct api_watch *w)
+void metrics_sched(struct page *p, const struct stats_poller *w)
 {
-    const struct wire_stat *s = watch_stat(w);
-    sched_counters(p, watch_stat_sum(w));
-    gauge(p, "phasepipe:sched_up", "1: the scheduler has answered within 5 s.", true, s != NULL);
-    gauge(p, "phasepipe:sched_running", "Requests that workers have.", s, s ? (double)s->running : 0);
-    gauge(p, "phasepipe:sched_waiting", "Requests that wait for one.", s, s ? (double)s->waiting : 0);
-    gauge(p, "phasepipe:sched_workers", "Workers that it knows.", s, s ? s->workers : 0);
-    gauge(p, "phasepipe:sched_gateways", "Gateways that it knows.", s, s ? s->gateways : 0);
+    const struct wire_stat *s = poller_stat(w);
+    sched_counters(p, poller_stat_sum(w));
+    gauge(p, "phasepipe:sched_up", "1: the scheduler responded within 5 s.", true, s != NULL);
+    gauge(p, "phasepipe:sched_running", "Requests assigned to workers.", s, s ? (double)s->running : 0);
+    gauge(p, "phasepipe:sched_waiting", "Requests that wait for a worker.", s, s ? (double)s->waiting : 0);
+    gauge(p, "phasepipe:sched_workers", "Workers known to the scheduler.", s, s ? s->workers : 0);
+    gauge(p, "phasepipe:sched_gateways", "Gateways known to the scheduler.", s, s ? s->gateways : 0);
     gauge(p, "phasepipe:sched_stores", "Stores whose events it reads.", s, s ? s->stores : 0);
-    percentiles(p, "phasepipe:sched_ttft_seconds", "From submit to first token, of the last thousand.",
+    percentiles(p, "phasepipe:sched_ttft_seconds", "From submit to first token, of the last thousand requests.",
                 s ? s->ttft_p50_ns : 0, s ? s->ttft_p99_ns : 0);
-    percentiles(p, "phasepipe:sched_step_seconds", "Decode steps, of the last thousand.", s ? s->itl_p50_ns : 0,
-                s ? s->itl_p99_ns : 0);
+    percentiles(p, "phasepipe:sched_step_seconds", "Duration of decode steps, of the last thousand.",
+                s ? s->itl_p50_ns : 0, s ? s->itl_p99_ns : 0);
     workers(p, w);
     page_family(p, "phasepipe:loop_lag_seconds", "histogram",
-                "How late the gateway's loop was for what it does once a second.");
-    page_histogram(p, NULL, 0, watch_lag(w));
+                "Delay of the gateway's event loop, measured once a second.");
+    page_histogram(p, NULL, 0, poller_lag(w));
 }
 
 /* ---- the store ---- */
@@ -268,25 +270,25 @@ static void tiers(struct page *p, const struct wire_kv_stat *s)
         by(p, "tier", "memory", s->total * s->slot_bytes);
         by(p, "tier", "disk", s->disk_total * s->slot_bytes);
     }
-    page_family(p, "phasepipe:store_tier_used_bytes", "gauge", "Of it, what has KV in it, held or cached.");
+    page_family(p, "phasepipe:store_tier_used_bytes", "gauge", "Part of a tier that holds KV, leased or cached.");
     if (s) {
         by(p, "tier", "memory", (s->total - (s->free < s->total ? s->free : s->total)) * s->slot_bytes);
         by(p, "tier", "disk", s->disk_used * s->slot_bytes);
     }
-    gauge(p, "phasepipe:store_huge_page_bytes", "Of the memory tier, what is in huge pages.", s,
+    gauge(p, "phasepipe:store_huge_page_bytes", "Part of the memory tier in huge pages.", s,
           s ? (double)s->huge_bytes : 0);
 }
 
-/* Without a store to ask there is nothing to say of one. */
-void metrics_store(struct page *p, const struct api_watch *w)
+/* Writes no store families if no store is polled. */
+void metrics_store(struct page *p, const struct stats_poller *w)
 {
-    if (!watch_has_store(w))
+    if (!poller_has_store(w))
         return;
-    const struct wire_kv_stat *s = watch_store(w), *c = watch_store_sum(w);
-    gauge(p, "phasepipe:store_up", "1: the store has answered within 5 s.", true, s != NULL);
+    const struct wire_kv_stat *s = poller_store(w), *c = poller_store_sum(w);
+    gauge(p, "phasepipe:store_up", "1: the store responded within 5 s.", true, s != NULL);
     page_family(p, "phasepipe:store_blocks", "gauge",
-                "KV blocks of the memory tier by state. free; cached: held by nobody; leased: of sequences that run "
-                "or wait to be handed over; credited: given out to be written; quarantined: of a client that died.");
+                "KV blocks of the memory tier by state. free; cached: unreferenced; leased: of sequences that run or "
+                "wait for their transfer; credited: reserved to be written; quarantined: of a client that died.");
     if (s) {
         by(p, "state", "free", s->free);
         by(p, "state", "cached", s->cached);
@@ -295,16 +297,15 @@ void metrics_store(struct page *p, const struct api_watch *w)
         by(p, "state", "quarantined", s->quarantined);
     }
     tiers(p, s);
-    gauge(p, "phasepipe:store_sequences", "Sequences that are held.", s, s ? (double)s->seqs : 0);
-    gauge(p, "phasepipe:store_clients", "Workers that are connected.", s, s ? (double)s->clients : 0);
-    gauge(p, "phasepipe:store_waiting", "Sequences that wait for a block that another computes.", s,
+    gauge(p, "phasepipe:store_sequences", "Sequences with a lease.", s, s ? (double)s->seqs : 0);
+    gauge(p, "phasepipe:store_clients", "Connected workers.", s, s ? (double)s->clients : 0);
+    gauge(p, "phasepipe:store_waiting", "Sequences that wait for a block that another one computes.", s,
           s ? (double)s->waiting : 0);
-    counter(p, "phasepipe:store_hit_blocks_total", "Blocks that were looked for and found.", c->hit_blocks);
-    counter(p, "phasepipe:store_miss_blocks_total", "Blocks that were looked for and are to be computed.",
-            c->miss_blocks);
-    counter(p, "phasepipe:store_published_blocks_total", "Blocks that workers computed and gave.", c->published);
-    counter(p, "phasepipe:store_duplicate_blocks_total", "Of them, those that were there already.", c->duplicate);
-    counter(p, "phasepipe:store_evicted_blocks_total", "Blocks that gave way to new ones.", c->evicted);
-    counter(p, "phasepipe:store_disk_hit_blocks_total", "Blocks that were read from the disk tier.", c->disk_hits);
-    counter(p, "phasepipe:store_disk_bad_blocks_total", "Blocks of the disk tier that were damaged.", c->disk_bad);
+    counter(p, "phasepipe:store_hit_blocks_total", "Blocks looked up and found.", c->hit_blocks);
+    counter(p, "phasepipe:store_miss_blocks_total", "Blocks looked up and not found, to be computed.", c->miss_blocks);
+    counter(p, "phasepipe:store_published_blocks_total", "Blocks that workers computed and published.", c->published);
+    counter(p, "phasepipe:store_duplicate_blocks_total", "Published blocks that were cached already.", c->duplicate);
+    counter(p, "phasepipe:store_evicted_blocks_total", "Blocks evicted for new ones.", c->evicted);
+    counter(p, "phasepipe:store_disk_hit_blocks_total", "Blocks read from the disk tier.", c->disk_hits);
+    counter(p, "phasepipe:store_disk_bad_blocks_total", "Damaged blocks of the disk tier.", c->disk_bad);
 }

@@ -7,7 +7,7 @@
 
 #include "api/metrics_impl.h"
 
-#define LABEL_BYTES_MAX 256 /* of a value; longer ones are cut */
+#define LABEL_BYTES_MAX 256 /* of a label value; longer ones are truncated */
 
 struct label label_of(const char *name, const char *value)
 {
@@ -19,7 +19,7 @@ struct label label_str(const char *name, struct wire_str value)
     return (struct label){name, value.n ? value.p : "", value.n};
 }
 
-/* How many bytes of UTF-8 begin at p; 0: none that are valid. */
+/* Length of the UTF-8 character at p; 0: invalid. */
 static size_t character(const unsigned char *p, size_t n)
 {
     size_t k = *p < 0x80 ? 1 : *p < 0xc2 ? 0 : *p < 0xe0 ? 2 : *p < 0xf0 ? 3 : *p < 0xf5 ? 4 : 0;
@@ -35,8 +35,7 @@ static size_t character(const unsigned char *p, size_t n)
     return k;
 }
 
-/* A scraper refuses a whole page for one byte that is no UTF-8, so such a byte becomes '?', as control characters do,
- * which would mislead whoever reads the page. */
+/* Invalid UTF-8, for which a scraper would refuse the whole page, becomes '?', as do control characters. */
 static void put_label(struct page *p, const struct label *l)
 {
     str_add_text(&p->out, l->name);
@@ -57,7 +56,7 @@ static void put_label(struct page *p, const struct label *l)
     str_add_text(&p->out, "\"");
 }
 
-/* vLLM's have the model and the engine, of which there is one here. */
+/* The vllm: families have the labels model_name and engine; there is one engine here. */
 static void put_name(struct page *p, const char *suffix, const struct label *l, size_t n, const struct label *le)
 {
     const struct label every[] = {label_of("engine", "0"), label_of("model_name", p->model)};
@@ -85,7 +84,7 @@ void page_family(struct page *p, const char *name, const char *type, const char 
     str_add_text(&p->out, "# HELP ");
     str_add_text(&p->out, name);
     str_add_text(&p->out, " ");
-    str_add_text(&p->out, help); /* of our own: without line feeds and backslashes */
+    str_add_text(&p->out, help); /* our own texts, without line feeds and backslashes */
     str_add_text(&p->out, "\n# TYPE ");
     str_add_text(&p->out, name);
     str_add_text(&p->out, " ");
@@ -134,7 +133,7 @@ void page_number(struct page *p, const struct label *l, size_t n, double v)
     put_number(p, v);
 }
 
-/* As Python's client spells a bound, and so vLLM: 1.0, 1e+06. Series of the two then have the same labels. */
+/* Bounds are spelled as by Python's client, and so by vLLM: 1.0, 1e+06. So the labels of both are equal. */
 static void bound_text(char out[32], double v)
 {
     snprintf(out, 32, "%g", v);

@@ -1,4 +1,4 @@
-/* The process_ families that every exporter has, and the page put together. */
+/* The process_ families of every exporter, and the whole page. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "api/metrics_impl.h"
 
-/* The file's text, of /proc; NULL: none. */
+/* Reads a file of /proc; NULL: unreadable or empty. */
 static const char *read_text(char *text, size_t cap, const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -25,13 +25,13 @@ static const char *read_text(char *text, size_t cap, const char *path)
     return n ? text : NULL;
 }
 
-/* Looked up once: clocks that drift apart would give another each time. */
+/* Computed once: the result depends on two clocks that drift apart. */
 double process_start_s(void)
 {
     char text[1024];
     const char *s = read_text(text, sizeof text, "/proc/self/stat");
     struct timespec now, up;
-    s = s ? strrchr(s, ')') : NULL; /* the name before it may have anything in it */
+    s = s ? strrchr(s, ')') : NULL; /* the process name before it may contain anything */
     for (int i = 2; s && i < 22; i++)
         s = strchr(s + 1, ' ');
     if (!s || clock_gettime(CLOCK_REALTIME, &now) || clock_gettime(CLOCK_BOOTTIME, &up))
@@ -61,7 +61,7 @@ static bool descriptors(uint64_t *out)
     for (const struct dirent *x; (x = readdir(d));)
         n += x->d_name[0] != '.';
     closedir(d);
-    *out = n - 1; /* without the one that looked */
+    *out = n - 1; /* not counting d's own */
     return true;
 }
 
@@ -92,11 +92,11 @@ static void metrics_process(struct page *p, const struct metrics *m)
 }
 
 int metrics_text(struct err *e, char **out, size_t *n, const struct metrics *m, const struct metrics_now *now,
-                 const struct api_watch *w)
+                 const struct stats_poller *w)
 {
     struct page p = {.model = m->model};
     metrics_vllm(&p, m, now, w);
-    metrics_phases(&p, m);
+    metrics_stages(&p, m);
     metrics_http_rows(&p, m, now);
     metrics_sched(&p, w);
     metrics_store(&p, w);

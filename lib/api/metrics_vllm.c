@@ -1,4 +1,4 @@
-/* The families that vLLM has, under its names. */
+/* The vllm: families, under vLLM's names. */
 #include <stdio.h>
 
 #include "api/metrics_impl.h"
@@ -22,13 +22,13 @@ static void histogram(struct page *p, const char *name, const char *help, const 
     page_histogram(p, NULL, 0, h);
 }
 
-/* ---- what is so now ---- */
+/* ---- gauges ---- */
 
-/* Of each store, as the worker there says that sees it fullest: they share its pool. */
-static bool usage_of_workers(double *out, const struct api_watch *w)
+/* The fullest report of any worker: the workers of a store share its pool. */
+static bool usage_of_workers(double *out, const struct stats_poller *w)
 {
     size_t n = 0;
-    const struct wire_worker *x = watch_workers(w, &n);
+    const struct wire_worker *x = poller_workers(w, &n);
     double most = -1;
     for (size_t i = 0; i < n; i++) {
         if (!x[i].blocks_all)
@@ -41,11 +41,11 @@ static bool usage_of_workers(double *out, const struct api_watch *w)
     return most >= 0;
 }
 
-/* What a new request could not have: blocks that are held, also those that wait to be handed over, those given out to
- * be written, and those of a client that died, until nobody reads them. What is only cached is free, as in vLLM. */
-static bool kv_usage(double *out, const struct api_watch *w)
+/* Blocks that a new request could not get: leased ones, also those that wait for a transfer, reserved ones, and
+ * quarantined ones. Cached blocks count as free, as in vLLM. */
+static bool kv_usage(double *out, const struct stats_poller *w)
 {
-    const struct wire_kv_stat *s = watch_store(w);
+    const struct wire_kv_stat *s = poller_store(w);
     if (!s || !s->total)
         return usage_of_workers(out, w);
     uint64_t left = s->free + s->cached;
@@ -54,9 +54,9 @@ static bool kv_usage(double *out, const struct api_watch *w)
     return true;
 }
 
-static void requests(struct page *p, const struct metrics_now *now, const struct api_watch *w)
+static void requests(struct page *p, const struct metrics_now *now, const struct stats_poller *w)
 {
-    const struct wire_stat *s = watch_stat(w);
+    const struct wire_stat *s = poller_stat(w);
     uint64_t waiting = s ? s->waiting : now->waiting;
     gauge(p, "vllm:num_requests_running", "Number of requests in model execution batches.",
           (double)(s ? s->running : now->running));
@@ -68,7 +68,7 @@ static void requests(struct page *p, const struct metrics_now *now, const struct
     page_u64(p, &deferred, 1, 0);
 }
 
-/* The third of what workers say of themselves: "model …, vocabulary …, KV type, …". */
+/* The KV type, third part of a worker's description "model …, vocabulary …, KV type, …". */
 static struct wire_str kv_type(const struct wire_worker *w, size_t n)
 {
     const char *p = n ? w->compat.p : NULL, *end = p ? p + w->compat.n : NULL;
@@ -82,15 +82,15 @@ static struct wire_str kv_type(const struct wire_worker *w, size_t n)
     return comma ? (struct wire_str){p, (size_t)(comma - p)} : wire_str_of("auto");
 }
 
-/* The blocks of the pool that requests share, and how many tokens one has. */
-static void cache(struct page *p, const struct api_watch *w)
+/* Size of the shared pool in blocks, and tokens a block. */
+static void cache(struct page *p, const struct stats_poller *w)
 {
-    const struct wire_kv_stat *s = watch_store(w);
+    const struct wire_kv_stat *s = poller_store(w);
     uint64_t blocks = s ? s->total : 0;
     double used;
     char n[24] = "None", tokens[24];
     size_t n_worker = 0;
-    const struct wire_worker *x = watch_workers(w, &n_worker);
+    const struct wire_worker *x = poller_workers(w, &n_worker);
     for (size_t i = 0; i < n_worker && !s; i++)
         blocks = x[i].blocks_all > blocks ? x[i].blocks_all : blocks;
     page_family(p, "vllm:kv_cache_usage_perc", "gauge",
@@ -106,14 +106,14 @@ static void cache(struct page *p, const struct api_watch *w)
     page_u64(p, l, sizeof l / sizeof *l, 1);
 }
 
-/* ---- what was counted ---- */
+/* ---- counters ---- */
 
-static void tokens(struct page *p, const struct metrics *m, const struct api_watch *w)
+static void tokens(struct page *p, const struct metrics *m, const struct stats_poller *w)
 {
     counter(p, "vllm:prefix_cache_queries_total", "Prompt tokens that were looked for in the cache.", m->prompt_tokens);
     counter(p, "vllm:prefix_cache_hits_total", "Prompt tokens that were found there.", m->cached_tokens);
     counter(p, "vllm:num_preemptions_total", "Answers that had to give way to others, and went on later.",
-            watch_stat_sum(w)->preempted);
+            poller_stat_sum(w)->preempted);
     counter(p, "vllm:prompt_tokens_total", "Prompt tokens of requests that came to an end.", m->prompt_tokens);
     static const char *const sources[] = {"local_compute", "local_cache_hit", "external_kv_transfer"};
     const uint64_t n[] = {m->prompt_tokens - m->cached_tokens, m->cached_tokens, 0};
@@ -137,7 +137,7 @@ static void ends(struct page *p, const struct metrics *m)
     }
 }
 
-void metrics_vllm(struct page *p, const struct metrics *m, const struct metrics_now *now, const struct api_watch *w)
+void metrics_vllm(struct page *p, const struct metrics *m, const struct metrics_now *now, const struct stats_poller *w)
 {
     requests(p, now, w);
     cache(p, w);
@@ -158,9 +158,9 @@ void metrics_vllm(struct page *p, const struct metrics *m, const struct metrics_
     histogram(p, "vllm:request_generation_tokens", "Tokens of the answer.", &m->answer);
     histogram(p, "vllm:request_prefill_kv_computed_tokens", "Tokens of the prompt that were computed.", &m->computed);
     histogram(p, "vllm:request_params_max_tokens", "Tokens that an answer might have at most.", &m->max_tokens);
-    histogram(p, "vllm:request_params_n", "Answers that a request asked for.", &m->choices);
+    histogram(p, "vllm:request_params_n", "Answers that a request in_flight for.", &m->choices);
     histogram(p, "vllm:request_max_num_generation_tokens", "Tokens of the longest answer of a request.",
               &m->most_tokens);
     histogram(p, "vllm:iteration_tokens_total", "Tokens of a step, of prompts and answers, all workers.",
-              watch_steps(w));
+              poller_steps(w));
 }

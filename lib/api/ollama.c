@@ -16,7 +16,7 @@ void ollama_error_body(struct str *w, const char *text)
     str_add_text(w, "}");
 }
 
-/* Ollama says of a full queue that it is not available, where others say too many requests. */
+/* Ollama uses 503 for a full queue, where other APIs use 429. */
 void ollama_error(struct http_request *r, int status, double retry_s, const char *text)
 {
     struct str w = {0};
@@ -46,7 +46,7 @@ static void reply(struct http_request *r, json_t *o)
 
 /* ---- requests ---- */
 
-/* The content type is not looked at: curl -d says that it sends a form. NULL: answered. */
+/* The body as an object; NULL: an error was sent. The content type is ignored, because curl -d sends that of a form. */
 static json_t *object(struct http_request *r)
 {
     size_t n = 0;
@@ -58,7 +58,7 @@ static json_t *object(struct http_request *r)
     else if (!p || p->rc)
         ollama_error(r, p && p->rc == ERR_NO ? 400 : 500, 0, p ? p->e.text : "out of memory");
     if (o)
-        p->o = NULL; /* nobody keeps it longer than needed */
+        p->o = NULL; /* ownership moves, so that a large body is freed early */
     return o;
 }
 
@@ -69,7 +69,7 @@ static void not_found(struct http_request *r, const char *model)
     ollama_error(r, 404, 0, text);
 }
 
-/* The name under `key`, or under `old`; NULL: answered. */
+/* The model name in the field `key`, or in `old`; NULL: an error was sent. */
 static const char *name_of(struct api *a, struct http_request *r, const json_t *o, const char *key, const char *old)
 {
     struct err e;
@@ -99,7 +99,7 @@ json_t *ollama_body(struct api *a, struct http_request *r, const char **model)
     return NULL;
 }
 
-/* ---- what is there ---- */
+/* ---- supported routes ---- */
 
 static void root(struct api *a, struct http_request *r)
 {
@@ -120,7 +120,7 @@ static void tags(struct api *a, struct http_request *r)
     reply(r, ollama_tags(api_model(a), name, n));
 }
 
-/* None is loaded where no worker is there. */
+/* Without a worker no model is loaded. */
 static void ps(struct api *a, struct http_request *r)
 {
     size_t n = 0;
@@ -143,7 +143,7 @@ static void show(struct api *a, struct http_request *r)
     json_decref(o);
 }
 
-/* The model is here already. */
+/* The model is present already. */
 static void pull(struct api *a, struct http_request *r)
 {
     static const char lines[] = "{\"status\":\"pulling manifest\"}\n{\"status\":\"success\"}\n";
@@ -162,7 +162,7 @@ static void pull(struct api *a, struct http_request *r)
     json_decref(o);
 }
 
-/* ---- what is not ---- */
+/* ---- unsupported routes ---- */
 
 static void embed(struct api *a, struct http_request *r)
 {
@@ -175,10 +175,11 @@ static void embed(struct api *a, struct http_request *r)
 
 static void unchangeable(struct http_request *r)
 {
-    ollama_error(r, 501, 0, "the models of this server are given when it is started: none is made, copied or deleted");
+    ollama_error(r, 501, 0,
+                 "this server cannot create, copy, push or delete models: its model is chosen when it is started");
 }
 
-/* Of a model that is not here, that is the answer. */
+/* An unknown model gives 404. */
 static void delete (struct api *a, struct http_request *r)
 {
     const char *model;
@@ -205,7 +206,7 @@ static void change(struct api *a, struct http_request *r)
 static void blob(struct api *a, struct http_request *r)
 {
     (void)a;
-    ollama_error(r, 404, 0, "there are no blobs here");
+    ollama_error(r, 404, 0, "blob not found: this server stores no blobs");
 }
 
 const struct api_route ollama_routes[] = {

@@ -1,4 +1,4 @@
-/* Frames to lines of NDJSON, or to one object. No JSON tree is built where tokens pass. */
+/* From frames to lines of NDJSON, or to one object. No JSON tree is built for a token. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -11,17 +11,17 @@
 #include "request/reply.h"
 
 /*
- * What begins and ends a line is the same for all of an answer but its time, so it is made once:
+ * The start and end of a line are the same for all of an answer but its time, so they are made once:
  * {"model":"m","created_at":" TIME ","response":" TEXT ","done":false}
  */
 struct ollama_answer {
     const struct text *vocab;
     bool chat, stream, context;
-    struct str line;  /* the last one */
-    struct str model; /* up to the time */
-    struct str text;  /* of an answer in one object, escaped */
-    struct str lp;    /* of the same, what is between the brackets of logprobs */
-    uint32_t *ids;    /* of the conversation, where context is wanted */
+    struct str line;  /* buffer of the last line */
+    struct str model; /* start of a line, up to the time */
+    struct str text;  /* text of a response in one object, escaped */
+    struct str lp;    /* of the same, the elements of logprobs */
+    uint32_t *ids;    /* of the conversation, if context is returned */
     size_t n_id, cap_id;
 };
 
@@ -69,9 +69,9 @@ static uint64_t least(uint64_t a, uint64_t b)
 }
 
 /*
- * The prompt's time is that of the worker that read it, and the answer's is from its first token to its last, by the
- * clock of who decoded. What is before the first token and is not reading is loading: the wait for a worker that has
- * the model, and the way to it, since the weights themselves are there before any request. total is of this clock.
+ * prompt: the time of the worker that computed the prompt. eval: from first to last token, by the decoding worker's
+ * clock. load: the rest of the time before the first token, i.e. queueing and transfer, since the weights are loaded
+ * before any request. total is by this clock.
  */
 void ollama_times(struct ollama_times *t, const struct wire_end *w, uint64_t arrived_ns, uint64_t first_ns,
                   uint64_t now_ns)
@@ -85,7 +85,7 @@ void ollama_times(struct ollama_times *t, const struct wire_end *w, uint64_t arr
     t->prompt_ns = least(r.prefill_ns, first);
     t->load_ns = first - t->prompt_ns;
     uint64_t rest = t->total_ns - first;
-    t->eval_ns = r.n_answer == 1 ? rest : least(r.decode_ns, rest); /* clients divide by it */
+    t->eval_ns = r.n_answer == 1 ? rest : least(r.decode_ns, rest); /* not 0: clients divide by it */
     t->n_prompt = r.n_prompt;
     t->n_cached = r.n_cached;
     t->n_eval = r.n_answer;
@@ -100,8 +100,8 @@ static void put_time(struct str *w)
     str_add(w, when, ollama_time(when, (time_t)(now / NS_S), (uint32_t)(now % NS_S)));
 }
 
-/* {"token":"…","logprob":-0.1,"bytes":[…]: without the brace at the end. Bytes that are not UTF-8 are U+FFFD in the
- * text and themselves in the list; a control token is spelled as the file has it. */
+/* Writes {"token":"…","logprob":-0.1,"bytes":[…] without the closing brace. Invalid UTF-8 is U+FFFD in the text and
+ * exact in the list; a control token is written as the file spells it. */
 static void put_token(struct str *w, const struct text *vocab, uint32_t id, float logprob)
 {
     size_t n = 0;
@@ -111,7 +111,7 @@ static void put_token(struct str *w, const struct text *vocab, uint32_t id, floa
     str_add_text(w, "{\"token\":\"");
     json_write_escaped(w, s, n);
     str_add_text(w, "\",\"logprob\":");
-    json_write_f32(w, isfinite(logprob) ? logprob : -FLT_MAX); /* a null would be read as 0, the best there is */
+    json_write_f32(w, isfinite(logprob) ? logprob : -FLT_MAX); /* clients would read null as 0, i.e. probability 1 */
     str_add_text(w, ",\"bytes\":[");
     json_write_bytes(w, s, n);
     str_add_text(w, "]");
@@ -150,7 +150,7 @@ static int give(struct err *e, struct ollama_answer *a, const char **line, size_
     return 0;
 }
 
-int ollama_answer_new(struct err *e, struct ollama_answer **out, const struct ollama_ask *q, const char *model,
+int ollama_answer_new(struct err *e, struct ollama_answer **out, const struct ollama_request *q, const char *model,
                       const struct text *vocab)
 {
     struct ollama_answer *a = calloc(1, sizeof *a);
@@ -218,7 +218,7 @@ int ollama_answer_piece(struct err *e, struct ollama_answer *a, const char **lin
         *n = 0;
         return rc;
     }
-    if (!o->text.n && !o->n_lp) /* held back: it may be the start of a stop, or half a character */
+    if (!o->text.n && !o->n_lp) /* held back: possibly the start of a stop string, or half a character */
         return 0;
     begin(a);
     json_write_escaped(&a->line, o->text.p, o->text.n);

@@ -1,10 +1,10 @@
-/* `context` of /api/generate: a conversation as token ids, gone on with. */
+/* `context` of /api/generate: a conversation as token ids, to be continued. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "api/ollama.h"
 
-/* Ids of messages as the chat template has them. */
+/* Encodes messages by the chat template. */
 static int render(struct err *e, struct text_ids *out, const struct api_model *m, const struct text_message *msg,
                   size_t n, enum text_chat_end end)
 {
@@ -25,12 +25,12 @@ static int add(struct err *e, json_t *list, const uint32_t *ids, size_t n)
     return 0;
 }
 
-/* The ids before, checked: they are the client's. */
+/* Adds the client's ids after checking them. */
 static int add_context(struct err *e, json_t *list, const struct api_model *m, const json_t *context)
 {
     size_t n = json_array_size(context);
     if (n > WIRE_IDS_MAX)
-        return err_set(e, ERR_NO, "context: %zu ids, the limit is %u", n, WIRE_IDS_MAX);
+        return err_set(e, ERR_NO, "context: too many ids: %zu, the limit is %u", n, WIRE_IDS_MAX);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(context, i);
         json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
@@ -42,8 +42,8 @@ static int add_context(struct err *e, json_t *list, const struct api_model *m, c
     return 0;
 }
 
-/* How much of the n ids that close an answer is at the end of the conversation already: all of a turn that ended, its
- * first where the answer ended with it, nothing where a limit cut it. */
+/* How many of the n ids that close an answer already end the conversation: all of a turn that ended, the first if the
+ * answer ended with it, none if a limit ended it. */
 static size_t closed(const json_t *list, const uint32_t *ids, size_t n)
 {
     size_t size = json_array_size(list);
@@ -58,9 +58,9 @@ static size_t closed(const json_t *list, const uint32_t *ids, size_t n)
 }
 
 /*
- * A conversation of two messages shows what the template puts behind an answer (closed less open), and with a third
- * what it puts before a question that is not the first: so a begin token or the model's own system message, which only
- * begin a conversation, are not there twice.
+ * Renders a conversation of two messages, open and closed, to get what the template puts after an answer, and one with
+ * a third message to get what it puts before a question that is not the first. So a begin token or the model's own
+ * system message, which only begin a conversation, do not appear twice.
  */
 static int add_turn(struct err *e, json_t *list, const struct api_model *m, const char *system, size_t n_system,
                     const char *prompt, size_t n_prompt)
@@ -81,7 +81,7 @@ static int add_turn(struct err *e, json_t *list, const struct api_model *m, cons
     rc = rc ? rc : render(e, &shut, m, msg, 2, TEXT_CHAT_CLOSED);
     rc = rc ? rc : render(e, &all, m, n_system ? with : msg, n_system ? 4 : 3, TEXT_CHAT_ANSWER);
     if (!rc && (!begins_with(&shut, &open) || !begins_with(&all, &shut)))
-        rc = err_set(e, ERR_NO, "context: the model's chat template does not go on with a conversation");
+        rc = err_set(e, ERR_NO, "context: the model's chat template cannot continue a conversation; use /api/chat");
     if (!rc) {
         size_t n = shut.n - open.n, have = closed(list, shut.ids + open.n, n);
         rc = add(e, list, shut.ids + open.n + have, n - have);
@@ -93,7 +93,7 @@ static int add_turn(struct err *e, json_t *list, const struct api_model *m, cons
     return rc;
 }
 
-/* Without a chat template the prompt goes on as it stands. */
+/* Without a chat template the prompt is appended unchanged. */
 static int add_plain(struct err *e, json_t *list, const struct api_model *m, const char *prompt, size_t n_prompt)
 {
     struct text_ids ids = {0};

@@ -1,4 +1,4 @@
-/* Private to the routes of the Ollama surface. */
+/* Private to the routes of the Ollama dialect. */
 #ifndef API_OLLAMA_IMPL_H
 #define API_OLLAMA_IMPL_H
 
@@ -7,8 +7,8 @@
 
 #define OLLAMA_JSON "application/json; charset=utf-8"
 
-/* The body as an object whose `model` (or `name`, as it was called) is served; NULL: the request was answered. *model
- * is of the body. */
+/* The body as an object (new reference) whose `model`, formerly `name`, is served; NULL: an error was sent. *model is
+ * borrowed from it. */
 json_t *ollama_body(struct api *a, struct http_request *r, const char **model);
 void ollama_error_body(struct str *w, const char *text); /* {"error":"…"} */
 

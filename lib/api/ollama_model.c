@@ -1,4 +1,4 @@
-/* What Ollama's clients ask about the model: /api/show, /api/tags, /api/ps. */
+/* Model info for Ollama's clients: /api/show, /api/tags, /api/ps. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "api/ollama.h"
 #include "base/str.h"
 
-/* As format.HumanNumber of Ollama writes it. */
+/* Formats as Ollama's format.HumanNumber. */
 void ollama_human(char *out, size_t room, uint64_t n)
 {
     double b = (double)n / 1e9, m = (double)n / 1e6;
@@ -55,7 +55,7 @@ json_t *ollama_tags(const struct api_model *m, const char *const *name, size_t n
     return json_pack("{s:o}", "models", list);
 }
 
-/* The model stays: Ollama's time of what never goes is as far ahead as its durations reach. */
+/* The model stays loaded: Ollama's expiry for that is as far ahead as its durations reach. */
 #define NEVER_S (INT64_MAX / 1000000000)
 
 json_t *ollama_ps(const struct api_model *m, const char *const *name, size_t n_name, int64_t now_s)
@@ -75,7 +75,7 @@ json_t *ollama_ps(const struct api_model *m, const char *const *name, size_t n_n
 
 /* ---- show ---- */
 
-/* The spelling of a text between quotes, as a Modelfile has it. */
+/* Appends a string quoted as in a Modelfile. */
 static void add_quoted(struct str *s, const char *text, size_t n)
 {
     str_add_char(s, '"');
@@ -88,8 +88,8 @@ static void add_quoted(struct str *s, const char *text, size_t n)
     str_add_char(s, '"');
 }
 
-/* One line a parameter, the value in its column: `before` is what each line begins with. Texts that end an answer are
- * ids of the vocabulary here, which come to the same. */
+/* One line for each parameter, with its value in a column; each begins with `before`. Stop strings are ids of the
+ * vocabulary here, which is equivalent. */
 static void add_parameters(struct str *s, const struct api_model *m, const char *before, bool columns)
 {
     str_printf(s, columns ? "%s%-30s %" PRIu64 : "%s%s %" PRIu64, before, "num_ctx", m->context);
@@ -103,7 +103,7 @@ static void add_parameters(struct str *s, const struct api_model *m, const char 
     }
 }
 
-/* The file's name only: where it lies is nobody's business. */
+/* The file name without its directory, which clients need not know. */
 static void modelfile(struct str *s, const struct api_model *m)
 {
     const char *slash = strrchr(m->path, '/');
@@ -114,7 +114,7 @@ static void modelfile(struct str *s, const struct api_model *m)
     str_add_char(s, '\n');
 }
 
-/* NULL: no memory. Takes s. */
+/* Takes ownership of s. NULL: no memory. */
 static json_t *text_of(struct str *s)
 {
     json_t *j = s->failed ? NULL : json_string(str_text(s));
@@ -126,14 +126,14 @@ static json_t *strings(const struct gguf_str *v, uint64_t n)
 {
     json_t *list = json_array();
     for (uint64_t i = 0; i < n && list; i++) {
-        json_t *s = json_stringn(v[i].p, v[i].n); /* NULL where the bytes are not UTF-8 */
+        json_t *s = json_stringn(v[i].p, v[i].n); /* NULL if not UTF-8 */
         json_array_append_new(list, s ? s : json_string(""));
     }
     return list;
 }
 
-/* A list of the file: null unless all is asked for, as these are the vocabulary. Lists of neither texts nor numbers of
- * four bytes are not kept by who reads the file. */
+/* An array of the file; null unless `verbose`, since arrays hold the vocabulary. The reader keeps arrays of strings and
+ * of 4-byte numbers only. */
 static json_t *array_of(const struct gguf *g, const char *key, bool verbose)
 {
     struct err e;
@@ -176,7 +176,7 @@ static json_t *value_of(const struct gguf *g, const char *key, bool verbose)
     return array_of(g, key, verbose);
 }
 
-/* The pairs of the file but those that are fields of their own. */
+/* The metadata of the file, except what has fields of its own. */
 static json_t *model_info(const struct api_model *m, bool verbose)
 {
     char key[256];
@@ -192,7 +192,7 @@ static json_t *model_info(const struct api_model *m, bool verbose)
         if (!strcmp(key, "general.name") || !strcmp(key, "tokenizer.chat_template"))
             continue;
         json_t *v = value_of(m->gguf, key, verbose);
-        json_object_set_new(o, key, v ? v : json_null()); /* a key that is no UTF-8 is left out */
+        json_object_set_new(o, key, v ? v : json_null()); /* fails for a key that is not UTF-8, which is left out */
     }
     return o;
 }

@@ -1,4 +1,4 @@
-/* `options` of an Ollama request: names, defaults and ranges of Ollama, as fields of the gateway's line. */
+/* `options` of an Ollama request, with Ollama's names, defaults and ranges, to fields of a request to the gateway. */
 #include <float.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,8 +8,8 @@
 #include "api/ollama.h"
 #include "request/ask.h"
 
-/* The defaults of Ollama: DefaultOptions in its api/types.go. num_predict -1 there (no limit), seed -1 (a new one each
- * time), repeat_penalty 1, min_p 0 and no other penalty are what a line says that is silent about them. */
+/* Ollama's defaults (DefaultOptions in api/types.go), where they differ from those of request/ask.h. The others agree:
+ * num_predict -1 (no limit), seed -1 (random), repeat_penalty 1, min_p 0, no other penalty. */
 #define TEMPERATURE 0.8
 #define TOP_K 40
 #define TOP_P 0.9
@@ -27,7 +27,7 @@ static int put(struct err *e, json_t *line, const char *key, json_t *value)
     return json_object_set_new(line, key, value) ? err_nomem(e, "a request", 0) : 0;
 }
 
-/* 40.0 is a whole number: Ollama takes any number, and some clients write all with a point. */
+/* 40.0 counts as an integer: Ollama accepts any number, and some clients write all with a point. */
 static int whole(struct err *e, int64_t *out, const char *path, const json_t *v)
 {
     double d = json_is_real(v) ? json_real_value(v) : 0;
@@ -46,7 +46,7 @@ static int number(struct err *e, double *out, const char *path, const json_t *v,
     return json_is_number(v) && *out >= lo && *out <= hi ? 0 : ollama_wrong(e, path, what, v);
 }
 
-/* Another seed each time where it is -1; a text where it is beyond a JSON integer (request/ask.h). */
+/* -1 means a random seed; a string if it exceeds a JSON integer (request/ask.h). */
 static int o_seed(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     int64_t x = 0;
@@ -57,7 +57,7 @@ static int o_seed(struct err *e, struct read *r, const char *path, const json_t 
     return x == -1 ? 0 : put(e, r->line, "seed", json_integer(x));
 }
 
-/* 0 and below: no limit but the window. 0 is left out of what Ollama tells its runner, whose default is none. */
+/* 0 and below: no limit but the context length. Ollama does not pass 0 to its runner, whose default is no limit. */
 static int o_predict(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     int64_t x = 0;
@@ -74,7 +74,7 @@ static int o_top_k(struct err *e, struct read *r, const char *path, const json_t
     return put(e, r->line, "top_k", json_integer(x < 0 || x > UINT32_MAX ? 0 : x));
 }
 
-/* Above 1 is off, as 1 is. */
+/* 1 and above: off. */
 static int o_top_p(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     double x = 0;
@@ -83,7 +83,7 @@ static int o_top_p(struct err *e, struct read *r, const char *path, const json_t
     return put(e, r->line, "top_p", json_real(x > 1 ? 1 : x));
 }
 
-/* Above 1 is off, as 1 is; 0 keeps the one token nearest the entropy, as the least number above it does. */
+/* 1 and above: off; 0 keeps the one token nearest the entropy, as does the least number above it. */
 static int o_typical_p(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     double x = 0;
@@ -126,8 +126,7 @@ static int o_frequency(struct err *e, struct read *r, const char *path, const js
     return number(e, &x, path, v, -2, 2) ? e->code : put(e, r->line, "frequency_penalty", json_real(x));
 }
 
-/* -1 is the context, which has all of prompt and answer in it: a line's own -1 would count uses in the answer alone.
- * Read behind num_ctx. */
+/* -1 is the context length, i.e. prompt and answer; a line's own -1 would count the answer only. Read after num_ctx. */
 static int o_last_n(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     int64_t x = 0;
@@ -149,7 +148,7 @@ static int o_stop(struct err *e, struct read *r, const char *path, const json_t 
     if (!json_is_array(v))
         return ollama_wrong(e, path, "a list of texts", v);
     if (n > WIRE_STOPS_MAX)
-        return err_set(e, ERR_NO, "%s: %zu texts, the limit is %d", path, n, WIRE_STOPS_MAX);
+        return err_set(e, ERR_NO, "%s: too many strings: %zu, the limit is %d", path, n, WIRE_STOPS_MAX);
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_array_get(v, i);
         snprintf(at, sizeof at, "%s[%zu]", path, i);
@@ -161,7 +160,7 @@ static int o_stop(struct err *e, struct read *r, const char *path, const json_t 
     return n ? put(e, r->line, "stop", json_incref((json_t *)v)) : 0;
 }
 
-/* More than the model's window is the window, as Ollama has it. */
+/* As in Ollama, more than the model's context length means the context length. */
 static int o_ctx(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     int64_t x = 0;
@@ -172,7 +171,7 @@ static int o_ctx(struct err *e, struct read *r, const char *path, const json_t *
     return put(e, r->line, "window", json_integer(x));
 }
 
-/* Of the machine and of the loading, which are the workers' here: without effect, and said so once. */
+/* Options of the hardware and of loading, which belong to the workers: without effect, logged once. */
 static int o_machine(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     if (!json_is_number(v) && !json_is_boolean(v))
@@ -180,7 +179,7 @@ static int o_machine(struct err *e, struct read *r, const char *path, const json
     return ollama_pass(e, r->line, path);
 }
 
-/* Ways to sample that are not there: only what turns them off. */
+/* Unsupported sampling methods: accepted only if turned off. */
 static int o_off_at_0(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     (void)r;
@@ -194,7 +193,7 @@ static int o_off_at_1(struct err *e, struct read *r, const char *path, const jso
                                                           : err_set(e, ERR_NO, "%s: is not supported, only 1", path);
 }
 
-/* In the order they are read: repeat_last_n behind num_ctx. */
+/* In reading order: repeat_last_n after num_ctx. */
 static const struct option {
     const char *name;
     option_fn *read;

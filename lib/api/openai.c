@@ -1,4 +1,4 @@
-/* The OpenAI surface: its routes, and completions from request to answer. */
+/* The OpenAI dialect: its routes, and completions from request to response. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,11 +9,11 @@
 #define JSON "application/json"
 
 struct completion {
-    struct openai_ask q;
+    struct openai_request q;
     struct openai_reply p;
-    struct openai_no no; /* status not 0: it failed */
+    struct openai_refusal no; /* status not 0: failed */
     double retry_s;
-    bool begun; /* headers of the stream have been given */
+    bool begun; /* http_begin was called */
 };
 
 /* ---- errors ---- */
@@ -33,14 +33,14 @@ void openai_error(struct http_request *r, int status, const char *param, double 
     str_free(&w);
 }
 
-void openai_refuse_reply(struct http_request *r, const struct openai_no *no)
+void openai_refuse_reply(struct http_request *r, const struct openai_refusal *no)
 {
     openai_error(r, no->status, no->param, 0, no->text);
 }
 
 /* ---- a completion ---- */
 
-/* All that is there leaves in one piece, so that no event is cut by a packet. */
+/* Sends all events in one piece, so that none is split over packets. */
 static void send_out(struct completion *s, struct http_request *r)
 {
     if (!s->p.out.n)
@@ -52,44 +52,44 @@ static void send_out(struct completion *s, struct http_request *r)
     str_clear(&s->p.out);
 }
 
-static void on_prompt(struct call *c, uint32_t line, const struct wire_prompt *q)
+static void on_prompt(struct generation *c, uint32_t line, const struct wire_prompt *q)
 {
-    struct completion *s = call_state(c);
+    struct completion *s = generation_state(c);
     struct err e;
     if (openai_reply_prompt(&e, &s->p, line, q)) {
         s->no.status = 500;
         snprintf(s->no.text, sizeof s->no.text, "%s", e.text);
-        call_cancel(c);
+        generation_cancel(c);
     }
 }
 
-static void on_out(struct call *c, uint32_t line, uint32_t choice, const struct wire_out *o)
+static void on_out(struct generation *c, uint32_t line, uint32_t choice, const struct wire_out *o)
 {
-    struct completion *s = call_state(c);
+    struct completion *s = generation_state(c);
     openai_reply_out(&s->p, line, choice, o);
     if (s->q.stream)
-        call_later(c);
+        generation_flush_later(c);
 }
 
-static void on_end(struct call *c, uint32_t line, uint32_t choice, const struct wire_end *w)
+static void on_end(struct generation *c, uint32_t line, uint32_t choice, const struct wire_end *w)
 {
-    struct completion *s = call_state(c);
+    struct completion *s = generation_state(c);
     openai_reply_end(&s->p, line, choice, w);
     if (s->q.stream)
-        call_later(c);
+        generation_flush_later(c);
 }
 
-static void on_flush(struct call *c)
+static void on_flush(struct generation *c)
 {
-    struct completion *s = call_state(c);
+    struct completion *s = generation_state(c);
     openai_reply_flush(&s->p);
-    send_out(s, call_http(c));
+    send_out(s, generation_http(c));
 }
 
-/* Of several prompts the one that is wrong is named: "prompt[2]: …". Another field is the same for all of them. */
-static void on_fail(struct call *c, uint32_t line, uint32_t choice, const struct call_error *why)
+/* In a list of prompts the error names the index: "prompt[2]: …". Errors of other fields apply to all prompts. */
+static void on_fail(struct generation *c, uint32_t line, uint32_t choice, const struct api_error *why)
 {
-    struct completion *s = call_state(c);
+    struct completion *s = generation_state(c);
     (void)choice;
     s->no.status = why->status;
     s->retry_s = why->retry_s;
@@ -114,10 +114,10 @@ static void fail_stream(struct completion *s)
     str_add_text(w, "\n\ndata: [DONE]\n\n");
 }
 
-static void on_done(struct call *c)
+static void on_done(struct generation *c)
 {
-    struct completion *s = call_state(c);
-    struct http_request *r = call_http(c);
+    struct completion *s = generation_state(c);
+    struct http_request *r = generation_http(c);
     if (s->no.status && !s->begun) {
         openai_error(r, s->no.status, s->no.param, s->retry_s, s->no.text);
         return;
@@ -142,11 +142,11 @@ static void on_free(void *state)
 {
     struct completion *s = state;
     openai_reply_close(&s->p);
-    openai_ask_free(&s->q);
+    openai_request_free(&s->q);
     free(s);
 }
 
-static const struct call_ops ops = {
+static const struct generation_ops ops = {
     .prompt = on_prompt,
     .out = on_out,
     .end = on_end,
@@ -159,17 +159,17 @@ static const struct call_ops ops = {
 static void complete(struct api *a, struct http_request *r, bool chat)
 {
     struct err e = {0};
-    struct call *c;
-    struct call_error why;
-    struct openai_no no = {0};
+    struct generation *c;
+    struct api_error why;
+    struct openai_refusal no = {0};
     struct completion *s = calloc(1, sizeof *s);
     if (!s) {
         openai_error(r, 500, NULL, 0, "out of memory");
         return;
     }
-    if (openai_ask_read(&no, &s->q, a, r, chat)) {
+    if (openai_request_read(&no, &s->q, a, r, chat)) {
         openai_refuse_reply(r, &no);
-        openai_ask_free(&s->q);
+        openai_request_free(&s->q);
         free(s);
         return;
     }
@@ -178,12 +178,12 @@ static void complete(struct api *a, struct http_request *r, bool chat)
         on_free(s);
         return;
     }
-    if (call_start(&e, &c, a, r, &ops, s, (const json_t *const *)s->q.line, s->q.n_line, s->q.n, &why)) {
+    if (generation_start(&e, &c, a, r, &ops, s, (const json_t *const *)s->q.line, s->q.n_line, s->q.n, &why)) {
         openai_error(r, why.status, NULL, why.retry_s, why.text);
         on_free(s);
         return;
     }
-    openai_ask_sent(&s->q); /* a long prompt is not kept for as long as its answer takes */
+    openai_request_sent(&s->q); /* so that a long prompt does not stay in memory while its answer is generated */
 }
 
 static void completions(struct api *a, struct http_request *r)

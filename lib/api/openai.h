@@ -1,4 +1,4 @@
-/* Private to lib/api: the OpenAI surface. */
+/* Private to lib/api: the OpenAI dialect. */
 #ifndef API_OPENAI_H
 #define API_OPENAI_H
 
@@ -6,90 +6,91 @@
 #include "api/json_write.h"
 
 #define OPENAI_PROMPTS_MAX 1024
-#define OPENAI_TOP_MAX 20 /* log-probabilities of other tokens, as vLLM's default limit */
+#define OPENAI_TOP_MAX 20 /* top log-probabilities; vLLM's default limit */
 
-/* ---- openai_ask.c: a body becomes lines and what the edge itself has to know ---- */
+/* ---- openai_request.c: from a body to requests to the gateway ---- */
 
-struct openai_ask {
-    bool chat, stream, usage, usage_always; /* usage: a chunk at the end; always: in each */
-    bool logprobs, token_ids, as_ids;       /* as_ids: tokens are spelled token_id:N */
+struct openai_request {
+    bool chat, stream, usage, usage_always; /* usage: a chunk at the end; usage_always: in each chunk */
+    bool logprobs, token_ids, as_ids;       /* as_ids: tokens are written as token_id:N */
     bool echo, prompt_logprobs;
-    uint32_t n_top, n_prompt_top;   /* of the best, beside the token itself */
+    uint32_t n_top, n_prompt_top;   /* top log-probabilities, besides that of the token itself */
     char id[API_ID_BYTES_MAX + 16]; /* "cmpl-…" */
-    char *model;                    /* the first of the served names; owned */
+    char *model;                    /* the first served model name; owned */
     int64_t created;
     uint32_t n;
-    bool list;     /* prompts came as a list: one that is wrong has a number */
-    json_t **line; /* owned, [n_line]; NULL after openai_ask_sent */
+    bool list;     /* `prompt` was a list: errors name the index */
+    json_t **line; /* [n_line] one request to the gateway for each prompt; owned; NULL after openai_request_sent */
     uint32_t n_line;
-    json_t *body; /* owned, the same */
+    json_t *body; /* the body; owned; NULL after openai_request_sent */
 };
 
-struct openai_no { /* why not */
+struct openai_refusal { /* why a request is refused */
     int status;
-    char param[120]; /* "": none */
+    char param[120]; /* the field; "": none */
     char text[480];
 };
 
-/* 0, or -1 with *no set. `out` may be freed whatever is returned. */
-int openai_ask_read(struct openai_no *no, struct openai_ask *out, struct api *a, struct http_request *r, bool chat);
-void openai_ask_free(struct openai_ask *q);
-void openai_ask_sent(struct openai_ask *q); /* the lines are not needed any more */
-/* The body of a POST as an object (new reference), or NULL and why. */
-json_t *openai_body(struct openai_no *no, struct http_request *r);
-/* A field that has no effect is logged, once a name: `where` is "" or what it lies in. At most a few a request: *left
- * counts down, from OPENAI_UNKNOWN_MAX. */
+/* Returns 0, or -1 with *no set. In both cases `out` is to be freed. */
+int openai_request_read(struct openai_refusal *no, struct openai_request *out, struct api *a, struct http_request *r,
+                        bool chat);
+void openai_request_free(struct openai_request *q);
+void openai_request_sent(struct openai_request *q); /* frees body and lines once they are submitted */
+/* The body of a POST as an object (new reference; it leaves the parsed body), or NULL with *no set. */
+json_t *openai_body(struct openai_refusal *no, struct http_request *r);
+/* Logs a field that has no effect, once for each name. `where`: "" or the path of the enclosing object. *left counts
+ * down from OPENAI_UNKNOWN_MAX and bounds the log lines of a request. */
 #define OPENAI_UNKNOWN_MAX 32
-/* All fields of o but those of `known`, which ends with NULL. */
+/* Logs all fields of o that are not in `known`, which ends with NULL. */
 void openai_unknown_all(struct api *a, unsigned *left, const char *where, const json_t *o, const char *const *known);
-/* What is absent or null leaves *out as it is; path: how the field is called in words. */
-int openai_get_bool(struct openai_no *no, bool *out, const json_t *o, const char *name, const char *path);
-/* The name under `model`, where there is one, is served: otherwise 404. */
-int openai_model_check(struct openai_no *no, const struct api *a, const json_t *o);
-int openai_refuse(struct openai_no *no, int status, const char *param, const char *fmt, ...)
+/* If the field is absent or null, *out is unchanged. path: the name of the field in an error. */
+int openai_get_bool(struct openai_refusal *no, bool *out, const json_t *o, const char *name, const char *path);
+/* Refuses with 404 if the field `model` is given and not a served model name. */
+int openai_model_check(struct openai_refusal *no, const struct api *a, const json_t *o);
+int openai_refuse(struct openai_refusal *no, int status, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* "messages[0].role" of "messages[0].role: expected …"; "" where the text does not begin so. */
+/* "messages[0].role" of "messages[0].role: expected …"; "" if the text does not begin with a field. */
 void openai_param_of(char *out, size_t n, const char *text);
 
-/* ---- openai_reply.c: what comes back as bytes ---- */
+/* ---- openai_reply.c: from frames to the bytes of the response ---- */
 
 struct openai_choice {
-    struct str head;                        /* of its events, up to the text */
-    struct str text;                        /* escaped: of the event that is open, or of the whole answer */
-    struct str tokens, values, top, offset; /* log-probabilities; of chats all in tokens */
+    struct str head;                        /* constant start of its events, up to the text */
+    struct str text;                        /* escaped text of the open event, or of the whole answer */
+    struct str tokens, values, top, offset; /* log-probabilities; of chat completions all in `tokens` */
     struct str ids, prompt;                 /* token ids; prompt log-probabilities */
     uint64_t n_char;
     uint32_t index, n_out; /* n_out: tokens of the answer */
-    bool open;             /* an event waits for its end: what follows may be the reason */
+    bool open;             /* an event is not finished: the next frame may bring its finish_reason */
     bool listed;           /* in `opened` */
-    bool begun;            /* its role has been sent */
-    bool prompt_said;      /* so have the ids of its prompt */
+    bool begun;            /* its first event was sent */
+    bool prompt_sent;      /* the ids of its prompt were sent */
     char reason[12];       /* "": none yet */
     struct str stop;       /* stop_reason as JSON */
 };
 
 struct openai_reply {
-    const struct openai_ask *q;
+    const struct openai_request *q;
     const struct text *vocab;
     struct openai_choice *choice; /* [n_line * n] */
     uint32_t n_choice;
     uint32_t *n_prompt, *n_cached; /* [n_line] */
     struct str *prompt_ids;        /* [n_line] */
-    uint32_t *opened, n_opened;    /* choices that had an event since the last flush */
-    struct str out;                /* events that have not been sent */
+    uint32_t *opened, n_opened;    /* choices with an event since the last flush */
+    struct str out;                /* bytes not sent yet */
 };
 
-int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_ask *q, const struct text *vocab);
+int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_request *q, const struct text *vocab);
 void openai_reply_close(struct openai_reply *p);
-/* Copies the ids of the prompt if the answer returns them. */
+/* Stores the prompt's token count, and its ids if the response returns them. */
 int openai_reply_prompt(struct err *e, struct openai_reply *p, uint32_t line, const struct wire_prompt *q);
-/* A piece: with `stream` an event in p->out (its end may be left to openai_reply_flush). */
+/* Adds tokens; when streaming, an event to p->out (openai_reply_flush may have to finish it). */
 void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_out *o);
 void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_end *w);
-/* Ends events that are open, but for those that have nothing but a prompt that is echoed. */
+/* Finishes open events, except those that hold only an echoed prompt. */
 void openai_reply_flush(struct openai_reply *p);
-void openai_reply_last(struct openai_reply *p);  /* usage and the end mark */
-void openai_reply_whole(struct openai_reply *p); /* the whole answer as one object, into p->out */
+void openai_reply_last(struct openai_reply *p);  /* end of a stream: usage and [DONE] */
+void openai_reply_whole(struct openai_reply *p); /* the response as one object, into p->out */
 
 /* {"error":…} */
 void openai_error_write(struct str *w, int status, const char *param, const char *text);
@@ -107,6 +108,6 @@ void openai_ping(struct api *a, struct http_request *r);
 void openai_version(struct api *a, struct http_request *r);
 void openai_load(struct api *a, struct http_request *r);
 void openai_spec(struct api *a, struct http_request *r);
-void openai_refuse_reply(struct http_request *r, const struct openai_no *no);
+void openai_refuse_reply(struct http_request *r, const struct openai_refusal *no);
 
 #endif

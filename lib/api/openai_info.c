@@ -1,4 +1,4 @@
-/* Routes that ask about the server and its vocabulary, not the model. */
+/* Routes for information about the server and its vocabulary, without the engine. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #define IDS_MAX (1u << 20)
 #define TOKENIZE_BYTES_MAX (4u << 20)
 
-/* A reference that is given up. */
+/* Responds with o; takes the reference. */
 static void send_json(struct http_request *r, int status, json_t *o)
 {
     char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
@@ -26,7 +26,7 @@ static void send_json(struct http_request *r, int status, json_t *o)
 
 /* ---- models ---- */
 
-/* root: the name that vllm bench serve takes where it is told no model. */
+/* root: the name that vllm bench serve uses if it is given no model. */
 static json_t *model_json(const struct api *a, const char *name)
 {
     const struct api_model *m = api_model(a);
@@ -79,19 +79,19 @@ static void unknown(struct api *a, const json_t *o, const char *const *known)
     openai_unknown_all(a, &left, "", o, known);
 }
 
-/* What /tokenize and /detokenize make of their bodies. */
+/* Result of preparing a body of /tokenize or /detokenize. */
 struct tokenized {
-    struct openai_no no; /* status 0: none */
+    struct openai_refusal no; /* status 0: not refused */
     uint64_t n;
-    struct str tail; /* of the answer: "tokens":[…],"token_strs":…}; of /detokenize all of it */
+    struct str tail; /* end of the response: "tokens":[…],"token_strs":…}; for /detokenize all of it */
 };
 
-/* The prompt as a request has it, so that what is counted here is what a completion reads. */
-static int encode(struct openai_no *no, struct text_ids *ids, const struct text *t, const json_t *o)
+/* Encodes the prompt as a completion would, so that the counts agree. */
+static int encode(struct openai_refusal *no, struct text_ids *ids, const struct text *t, const json_t *o)
 {
     struct err e = {0};
     struct ask base, q = {0};
-    json_t *line = json_object(); /* of its fields, those that say what the prompt is */
+    json_t *line = json_object(); /* the fields that determine the prompt */
     for (const char *const *name = of_tokenize; *name; name++)
         if (strcmp(*name, "model") && strcmp(*name, "return_token_strs") && json_object_get(o, *name))
             json_object_set(line, *name, json_object_get(o, *name));
@@ -145,7 +145,7 @@ void openai_tokenize_prepare(struct api_parsed *p, const struct api_model *m)
     p->more = d;
     p->free_more = tokenized_free;
     if (p->n > TOKENIZE_BYTES_MAX)
-        openai_refuse(&d->no, 413, NULL, "the body has %zu bytes, the limit of /tokenize is %u", p->n,
+        openai_refuse(&d->no, 413, NULL, "the request body is too large: %zu bytes, the limit of /tokenize is %u", p->n,
                       TOKENIZE_BYTES_MAX);
     else if (!openai_get_bool(&d->no, &strings, p->o, "return_token_strs", "return_token_strs") &&
              !encode(&d->no, &ids, m->text, p->o)) {
@@ -155,10 +155,10 @@ void openai_tokenize_prepare(struct api_parsed *p, const struct api_model *m)
     text_ids_free(&ids);
 }
 
-/* What was prepared, where it can be answered; NULL: a refusal was. *o: the body, to be let go of. */
+/* The prepared result, or NULL after an error response. *o: the body, to be released by the caller. */
 static const struct tokenized *prepared(json_t **o, struct api *a, struct http_request *r)
 {
-    struct openai_no no = {0};
+    struct openai_refusal no = {0};
     *o = openai_body(&no, r);
     const struct api_parsed *p = api_body(r);
     const struct tokenized *d = p ? p->more : NULL;
@@ -195,14 +195,14 @@ void openai_tokenize(struct api *a, struct http_request *r)
     json_decref(o);
 }
 
-/* All bytes first: a character may lie across tokens. */
-static int decode(struct openai_no *no, struct str *bytes, const struct api_model *m, const json_t *tokens)
+/* All bytes before UTF-8 is repaired: a character may span tokens. */
+static int decode(struct openai_refusal *no, struct str *bytes, const struct api_model *m, const json_t *tokens)
 {
     size_t n = json_array_size(tokens);
     if (!json_is_array(tokens))
         return openai_refuse(no, 400, "tokens", "tokens: expected a list of token ids");
     if (n > IDS_MAX)
-        return openai_refuse(no, 400, "tokens", "tokens: %zu ids, the limit is %u", n, IDS_MAX);
+        return openai_refuse(no, 400, "tokens", "tokens: too many ids: %zu, the limit is %u", n, IDS_MAX);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(tokens, i);
         size_t len;
@@ -272,7 +272,7 @@ void openai_tokenizer_info(struct api *a, struct http_request *r)
                         (json_int_t)text_n_token(m->text), "model_max_length", (json_int_t)m->context));
 }
 
-/* ---- how it is ---- */
+/* ---- health, version, load ---- */
 
 void openai_health(struct api *a, struct http_request *r)
 {
@@ -280,7 +280,8 @@ void openai_health(struct api *a, struct http_request *r)
         http_reply(r, 200, JSON, "{}", 2);
     else
         openai_error(r, 503, NULL, 1,
-                     "not ready: the scheduler, the tokenizer or a worker is missing, or the server drains");
+                     "not ready: the scheduler, the tokenizer or every worker is unreachable, or the server is "
+                     "shutting down");
 }
 
 void openai_ping(struct api *a, struct http_request *r)

@@ -1,4 +1,4 @@
-/* Frames become answers of the OpenAI API, as vLLM shapes them: events of a stream, or one object. */
+/* From frames to responses of the OpenAI API in vLLM's format: events of a stream, or one object. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ static struct openai_choice *at(struct openai_reply *p, uint32_t line, uint32_t 
 /* ---- begin and end ---- */
 
 /* {"id":…,"object":…,"created":…,"model":…,"choices":[ */
-static void envelope(struct str *w, const struct openai_ask *q, const char *object)
+static void envelope(struct str *w, const struct openai_request *q, const char *object)
 {
     LIT(w, "{\"id\":");
     json_write_string(w, q->id, strlen(q->id));
@@ -31,7 +31,7 @@ static void envelope(struct str *w, const struct openai_ask *q, const char *obje
     LIT(w, ",\"choices\":[");
 }
 
-static void make_head(struct str *w, const struct openai_ask *q, uint32_t index)
+static void make_head(struct str *w, const struct openai_request *q, uint32_t index)
 {
     LIT(w, "data: ");
     envelope(w, q, q->chat ? "chat.completion.chunk" : "text_completion");
@@ -40,7 +40,7 @@ static void make_head(struct str *w, const struct openai_ask *q, uint32_t index)
     str_add_text(w, q->chat ? ",\"delta\":{\"content\":\"" : ",\"text\":\"");
 }
 
-int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_ask *q, const struct text *vocab)
+int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_request *q, const struct text *vocab)
 {
     *p = (struct openai_reply){.q = q, .vocab = vocab, .n_choice = q->n * q->n_line};
     p->choice = calloc(p->n_choice, sizeof *p->choice);
@@ -103,7 +103,7 @@ static void token_name(struct str *w, const struct openai_reply *p, uint32_t id)
     spelled(w, p->vocab, id);
 }
 
-/* JSON has no infinity; a token that could not come is as far away as vLLM says it is. */
+/* JSON has no infinity; a token of probability 0 gets vLLM's value. */
 static void logprob(struct str *w, float v)
 {
     if (isnan(v))
@@ -141,7 +141,7 @@ static void chat_logprob(struct str *w, const struct openai_reply *p, const stru
     LIT(w, "]}");
 }
 
-/* The i-th of the best and, behind them, the token's own where it is not among them. False: there are no more. */
+/* The i-th of the top tokens; after them the chosen token if it is not among them. False: no more. */
 static bool best(struct wire_top *out, const struct wire_logprob *lp, uint32_t i)
 {
     if (i < lp->n_top) {
@@ -181,7 +181,7 @@ static void completion_logprob(struct openai_choice *c, const struct openai_repl
     c->n_char += reply_characters(p->vocab, lp->id);
 }
 
-/* {"464":{"logprob":-1.2,"rank":1,"decoded_token":"The"},…} of one place of the prompt. */
+/* {"464":{"logprob":-1.2,"rank":1,"decoded_token":"The"},…} of one position of the prompt. */
 static void prompt_logprob(struct str *w, const struct openai_reply *p, const struct wire_logprob *lp)
 {
     comma(w);
@@ -207,7 +207,7 @@ static void prompt_logprob(struct str *w, const struct openai_reply *p, const st
     LIT(w, "}");
 }
 
-static void logprobs_object(struct str *w, const struct openai_ask *q, struct openai_choice *c)
+static void logprobs_object(struct str *w, const struct openai_request *q, struct openai_choice *c)
 {
     if (!q->logprobs || (q->stream && !c->tokens.n)) {
         LIT(w, "null");
@@ -285,11 +285,11 @@ static void prompt_ids_field(struct str *w, const struct openai_reply *p, uint32
     LIT(w, "]");
 }
 
-/* The role comes with the first token, so that nobody takes it for one. */
+/* The event with the role is sent with the first token, so that clients do not take it for one. */
 static void role(struct openai_reply *p, struct openai_choice *c, uint32_t line)
 {
     struct str *w = &p->out;
-    const struct openai_ask *q = p->q;
+    const struct openai_request *q = p->q;
     c->begun = true;
     if (!q->chat)
         return;
@@ -310,7 +310,7 @@ static void role(struct openai_reply *p, struct openai_choice *c, uint32_t line)
 static void close_event(struct openai_reply *p, struct openai_choice *c)
 {
     struct str *w = &p->out;
-    const struct openai_ask *q = p->q;
+    const struct openai_request *q = p->q;
     uint32_t line = c->index / q->n;
     if (!c->open)
         return;
@@ -330,9 +330,9 @@ static void close_event(struct openai_reply *p, struct openai_choice *c)
         str_add_text(w, q->chat ? "null" : "null,\"stop_reason\":null");
     }
     if (q->token_ids) {
-        if (!q->chat && !c->prompt_said)
+        if (!q->chat && !c->prompt_sent)
             prompt_ids_field(w, p, line);
-        c->prompt_said = true;
+        c->prompt_sent = true;
         ids_field(w, "token_ids", &c->ids);
     }
     LIT(w, "}]");
@@ -356,11 +356,11 @@ int openai_reply_prompt(struct err *e, struct openai_reply *p, uint32_t line, co
     return rc;
 }
 
-/* Log-probabilities of the prompt are of the answer with echo, and a field of their own where they were asked for; the
- * frame has as many of the best as the greater of the two numbers says. */
+/* Log-probabilities of the prompt go into logprobs with echo, and into prompt_logprobs if requested; the frame has as
+ * many top tokens as the greater of the two numbers. */
 static void take_logprobs(struct openai_reply *p, struct openai_choice *c, const struct wire_out *o)
 {
-    const struct openai_ask *q = p->q;
+    const struct openai_request *q = p->q;
     for (uint32_t i = 0; i < o->n_lp; i++) {
         struct wire_logprob lp = o->lp[i];
         const uint32_t n_top = lp.n_top;
@@ -390,7 +390,7 @@ void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, co
 {
     struct openai_choice *c = at(p, line, choice);
     if (p->q->stream) {
-        if (c->n_out) /* a prompt that is echoed goes with the first token */
+        if (c->n_out) /* an echoed prompt is sent with the first token */
             close_event(p, c);
         if (!c->begun)
             role(p, c, line);
@@ -423,7 +423,7 @@ void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, co
         return;
     if (!c->begun)
         role(p, c, line);
-    c->open = true; /* with what is open, or by an event of its own */
+    c->open = true; /* finishes the open event, or sends one of its own */
     close_event(p, c);
 }
 
@@ -455,12 +455,12 @@ void openai_reply_last(struct openai_reply *p)
     LIT(w, "data: [DONE]\n\n");
 }
 
-/* ---- the whole ---- */
+/* ---- a response as one object ---- */
 
 static void whole_choice(struct openai_reply *p, struct openai_choice *c)
 {
     struct str *w = &p->out;
-    const struct openai_ask *q = p->q;
+    const struct openai_request *q = p->q;
     uint32_t line = c->index / q->n;
     LIT(w, "{\"index\":");
     json_write_u64(w, c->index);
@@ -490,7 +490,7 @@ static void whole_choice(struct openai_reply *p, struct openai_choice *c)
 void openai_reply_whole(struct openai_reply *p)
 {
     struct str *w = &p->out;
-    const struct openai_ask *q = p->q;
+    const struct openai_request *q = p->q;
     envelope(w, q, q->chat ? "chat.completion" : "text_completion");
     for (uint32_t i = 0; i < p->n_choice; i++) {
         if (i)

@@ -1,4 +1,4 @@
-/* /openapi.json: lib/api/openapi.json as it is. */
+/* /openapi.json: serves the file lib/api/openapi.json, embedded at build time. */
 #include "api/openai.h"
 
 __asm__(".pushsection .rodata\n"

@@ -1,4 +1,4 @@
-/* Bodies as JSON; long ones in the background. */
+/* Parsing of bodies, long ones by the parse thread. */
 #include "api/parse.h"
 
 #include <stdlib.h>
@@ -10,9 +10,9 @@
 struct parse_job {
     struct job job;
     struct api *a;
-    struct http_request *r; /* of the loop's thread; NULL: its client has gone */
+    struct http_request *r; /* used by the loop's thread only; NULL: finished */
     const struct api_route *route;
-    struct api_model model; /* as it was when it came: the loop may change its context length */
+    struct api_model model; /* a copy: the loop may change the context length meanwhile */
     char *body;
     size_t n;
     struct api_parsed *p;
@@ -86,7 +86,7 @@ int parse_add(struct err *e, struct parse_job **out, struct api *a, struct http_
     return rc;
 }
 
-void parse_forget(struct parse_job *j)
+void parse_cancel(struct parse_job *j)
 {
     j->r = NULL;
     job_cancel(j->a->parse, &j->job);

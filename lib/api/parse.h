@@ -1,25 +1,26 @@
 /*
- * Private to lib/api: bodies as JSON. A megabyte of JSON takes tens of milliseconds, a megabyte of text seconds to
- * encode, and meanwhile no stream would get its tokens: a long body is read by a background thread (base/job.h).
+ * Private to lib/api: parsing of bodies. A megabyte of JSON takes tens of milliseconds, and a megabyte of text takes
+ * seconds to tokenize; meanwhile no stream would get its tokens. So a background thread (base/job.h), the parse thread,
+ * parses long bodies.
  */
 #ifndef API_PARSE_H
 #define API_PARSE_H
 
 #include "api/api.h"
 
-#define PARSE_BYTES 65536           /* a body from here on is read by the thread */
-#define PARSE_BYTES_PREPARED 4096   /* … of a route that has more to do with it than to read JSON */
-#define PARSE_BYTES_MAX (64u << 20) /* of bodies that wait */
+#define PARSE_BYTES 65536           /* bodies of this size and above go to the parse thread */
+#define PARSE_BYTES_PREPARED 4096   /* … of routes with `prepare` */
+#define PARSE_BYTES_MAX (64u << 20) /* total of the bodies in the queue */
 
 struct parse_job;
 
-/* Queues a body, which is copied, as is the model. When it is read, api_on_parsed is called, unless parse_forget was.
- * ERR_NO: too much waits. */
+/* Queues a body; body and model are copied. When it is parsed, api_on_parsed is called, unless parse_cancel was.
+ * ERR_NO: the queue is full. */
 int parse_add(struct err *e, struct parse_job **out, struct api *a, struct http_request *r,
               const struct api_route *route, const char *body, size_t n);
-void parse_forget(struct parse_job *j); /* its request no longer exists: it is not read if it waits */
+void parse_cancel(struct parse_job *j); /* the request is finished: the job is dropped, or its result ignored */
 
-/* What the thread does, here. NULL: no memory. */
+/* Parses in the calling thread. NULL: no memory. */
 struct api_parsed *api_parse(const struct api_route *route, const struct api_model *m, const char *body, size_t n);
 void api_parsed_free(struct api_parsed *p);
 

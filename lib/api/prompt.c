@@ -1,4 +1,4 @@
-/* The body of a prompt: only answers that return the ids of the prompt look inside. */
+/* Decodes the body of a prompt frame, for responses that return the ids of the prompt. */
 #include "api/api.h"
 
 int api_prompt_read(struct err *e, struct wire_req **out, const struct wire_prompt *q)
@@ -12,7 +12,7 @@ int api_prompt_read(struct err *e, struct wire_req **out, const struct wire_prom
     for (int i = 0; i < 2 && !rc; i++) /* hello, tok */
         rc = wire_decode_next(e, &f, a, &p, &n);
     if (!rc && f.kind != WIRE_TOK)
-        rc = err_set(e, ERR_PROTO, "the body of a prompt has no tok frame");
+        rc = err_set(e, ERR_PROTO, "prompt frame: its body contains no tok frame");
     rc = rc ? rc : wire_req_copy(e, out, &f.req);
     wire_arena_free(a);
     return rc;

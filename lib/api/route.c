@@ -1,4 +1,4 @@
-/* From a request to what answers it: its id, its key, its route. */
+/* Dispatches HTTP requests: request id, API key, route. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static void metrics_route(struct api *a, struct http_request *r)
     struct err e;
     const struct metrics_now now = {
         .running = a->n_running, .waiting = a->n_waiting, .connections = http_connections(a->http)};
-    if (metrics_text(&e, &text, &n, a->metrics, &now, a->watch)) {
+    if (metrics_text(&e, &text, &n, a->metrics, &now, a->poller)) {
         fail(r, 500, 0, e.text);
         return;
     }
@@ -90,7 +90,7 @@ static bool path_is(const struct api_route *t, const char *path)
     return !strcmp(t->path, path);
 }
 
-/* HEAD is a GET whose body is left out. */
+/* lib/http omits the body of a HEAD response. */
 static bool method_is(const struct api_route *t, const char *method)
 {
     return !strcmp(t->method, method) || (!strcmp(method, "HEAD") && !strcmp(t->method, "GET"));
@@ -98,7 +98,7 @@ static bool method_is(const struct api_route *t, const char *method)
 
 struct seek {
     const char *method, *path;
-    const struct api_route *found, *other; /* other: the path with another method */
+    const struct api_route *found, *other; /* other: the same path with another method */
     char allow[64];
 };
 
@@ -118,7 +118,7 @@ static void seek(struct seek *s, const struct api_route *t)
     }
 }
 
-/* A long body is read before its route is called, by another thread. */
+/* A long body is parsed by the background thread before its route is called. */
 static void dispatch(struct api *a, struct http_request *r, struct api_request *q, const struct api_route *route)
 {
     struct err e;
@@ -130,11 +130,11 @@ static void dispatch(struct api *a, struct http_request *r, struct api_request *
         return;
     }
     if (a->draining) {
-        fail(r, 503, 1, "the server ends");
+        fail(r, 503, 1, "the server is shutting down");
         return;
     }
     if (parse_add(&e, &q->job, a, r, route, body, n))
-        fail(r, 503, 1, "too many long requests wait to be read");
+        fail(r, 503, 1, "too many long requests are waiting to be parsed; retry later");
 }
 
 void api_on_request(void *arg, struct http_request *r)
@@ -155,14 +155,14 @@ void api_on_request(void *arg, struct http_request *r)
         q->route = s.found ? s.found->path : s.other->path;
     if (!s.found && s.other) {
         http_add_header(r, "Allow", s.allow);
-        snprintf(text, sizeof text, "%.20s is not allowed here: %s", s.method, s.allow);
+        snprintf(text, sizeof text, "method %.20s is not allowed for this path; use %s", s.method, s.allow);
         fail(r, 405, 0, text);
     } else if (!s.found) {
-        snprintf(text, sizeof text, "there is nothing at %.150s", s.path);
+        snprintf(text, sizeof text, "unknown path %.150s; see /openapi.json", s.path);
         fail(r, 404, 0, text);
     } else if (!s.found->open && !api_key_ok(a, http_header(r, "Authorization"))) {
         http_add_header(r, "WWW-Authenticate", "Bearer");
-        fail(r, 401, 0, "no valid API key: send it as Authorization: Bearer KEY");
+        fail(r, 401, 0, "missing or invalid API key: send the header Authorization: Bearer KEY");
     } else {
         dispatch(a, r, q, s.found);
     }
@@ -201,9 +201,9 @@ void api_on_disconnected(void *arg, struct http_request *r)
 {
     struct api *a = arg;
     struct api_request *q = http_get(r);
-    metrics_client_gone(a->metrics);
-    if (q && q->call)
-        call_gone(q->call);
+    metrics_client_disconnected(a->metrics);
+    if (q && q->generation)
+        generation_disconnected(q->generation);
 }
 
 void api_on_finished(void *arg, struct http_request *r, int status)
@@ -213,14 +213,14 @@ void api_on_finished(void *arg, struct http_request *r, int status)
     double took = (double)(time_now_ns() - http_arrived_ns(r)) / 1e9;
     if (!q)
         return;
-    if (q->call)
-        call_free(q->call);
+    if (q->generation)
+        generation_free(q->generation);
     if (q->job)
-        parse_forget(q->job);
+        parse_cancel(q->job);
     api_parsed_free(q->parsed);
     metrics_http(a->metrics, http_dialect(r), q->route, status, took);
     if (a->o.access_log)
-        api_say(a, "%s \"%s %.200s\" %d %.1f ms %s", http_peer(r), http_method(r), http_path(r), status, took * 1e3,
+        api_log(a, "%s \"%s %.200s\" %d %.1f ms %s", http_peer(r), http_method(r), http_path(r), status, took * 1e3,
                 q->id);
     free(q);
 }

@@ -198,7 +198,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     read -r status seconds < waited || true
     [ "$status" = 503 ] && [ "${seconds%.*}" -ge 29 ] && [ "${seconds%.*}" -lt 35 ]
     jq -e '.error.message == "the scheduler or the tokenizer cannot be reached"' waits
-    grep -q 'waits for ipc://.*/stops/tokenize.sock' stops.log
+    grep -q 'waiting for ipc://.*/stops/tokenize.sock' stops.log
     for _ in $(seq 60); do [ "$(load_of idle)" = 1 ] && break; sleep 0.05; done
     sleep 1
     [ "$(load_of idle)" = 1 ]

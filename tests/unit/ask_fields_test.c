@@ -41,7 +41,7 @@ static void check(const struct row *row, size_t n)
 }
 #define CHECK(rows) check(rows, sizeof(rows) / sizeof *(rows))
 
-static void test_types(void **state)
+static void fields_are_checked_by_type_and_range(void **state)
 {
     (void)state;
     static const struct row rows[] = {
@@ -93,7 +93,7 @@ static void test_types(void **state)
 
 /* vLLM: "Cannot set both `continue_final_message` and `add_generation_prompt` to True", and the second is true where it
  * is absent. */
-static void test_end_of_a_chat(void **state)
+static void generation_prompt_and_continuation_exclude_each_other(void **state)
 {
     (void)state;
     static const struct row rows[] = {
@@ -118,7 +118,7 @@ static void test_end_of_a_chat(void **state)
     ask_free(&a);
 }
 
-static void test_values(void **state)
+static void values_reach_the_request(void **state)
 {
     (void)state;
     struct err e;
@@ -147,7 +147,7 @@ static void test_values(void **state)
     ask_free(&a);
 }
 
-static void test_masks(void **state)
+static void allowed_ids_and_bad_words_are_read(void **state)
 {
     (void)state;
     struct err e;
@@ -172,7 +172,7 @@ static void test_masks(void **state)
 }
 
 /* One more than each limit. */
-static void test_limits(void **state)
+static void one_more_than_each_limit_is_refused(void **state)
 {
     (void)state;
     static const struct {
@@ -202,8 +202,11 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_types), cmocka_unit_test(test_end_of_a_chat), cmocka_unit_test(test_values),
-        cmocka_unit_test(test_masks), cmocka_unit_test(test_limits),
+        cmocka_unit_test(fields_are_checked_by_type_and_range),
+        cmocka_unit_test(generation_prompt_and_continuation_exclude_each_other),
+        cmocka_unit_test(values_reach_the_request),
+        cmocka_unit_test(allowed_ids_and_bad_words_are_read),
+        cmocka_unit_test(one_more_than_each_limit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

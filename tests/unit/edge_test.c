@@ -20,7 +20,7 @@ static int read_line(struct err *e, struct ask *a, const char *line)
     return ask_read(e, a, &base, line, strlen(line));
 }
 
-static void test_defaults(void **state)
+static void defaults_are_applied(void **state)
 {
     (void)state;
     struct err e;
@@ -37,7 +37,7 @@ static void test_defaults(void **state)
     ask_free(&a);
 }
 
-static void test_text_with_nul(void **state)
+static void a_text_may_contain_nul(void **state)
 {
     (void)state;
     struct err e;
@@ -52,7 +52,7 @@ static void test_text_with_nul(void **state)
 }
 
 /* The arrays of the defaults are used where a line has none, and not freed with it. */
-static void test_defaults_are_borrowed(void **state)
+static void arrays_of_the_defaults_are_borrowed(void **state)
 {
     (void)state;
     struct err e;
@@ -76,7 +76,7 @@ static void test_defaults_are_borrowed(void **state)
     ask_free(&b);
 }
 
-static void test_id_of_a_wrong_line(void **state)
+static void an_invalid_line_keeps_its_id(void **state)
 {
     (void)state;
     struct err e;
@@ -89,7 +89,7 @@ static void test_id_of_a_wrong_line(void **state)
 }
 
 /* Every field with every wrong kind of value: refused by name or taken, never a crash; null is as if absent. */
-static void test_wrong_types(void **state)
+static void every_field_refuses_wrong_types_by_name(void **state)
 {
     (void)state;
     static const char *const names[] = {"id",
@@ -143,7 +143,7 @@ static void test_wrong_types(void **state)
     }
 }
 
-static void test_refused_and_harmless(void **state)
+static void unsupported_fields_are_refused_unless_harmless(void **state)
 {
     (void)state;
     static const struct {
@@ -180,7 +180,7 @@ static void test_refused_and_harmless(void **state)
     }
 }
 
-static void test_long_numbers(void **state)
+static void integers_beyond_64_bits_are_handled(void **state)
 {
     (void)state;
     struct err e;
@@ -204,7 +204,7 @@ static void test_long_numbers(void **state)
 }
 
 /* A number is never taken for a text, however long it is, and one of 19 digits that fits 64 bits stays whole. */
-static void test_long_numbers_are_no_texts(void **state)
+static void a_long_number_is_not_accepted_as_a_string(void **state)
 {
     (void)state;
     struct err e;
@@ -229,7 +229,7 @@ static void test_long_numbers_are_no_texts(void **state)
     ask_free(&a);
 }
 
-static void test_ids(void **state)
+static void ids_beyond_the_vocabulary_are_refused(void **state)
 {
     (void)state;
     struct err e;
@@ -247,7 +247,7 @@ static void test_ids(void **state)
     ask_free(&a);
 }
 
-static void test_times(void **state)
+static void durations_use_one_clock_per_host(void **state)
 {
     (void)state;
     /* prefill ends at 100, the first token is known at 110, decode begins its first step at 113. */
@@ -281,16 +281,16 @@ static void test_times(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_text_with_nul),
-        cmocka_unit_test(test_defaults_are_borrowed),
-        cmocka_unit_test(test_id_of_a_wrong_line),
-        cmocka_unit_test(test_wrong_types),
-        cmocka_unit_test(test_refused_and_harmless),
-        cmocka_unit_test(test_long_numbers),
-        cmocka_unit_test(test_long_numbers_are_no_texts),
-        cmocka_unit_test(test_ids),
-        cmocka_unit_test(test_times),
+        cmocka_unit_test(defaults_are_applied),
+        cmocka_unit_test(a_text_may_contain_nul),
+        cmocka_unit_test(arrays_of_the_defaults_are_borrowed),
+        cmocka_unit_test(an_invalid_line_keeps_its_id),
+        cmocka_unit_test(every_field_refuses_wrong_types_by_name),
+        cmocka_unit_test(unsupported_fields_are_refused_unless_harmless),
+        cmocka_unit_test(integers_beyond_64_bits_are_handled),
+        cmocka_unit_test(a_long_number_is_not_accepted_as_a_string),
+        cmocka_unit_test(ids_beyond_the_vocabulary_are_refused),
+        cmocka_unit_test(durations_use_one_clock_per_host),
     };
     return cmocka_run_group_tests_name("edge", tests, NULL, NULL);
 }

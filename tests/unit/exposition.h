@@ -1,7 +1,7 @@
 /*
- * A strict reader of Prometheus' text format 0.0.4, by its description (prometheus.io, "Exposition formats"): names,
- * HELP and TYPE once and before the samples, escapes, numbers, no series twice, histograms whole. Everything that does
- * not fit fails the test that reads.
+ * A strict parser of Prometheus' text format 0.0.4, by its description (prometheus.io, "Exposition formats"): names,
+ * HELP and TYPE once and before the samples, escapes, numbers, no duplicate series, complete histograms. Any deviation
+ * fails the test.
  */
 #ifndef EXPOSITION_H
 #define EXPOSITION_H
@@ -61,7 +61,7 @@ static inline const char *expo_name(struct expo *x, char *out, size_t cap, const
     return p;
 }
 
-/* One character of UTF-8, its bytes. */
+/* Length of one UTF-8 character. */
 static inline size_t expo_utf8(const char *s)
 {
     const unsigned char *p = (const unsigned char *)s;
@@ -132,7 +132,7 @@ static inline const char *expo_label_of(const struct expo_sample *s, const char 
     return NULL;
 }
 
-/* The same labels, in any order; `but`: one that does not count. */
+/* Whether two series have the same labels, in any order; `but`: a label to ignore. */
 static inline bool expo_same(const struct expo_sample *a, const struct expo_sample *b, const char *but)
 {
     size_t n = 0, m = 0;
@@ -178,7 +178,7 @@ static inline const char *expo_comment(struct expo *x, const char *p)
     return p + n + 1;
 }
 
-/* Which of its family's names it has; a gauge's and a counter's is the family's own. */
+/* Which name of its family a sample has; gauges and counters have the family's own. */
 static inline bool expo_belongs(const struct expo_family *f, const char *name)
 {
     size_t n = strlen(f->name);
@@ -229,7 +229,7 @@ static inline const char *expo_sample_line(struct expo *x, const char *p)
     return p + 1;
 }
 
-/* From the first bucket at i to its count; how many samples that is. */
+/* Checks a histogram from its first bucket at i to its count; returns the number of samples. */
 static inline size_t expo_histogram(struct expo *x, size_t i)
 {
     const struct expo_family *f = &x->f[x->s[i].family];
@@ -277,7 +277,7 @@ static inline void expo_read(struct expo *x, const char *text, size_t n)
         i += strcmp(x->f[x->s[i].family].type, "histogram") ? 1 : expo_histogram(x, i);
 }
 
-/* The value of the series of this name that has these labels ("name=value,name=value") and maybe others. -1: none. */
+/* The value of the series with this name and at least these labels ("name=value,name=value"). -1: none. */
 static inline const struct expo_sample *expo_find(const struct expo *x, const char *name, const char *labels)
 {
     for (size_t i = 0; i < x->n_sample; i++) {

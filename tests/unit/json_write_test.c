@@ -1,6 +1,6 @@
 /*
- * JSON that is written as it goes. What a JSON text is says RFC 8259; that it is one, and of which value, jansson. What
- * is well-formed UTF-8 says table 3-7 of the Unicode standard.
+ * Writing of JSON without a tree. RFC 8259 defines a JSON text, jansson parses it, and table 3-7 of the Unicode
+ * standard defines well-formed UTF-8.
  */
 #include <float.h>
 #include <inttypes.h>
@@ -19,7 +19,7 @@
 
 static struct str w;
 
-/* What was written, as a NUL-terminated text. */
+/* The output, NUL-terminated. */
 static const char *written(void)
 {
     assert_false(w.failed);
@@ -34,7 +34,7 @@ static const char *written(void)
         assert_string_equal(written(), text);                                                                          \
     } while (0)
 
-static void test_numbers(void **state)
+static void integers_are_written_exactly(void **state)
 {
     (void)state;
     expect_written(json_write_u64(&w, 0), "0");
@@ -49,8 +49,8 @@ static void test_numbers(void **state)
     expect_written(json_write_f32(&w, 0), "0.0");
 }
 
-/* Every float comes back as it was. */
-static void test_floats(void **state)
+/* Every float reads back as the same value. */
+static void floats_read_back_as_the_same_value(void **state)
 {
     static const float edge[] = {FLT_MIN, FLT_MAX, -FLT_MAX, FLT_EPSILON, 1e-45f, 0.1f, 16777216, 1e20f, -9999, 1e-7f};
     uint64_t x = 88172645463325252u; /* xorshift */
@@ -78,7 +78,7 @@ static void test_floats(void **state)
     }
 }
 
-static void test_escapes(void **state)
+static void strings_are_escaped(void **state)
 {
     (void)state;
     expect_written(json_write_string(&w, "a\"b\\c/d", 7), "\"a\\\"b\\\\c/d\"");
@@ -90,8 +90,8 @@ static void test_escapes(void **state)
     expect_written(json_write_escaped(&w, "\"x\"", 3), "\\\"x\\\"");
 }
 
-/* All texts of one and two bytes, and all that begin a longer character: taken where they are UTF-8, else mended. */
-static void test_bytes(void **state)
+/* All strings of one and two bytes, and all beginnings of longer characters: copied if UTF-8, else repaired. */
+static void all_short_byte_strings_are_valid_json(void **state)
 {
     char s[6] = {'a', 0, 0, 'z'};
     (void)state;
@@ -104,7 +104,7 @@ static void test_bytes(void **state)
         json_t *o = json_loadb(w.p, w.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &je), *same = json_stringn(s, 4);
         if (!json_is_string(o))
             fail_msg("%02x %02x: %s", s[1] & 255, s[2] & 255, je.text);
-        if (same) /* jansson takes it: it is UTF-8 */
+        if (same) /* jansson accepts it: it is UTF-8 */
             assert_true(json_equal(o, same));
         else
             assert_non_null(strstr(written(), "\xef\xbf\xbd"));
@@ -113,7 +113,7 @@ static void test_bytes(void **state)
     }
 }
 
-static void test_not_utf8(void **state)
+static void invalid_utf8_becomes_u_fffd(void **state)
 {
     static const struct {
         const char *text;
@@ -133,11 +133,11 @@ static void test_not_utf8(void **state)
         assert_non_null(strstr(json_string_value(o), "\xef\xbf\xbd"));
         json_decref(o);
     }
-    /* what follows is not eaten with it */
+    /* the next byte is not skipped */
     expect_written(json_write_string(&w, "\xe2\x82\"", 3), "\"\xef\xbf\xbd\xef\xbf\xbd\\\"\"");
 }
 
-static void test_values(void **state)
+static void jansson_values_are_written_compact(void **state)
 {
     json_t *o = json_pack("{s:[i,n,b],s:s}", "a", 1, 1, "b", "x\n");
     (void)state;
@@ -146,8 +146,8 @@ static void test_values(void **state)
     json_decref(o);
 }
 
-/* Much in small pieces, and one piece that is larger than all before. */
-static void test_growth(void **state)
+/* Many small pieces, and one piece larger than all before. */
+static void the_buffer_grows_with_any_piece(void **state)
 {
     char *big = malloc(1 << 20);
     (void)state;
@@ -173,9 +173,13 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_numbers), cmocka_unit_test(test_floats),   cmocka_unit_test(test_escapes),
-        cmocka_unit_test(test_bytes),   cmocka_unit_test(test_not_utf8), cmocka_unit_test(test_values),
-        cmocka_unit_test(test_growth),
+        cmocka_unit_test(integers_are_written_exactly),
+        cmocka_unit_test(floats_read_back_as_the_same_value),
+        cmocka_unit_test(strings_are_escaped),
+        cmocka_unit_test(all_short_byte_strings_are_valid_json),
+        cmocka_unit_test(invalid_utf8_becomes_u_fffd),
+        cmocka_unit_test(jansson_values_are_written_compact),
+        cmocka_unit_test(the_buffer_grows_with_any_piece),
     };
     return cmocka_run_group_tests(tests, NULL, close_all);
 }

@@ -1,7 +1,7 @@
 /*
- * What /metrics says, read by the strict reader of exposition.h. The authority for names, types, labels and buckets is
- * vLLM 0.32's vllm/v1/metrics/{loggers,buckets}.py, and its Grafana board (tests/golden/vllm-board.txt); for what
- * queue, prefill and decode mean its vllm/v1/metrics/stats.py.
+ * /metrics, read by the strict parser of exposition.h. Names, types, labels and buckets are those of vLLM 0.32's
+ * vllm/v1/metrics/{loggers,buckets}.py and its Grafana board (tests/golden/vllm-board.txt); queue, prefill and decode
+ * times are defined by its vllm/v1/metrics/stats.py.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "api/metrics.h"
-#include "api/watch.h"
+#include "api/stats_poller.h"
 #include "base/time.h"
 #include "exposition.h"
 #include "unit/asserts.h"
@@ -30,7 +30,7 @@ static struct expo page;
 
 struct bench {
     struct metrics *m;
-    struct api_watch *w; /* of a scheduler that is not there */
+    struct stats_poller *w; /* of an unreachable scheduler */
     struct metrics_now now;
 };
 
@@ -40,13 +40,13 @@ static void bench_new(struct bench *b, const char *model, uint64_t context)
     *b = (struct bench){.m = NULL};
     snprintf(url, sizeof url, "ipc:///tmp/metrics-%d-nobody", (int)getpid());
     OK(metrics_new(&e, &b->m, model, context));
-    OK(watch_open(&e, &b->w, url, NULL, NULL, WATCH_PERIOD_MS));
+    OK(poller_open(&e, &b->w, url, NULL, NULL, POLLER_PERIOD_MS));
 }
 
 static void bench_free(struct bench *b)
 {
     metrics_free(b->m);
-    watch_close(b->w);
+    poller_close(b->w);
     expo_free(&page);
 }
 
@@ -129,7 +129,7 @@ static void values_of(char *out, size_t cap, const char *name, const char *label
             n += (size_t)snprintf(out + n, cap - n, "%s%s", n ? " " : "", expo_label_of(&page.s[i], label));
 }
 
-static void test_families(void **state)
+static void all_vllm_families_exist(void **state)
 {
     (void)state;
     struct bench b;
@@ -160,8 +160,8 @@ static void test_families(void **state)
     bench_free(&b);
 }
 
-/* The series of token counts end with the window. Python's client spells 1e+06 so. */
-static void test_buckets_of_a_long_window(void **state)
+/* Buckets of token counts end at the context length. Python's client spells 1e+06 so. */
+static void token_buckets_end_at_the_context_length(void **state)
 {
     (void)state;
     char got[600];
@@ -174,7 +174,7 @@ static void test_buckets_of_a_long_window(void **state)
     bench_free(&b);
 }
 
-static void test_board(void **state)
+static void the_vllm_board_finds_its_series(void **state)
 {
     (void)state;
     char line[256];
@@ -186,7 +186,7 @@ static void test_board(void **state)
     assert_non_null(f);
     while (fgets(line, sizeof line, f)) {
         char *save, *name = strtok_r(line, " \n", &save), *label;
-        if (!name || *name == '#' || !strcmp(name, "vllm:kv_cache_usage_perc")) /* with a store: metrics_watch_test */
+        if (!name || *name == '#' || !strcmp(name, "vllm:kv_cache_usage_perc")) /* with a store: metrics_poller_test */
             continue;
         const struct expo_sample *s = expo_find(&page, name, "model_name=m");
         if (!s)
@@ -203,7 +203,7 @@ static void test_board(void **state)
 
 /* ---- labels ---- */
 
-static void test_names_that_need_escapes(void **state)
+static void label_values_are_escaped(void **state)
 {
     (void)state;
     struct bench b;
@@ -213,7 +213,7 @@ static void test_names_that_need_escapes(void **state)
     bench_free(&b);
     char longest[2001];
     memset(longest, 'x', 2000);
-    memcpy(longest + 255, "\xc3\xa9", 2); /* across the cut */
+    memcpy(longest + 255, "\xc3\xa9", 2); /* across the limit */
     longest[2000] = 0;
     bench_new(&b, longest, 100);
     look(&b);
@@ -234,9 +234,9 @@ static struct wire_span span(const char *stage, uint32_t pid, uint64_t queued, u
                               .end_ns = end * MS};
 }
 
-/* Sent to the scheduler at 100 ms, known to the prefill worker at 130, begun at 150, prompt done at 400, first token at
- * 410, handed over at 450, last token at 1410; 11 tokens. */
-static void test_times(void **state)
+/* Submitted at 100 ms, known to the prefill worker at 130, begun at 150, prompt done at 400, first token at 410,
+ * transferred at 450, last token at 1410; 11 tokens. */
+static void intervals_of_a_transferred_request(void **state)
 {
     (void)state;
     struct bench b;
@@ -295,8 +295,8 @@ static void test_times(void **state)
     bench_free(&b);
 }
 
-/* One worker did both: nothing was handed over, and so nothing is said of it. A bound belongs to its bucket. */
-static void test_one_worker(void **state)
+/* One worker did both, so there is no transfer and no transfer time. A value equal to a bound is in its bucket. */
+static void without_a_transfer_there_are_no_transfer_times(void **state)
 {
     (void)state;
     struct bench b;
@@ -323,8 +323,8 @@ static void test_one_worker(void **state)
     bench_free(&b);
 }
 
-/* Frames of another make: no spans, clocks that run backwards, more cached than there were. Nothing falls. */
-static void test_frames_that_make_no_sense(void **state)
+/* Inconsistent frames: no spans, clocks that run backwards, more cached tokens than there are. No counter falls. */
+static void inconsistent_frames_never_decrease_a_counter(void **state)
 {
     (void)state;
     struct bench b;
@@ -347,8 +347,8 @@ static void test_frames_that_make_no_sense(void **state)
     bench_free(&b);
 }
 
-/* An answer that goes on at another worker was longer under way than that one knows. */
-static void test_retried(void **state)
+/* An answer continued by another worker took longer than that worker knows. */
+static void a_retried_request_counts_its_whole_duration(void **state)
 {
     (void)state;
     struct bench b;
@@ -368,7 +368,7 @@ static void test_retried(void **state)
     bench_free(&b);
 }
 
-static void test_ends(void **state)
+static void ends_are_counted_by_reason(void **state)
 {
     (void)state;
     struct bench b;
@@ -376,20 +376,20 @@ static void test_ends(void **state)
     metrics_end(b.m, &(struct metrics_end){.reason = WIRE_CANCELLED, .ttft_s = 1, .n_prompt = 7, .n_cached = 4});
     metrics_end(b.m, &(struct metrics_end){.reason = WIRE_CANCELLED, .ttft_s = -1, .n_prompt = 7});
     metrics_end(b.m, &(struct metrics_end){.reason = WIRE_ERROR, .ttft_s = -1, .n_choice = 3, .most_tokens = 0});
-    metrics_client_gone(b.m);
+    metrics_client_disconnected(b.m);
     look(&b);
     assert_int_equal(expo_value(&page, "vllm:request_success_total", "finished_reason=abort"), 2);
     assert_int_equal(expo_value(&page, "vllm:request_success_total", "finished_reason=error"), 1);
     assert_int_equal(expo_value(&page, "vllm:request_success_total", "finished_reason=stop"), 0);
     near("vllm:e2e_request_latency_seconds_count", 0);
-    near("vllm:prompt_tokens_total", 7); /* of the one whose prompt was computed */
+    near("vllm:prompt_tokens_total", 7); /* of the request whose prompt was computed */
     near("vllm:prefix_cache_hits_total", 4);
     near("vllm:request_params_n_sum", 3);
     near("phasepipe:client_gone_total", 1);
     bench_free(&b);
 }
 
-static void test_without_services(void **state)
+static void the_page_is_complete_without_services(void **state)
 {
     (void)state;
     struct bench b;
@@ -403,15 +403,15 @@ static void test_without_services(void **state)
     near("phasepipe:answers_waiting", 2);
     near("phasepipe:http_connections", 9);
     near("phasepipe:sched_up", 0);
-    assert_null(expo_find(&page, "vllm:kv_cache_usage_perc", "")); /* nobody knows */
+    assert_null(expo_find(&page, "vllm:kv_cache_usage_perc", "")); /* not known */
     assert_null(expo_find(&page, "phasepipe:sched_running", ""));
-    assert_null(expo_find(&page, "phasepipe:store_up", "")); /* there is none */
+    assert_null(expo_find(&page, "phasepipe:store_up", "")); /* no store is polled */
     bench_free(&b);
 }
 
 /* ---- HTTP ---- */
 
-static void test_http_rows(void **state)
+static void http_responses_are_counted_by_route_and_status(void **state)
 {
     (void)state;
     struct bench b;
@@ -439,7 +439,7 @@ static void test_http_rows(void **state)
     assert_int_equal(expo_value(&page, "phasepipe:http_requests_total", labels), 2);
     labels = "surface=openai,route=/v1/models,code=gone";
     assert_int_equal(expo_value(&page, "phasepipe:http_requests_total", labels), 1);
-    for (int i = 0; i < 5000; i++) { /* whatever the caller says: not without bounds */
+    for (int i = 0; i < 5000; i++) { /* arbitrary routes and statuses need bounded memory */
         snprintf(route[i], sizeof route[i], "/x%d", i);
         metrics_http(b.m, 77, route[i], i, .001);
     }
@@ -450,7 +450,7 @@ static void test_http_rows(void **state)
 
 /* ---- the process ---- */
 
-static void test_process(void **state)
+static void process_metrics_match_the_process(void **state)
 {
     (void)state;
     struct bench b;
@@ -462,7 +462,7 @@ static void test_process(void **state)
     for (int i = 0; i < 100; i++)
         fd[i] = dup(0);
     look(&b);
-    assert_true(fabs(value("process_open_fds") - fds - 100) < 10); /* the watch has some now and then */
+    assert_true(fabs(value("process_open_fds") - fds - 100) < 10); /* the stats poller has some temporarily */
     for (int i = 0; i < 100; i++)
         close(fd[i]);
     assert_true(value("process_cpu_seconds_total") >= cpu);
@@ -475,18 +475,18 @@ static void test_process(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),
-        cmocka_unit_test(test_buckets_of_a_long_window),
-        cmocka_unit_test(test_board),
-        cmocka_unit_test(test_names_that_need_escapes),
-        cmocka_unit_test(test_times),
-        cmocka_unit_test(test_one_worker),
-        cmocka_unit_test(test_frames_that_make_no_sense),
-        cmocka_unit_test(test_retried),
-        cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_without_services),
-        cmocka_unit_test(test_http_rows),
-        cmocka_unit_test(test_process),
+        cmocka_unit_test(all_vllm_families_exist),
+        cmocka_unit_test(token_buckets_end_at_the_context_length),
+        cmocka_unit_test(the_vllm_board_finds_its_series),
+        cmocka_unit_test(label_values_are_escaped),
+        cmocka_unit_test(intervals_of_a_transferred_request),
+        cmocka_unit_test(without_a_transfer_there_are_no_transfer_times),
+        cmocka_unit_test(inconsistent_frames_never_decrease_a_counter),
+        cmocka_unit_test(a_retried_request_counts_its_whole_duration),
+        cmocka_unit_test(ends_are_counted_by_reason),
+        cmocka_unit_test(the_page_is_complete_without_services),
+        cmocka_unit_test(http_responses_are_counted_by_route_and_status),
+        cmocka_unit_test(process_metrics_match_the_process),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /*
- * The Ollama surface without HTTP, answers: frames made by hand to NDJSON, and what is told of the model. Names and
- * order of fields are those of Ollama's api/types.go and docs/api.md (August 2026), spellings of numbers of parameters
- * the cases of its format_test.go, times those that date(1) gives.
+ * Responses of the Ollama dialect without HTTP: from frames to NDJSON, and model info. Names and order of fields are
+ * those of Ollama's api/types.go and docs/api.md (August 2026), formats of parameter counts those of its
+ * format_test.go, times those of date(1).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,12 +21,12 @@ static struct ollama_answer *answer(bool chat, bool stream, bool raw)
 {
     struct err e;
     struct ollama_answer *a;
-    const struct ollama_ask ask = {.kind = OLLAMA_RUN, .chat = chat, .stream = stream, .raw = raw};
+    const struct ollama_request ask = {.kind = OLLAMA_RUN, .chat = chat, .stream = stream, .raw = raw};
     assert_int_equal(ollama_answer_new(&e, &a, &ask, "m\"1", model.text), 0);
     return a;
 }
 
-/* One line, parsed: exactly one, with a line feed where it is streamed. */
+/* Parses exactly one line, which ends with a line feed if streamed. */
 static json_t *line_of(const char *p, size_t n, bool stream)
 {
     json_error_t je;
@@ -91,7 +91,7 @@ static void expect_metrics(const json_t *o)
     }
 }
 
-static void test_generate_stream(void **state)
+static void generate_streams_ndjson(void **state)
 {
     struct err e;
     struct ollama_answer *a = answer(false, true, false);
@@ -122,8 +122,8 @@ static void test_generate_stream(void **state)
     ollama_answer_free(a);
 }
 
-/* The body of a prompt is read only for an answer that returns its ids. */
-static void test_prompt_body(void **state)
+/* The body of a prompt is decoded only if the response returns its ids. */
+static void the_prompt_body_is_decoded_for_context_only(void **state)
 {
     struct err e;
     static const uint8_t bad[] = "no frames";
@@ -136,7 +136,7 @@ static void test_prompt_body(void **state)
     ollama_answer_free(generate);
 }
 
-static void test_chat_stream(void **state)
+static void chat_streams_ndjson(void **state)
 {
     const uint32_t ids[] = {7};
     struct ollama_answer *a = answer(true, true, false);
@@ -155,8 +155,8 @@ static void test_chat_stream(void **state)
     ollama_answer_free(a);
 }
 
-/* raw gives no context; what is not streamed is one object with all of the text, and no line feed. */
-static void test_not_streamed(void **state)
+/* raw returns no context; an unstreamed response is one object with all of the text and no line feed. */
+static void an_unstreamed_response_is_one_object(void **state)
 {
     const uint32_t ids[] = {7};
     struct ollama_answer *a = answer(false, false, true);
@@ -177,7 +177,7 @@ static void test_not_streamed(void **state)
     ollama_answer_free(a);
 }
 
-/* An id of one byte that is no text alone: a byte-level vocabulary has nearly all 256. */
+/* An id of one byte that is not UTF-8 by itself: a byte-level vocabulary has nearly all 256. */
 static uint32_t half_character(uint8_t *byte)
 {
     for (uint32_t id = 0; id < text_n_token(model.text); id++) {
@@ -191,7 +191,7 @@ static uint32_t half_character(uint8_t *byte)
     return 0;
 }
 
-static void test_logprobs_out(void **state)
+static void logprobs_are_written_per_token(void **state)
 {
     struct err e;
     struct text_ids hello = {0};
@@ -247,8 +247,9 @@ static void expect_parts(const struct ollama_times *t)
     assert_true(t->load_ns + t->prompt_ns + t->eval_ns <= t->total_ns);
 }
 
-/* Arrived at 1000; waited to 1500, read to 2500, first token here at 2600, decoded 2500 to 4000, heard of at 4200. */
-static void test_times(void **state)
+/* Arrived at 1000, queued to 1500, prompt computed to 2500, first token here at 2600, decoded 2500 to 4000, end
+ * received at 4200. */
+static void durations_add_up_to_the_total(void **state)
 {
     const struct wire_span s[] = {span("prefill", 1100, 1500, 2500), span("decode", 2500, 2500, 4000)};
     struct wire_end w = {.prompt_tokens = 26,
@@ -266,16 +267,16 @@ static void test_times(void **state)
     assert_int_equal(t.prompt_ns, 1000);
     assert_int_equal(t.load_ns, 600);
     assert_int_equal(t.eval_ns, 1500);
-    assert_int_equal(t.n_prompt, 26); /* the whole prompt, what was cached too */
+    assert_int_equal(t.n_prompt, 26); /* the whole prompt, including its cached part */
     assert_int_equal(t.n_cached, 8);
     assert_int_equal(t.n_eval, 9);
-    w.completion_tokens = 1; /* of one token it is what came behind it: clients divide by it */
+    w.completion_tokens = 1; /* of one token the time after it: clients divide by it */
     w.last_ns = 2500;
     ollama_times(&t, &w, 1000, 2600, 4200);
     assert_int_equal(t.eval_ns, 1600);
     expect_parts(&t);
     w.completion_tokens = 9;
-    /* a worker that says more than there was: of a second try, or of a host with another clock */
+    /* a worker that reports more than the total: after a retry, or from a host with another clock */
     const struct wire_span far[] = {span("prefill", 0, 0, 900000), span("decode", 0, 0, 0)};
     w.span = far;
     w.last_ns = 800000;
@@ -291,7 +292,7 @@ static void test_times(void **state)
     assert_true(t.total_ns == 700 && t.load_ns == 0 && t.n_prompt == 0);
 }
 
-static void test_time_text(void **state)
+static void times_are_written_as_rfc3339(void **state)
 {
     char s[OLLAMA_TIME_BYTES];
     (void)state;
@@ -312,9 +313,9 @@ static void test_time_text(void **state)
     }
 }
 
-/* ---- the model ---- */
+/* ---- model info ---- */
 
-static void test_human(void **state)
+static void parameter_counts_are_written_as_ollama_does(void **state)
 {
     static const struct {
         uint64_t n;
@@ -330,7 +331,7 @@ static void test_human(void **state)
     }
 }
 
-static void test_lists(void **state)
+static void tags_and_ps_list_the_served_names(void **state)
 {
     static const char *const names[] = {"smollm2", "hub/smollm2:135m", "host:80/x"};
     (void)state;
@@ -356,8 +357,8 @@ static void test_lists(void **state)
     json_decref(o);
 }
 
-/* What the file holds is what gguf-py prints of the default model. */
-static void test_show(void **state)
+/* The expected metadata is what gguf-py prints of the default model. */
+static void show_returns_the_metadata_of_the_file(void **state)
 {
     (void)state;
     json_t *o = ollama_show(&model, false), *info = json_object_get(o, "model_info");
@@ -366,7 +367,7 @@ static void test_show(void **state)
     assert_string_equal(str(o, "template"), model.chat_template);
     assert_non_null(strstr(str(o, "parameters"), "num_ctx                        8192"));
     assert_non_null(strstr(str(o, "parameters"), "\nstop                           \"<|im_end|>\""));
-    assert_null(strchr(strstr(str(o, "modelfile"), "FROM "), '/')); /* a name, not where it lies */
+    assert_null(strchr(strstr(str(o, "modelfile"), "FROM "), '/')); /* a name without its directory */
     assert_string_equal(str(info, "general.architecture"), "llama");
     assert_int_equal(json_integer_value(json_object_get(info, "general.parameter_count")), 134515008);
     assert_int_equal(json_integer_value(json_object_get(info, "llama.context_length")), 8192);
@@ -388,11 +389,16 @@ static void test_show(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_generate_stream), cmocka_unit_test(test_prompt_body),
-        cmocka_unit_test(test_chat_stream),     cmocka_unit_test(test_not_streamed),
-        cmocka_unit_test(test_logprobs_out),    cmocka_unit_test(test_times),
-        cmocka_unit_test(test_time_text),       cmocka_unit_test(test_human),
-        cmocka_unit_test(test_lists),           cmocka_unit_test(test_show),
+        cmocka_unit_test(generate_streams_ndjson),
+        cmocka_unit_test(the_prompt_body_is_decoded_for_context_only),
+        cmocka_unit_test(chat_streams_ndjson),
+        cmocka_unit_test(an_unstreamed_response_is_one_object),
+        cmocka_unit_test(logprobs_are_written_per_token),
+        cmocka_unit_test(durations_add_up_to_the_total),
+        cmocka_unit_test(times_are_written_as_rfc3339),
+        cmocka_unit_test(parameter_counts_are_written_as_ollama_does),
+        cmocka_unit_test(tags_and_ps_list_the_served_names),
+        cmocka_unit_test(show_returns_the_metadata_of_the_file),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

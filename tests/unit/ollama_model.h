@@ -1,4 +1,4 @@
-/* The default model as the tests of the Ollama surface serve it. */
+/* The default model as served in the tests of the Ollama dialect. */
 #ifndef OLLAMA_MODEL_H
 #define OLLAMA_MODEL_H
 
@@ -43,7 +43,7 @@ static inline int close_model(void **state)
     return 0;
 }
 
-/* The keys of an object in the order they are written. */
+/* The keys of an object in order of insertion. */
 static inline void expect_keys(const json_t *o, const char *want)
 {
     char got[400] = "";

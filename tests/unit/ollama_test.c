@@ -1,6 +1,6 @@
 /*
- * The Ollama surface without HTTP, requests: bodies to lines of the gateway. Names, defaults and limits are those of
- * Ollama's api/types.go and docs/api.md (August 2026), ids those of the text library, which its own tests hold against
+ * Requests of the Ollama dialect without HTTP: from bodies to requests to the gateway. Names, defaults and limits are
+ * those of Ollama's api/types.go and docs/api.md (August 2026); ids those of lib/text, whose own tests compare it with
  * other programs.
  */
 #include <setjmp.h>
@@ -18,7 +18,7 @@
 
 /* ---- requests ---- */
 
-static struct ollama_ask q;
+static struct ollama_request q;
 
 static int read_body(struct err *e, const char *body, bool chat)
 {
@@ -26,12 +26,12 @@ static int read_body(struct err *e, const char *body, bool chat)
     json_t *o = json_loads(body, 0, &je);
     if (!o)
         fail_msg("%s: %s", body, je.text);
-    int rc = ollama_read(e, &q, &model, o, chat);
+    int rc = ollama_request_read(e, &q, &model, o, chat);
     json_decref(o);
     return rc;
 }
 
-/* The line of a body must be this object. */
+/* Checks that a body becomes this request to the gateway. */
 static void expect_line(const char *body, bool chat, const char *line)
 {
     struct err e;
@@ -42,7 +42,7 @@ static void expect_line(const char *body, bool chat, const char *line)
     if (!json_equal(q.line, want))
         fail_msg("%s: got %s", body, json_dumps(q.line, 0));
     json_decref(want);
-    ollama_ask_free(&q);
+    ollama_request_free(&q);
 }
 
 static void expect_no(const char *body, bool chat, const char *in_text)
@@ -58,7 +58,7 @@ static void expect_no(const char *body, bool chat, const char *in_text)
 #define DEFAULTS "\"temperature\":0.8,\"top_k\":40,\"top_p\":0.9,\"repeat_last_n\":64,\"max_tokens\":4294967295"
 #define ASK_A "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
 
-static void test_defaults(void **state)
+static void ollama_defaults_are_applied(void **state)
 {
     struct err e;
     (void)state;
@@ -66,14 +66,14 @@ static void test_defaults(void **state)
     expect_line("{\"model\":\"m\"," ASK_A "}", true, "{" DEFAULTS "," ASK_A "}");
     assert_int_equal(read_body(&e, "{\"prompt\":\"a\"}", false), 0);
     assert_true(q.stream && !q.raw && !q.chat && !q.logprobs && q.kind == OLLAMA_RUN);
-    ollama_ask_free(&q);
-    /* null equals absent */
+    ollama_request_free(&q);
+    /* null counts as absent */
     expect_line("{\"prompt\":\"a\",\"system\":null,\"options\":null,\"format\":null,\"context\":null,\"stream\":null,"
                 "\"keep_alive\":null,\"think\":null,\"images\":null,\"raw\":null,\"suffix\":null,\"template\":null}",
                 false, "{" DEFAULTS "," ASK_A "}");
 }
 
-static void test_options(void **state)
+static void options_become_sampling_fields(void **state)
 {
     (void)state;
     expect_line(
@@ -85,13 +85,13 @@ static void test_options(void **state)
         "\"repetition_penalty\":1.2,\"presence_penalty\":0.5,\"frequency_penalty\":-0.5,\"repeat_last_n\":33,\"stop\":["
         "\"x\",\"y\"],"
         "\"window\":512," ASK_A "}");
-    /* no limits: -1 infinite, -2 fills the context, 0 is not told to Ollama's runner */
+    /* no limit: -1 infinite, -2 fills the context, 0 is not passed to Ollama's runner */
     for (int n = -2; n <= 0; n++) {
         char body[100];
         snprintf(body, sizeof body, "{\"prompt\":\"a\",\"options\":{\"num_predict\":%d}}", n);
         expect_line(body, false, "{" DEFAULTS "," ASK_A "}");
     }
-    /* -1 is another seed each time; more window than the model's is the model's */
+    /* -1 is a random seed; a longer context than the model's is the model's */
     expect_line("{\"prompt\":\"a\",\"options\":{\"seed\":-1,\"num_ctx\":131072}}", false, "{" DEFAULTS "," ASK_A "}");
     expect_line("{\"prompt\":\"a\",\"options\":{\"seed\":42.0,\"top_p\":1.5,\"top_k\":-1}}", false,
                 "{\"seed\":42,\"temperature\":0.8,\"top_k\":0,\"top_p\":1.0,\"repeat_last_n\":64,\"max_tokens\":"
@@ -99,8 +99,8 @@ static void test_options(void **state)
     expect_line("{\"prompt\":\"a\",\"options\":{\"stop\":[]}}", false, "{" DEFAULTS "," ASK_A "}");
 }
 
-/* What penalties look back at: -1 is num_ctx, be it the model's window (8192), and 0 is nothing. */
-static void test_last_n(void **state)
+/* The tokens that penalties consider: -1 means num_ctx, here the model's context length (8192), and 0 none. */
+static void repeat_last_n_minus_one_is_the_context_length(void **state)
 {
     (void)state;
     static const struct {
@@ -126,8 +126,8 @@ static void test_last_n(void **state)
     }
 }
 
-/* 1 and above is off; 0 keeps the token nearest the entropy, for which a line has the least number above 0. */
-static void test_typical(void **state)
+/* 1 and above: off; 0 keeps the token nearest the entropy, which is expressed by the least number above 0. */
+static void typical_p_of_one_and_above_is_off(void **state)
 {
     (void)state;
     expect_line("{\"prompt\":\"a\",\"options\":{\"typical_p\":1.5}}", false,
@@ -138,7 +138,7 @@ static void test_typical(void **state)
                 "{" DEFAULTS ",\"typical_p\":1.1754943508222875e-38," ASK_A "}");
 }
 
-static void test_without_effect(void **state)
+static void options_without_effect_are_passed_on_by_name(void **state)
 {
     (void)state;
     expect_line("{\"prompt\":\"a\",\"keep_alive\":\"5m\",\"truncate\":true,\"shift\":false,\"think\":false,"
@@ -149,7 +149,7 @@ static void test_without_effect(void **state)
                 "\"ollama.options.use_mmap\":true,\"ollama.options.n\":true,\"ollama.max_tokens\":true}");
 }
 
-static void test_messages(void **state)
+static void messages_become_a_chat(void **state)
 {
     (void)state;
     expect_line("{\"messages\":[{\"role\":\"System\",\"content\":\"s\",\"thinking\":\"hm\"},{\"role\":\"user\"},"
@@ -157,7 +157,7 @@ static void test_messages(void **state)
                 true,
                 "{" DEFAULTS ",\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":"
                 "\"\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"p\"}]}]}");
-    /* the assistant's last message is gone on with */
+    /* a last message of the assistant is continued */
     expect_line("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}",
                 true,
                 "{" DEFAULTS ",\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
@@ -167,7 +167,7 @@ static void test_messages(void **state)
                 "\"a\"}]}");
 }
 
-static void test_logprobs(void **state)
+static void logprobs_become_their_number(void **state)
 {
     (void)state;
     expect_line("{\"prompt\":\"a\",\"logprobs\":true}", false, "{" DEFAULTS "," ASK_A ",\"logprobs\":0}");
@@ -179,8 +179,8 @@ static void test_logprobs(void **state)
     expect_no("{\"prompt\":\"a\",\"top_logprobs\":-1}", false, "top_logprobs must be between 0 and 20");
 }
 
-/* The model's own template given again is no other one. */
-static void test_template(void **state)
+/* The model's own template is accepted. */
+static void only_the_models_own_template_is_accepted(void **state)
 {
     (void)state;
     json_t *o = json_pack("{s:s,s:s}", "prompt", "a", "template", model.chat_template);
@@ -191,7 +191,7 @@ static void test_template(void **state)
     expect_no("{\"prompt\":\"a\",\"template\":\"{{ .Prompt }}\"}", false, "template:");
 }
 
-static void test_refused(void **state)
+static void invalid_fields_are_refused_by_name(void **state)
 {
     (void)state;
     static const struct {
@@ -231,7 +231,7 @@ static void test_refused(void **state)
         const char *body, *says;
     } chat[] = {
         {"{\"messages\":{}}", "messages: expected a list of messages, got an object"},
-        {"{\"messages\":[7]}", "messages[0]: expected a message"},
+        {"{\"messages\":[7]}", "messages[0]: expected an object with role and content"},
         {"{\"messages\":[{\"content\":\"a\"}]}", "messages[0].role: expected a text, got nothing"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":5}]}", "messages[0].content: expected a text, got 5"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\",\"images\":[\"aGk=\"]}]}", "messages[0].images:"},
@@ -244,7 +244,7 @@ static void test_refused(void **state)
         expect_no(chat[i].body, true, chat[i].says);
 }
 
-static void test_load(void **state)
+static void a_request_without_prompt_loads_or_unloads(void **state)
 {
     (void)state;
     static const struct {
@@ -271,7 +271,7 @@ static void test_load(void **state)
             fail_msg("%s: %s", of[i].body, e.text);
         if (q.kind != of[i].kind)
             fail_msg("%s: kind %d", of[i].body, q.kind);
-        ollama_ask_free(&q);
+        ollama_request_free(&q);
     }
     static const char *const wrong[] = {"\"\"", "\"5\"", "\"m\"", "\".s\"", "\"5 m\"", "\"5mm\"", "\"--1s\"", "true"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -281,8 +281,8 @@ static void test_load(void **state)
     }
 }
 
-/* Whatever a field holds, it is taken or refused in words that begin with its path or say all there is. */
-static void test_any_value(void **state)
+/* Any value of a field is accepted, or refused by a text that begins with its path or is complete in itself. */
+static void any_value_is_accepted_or_refused_by_path(void **state)
 {
     static const char *const keys[] = {"prompt",  "messages", "suffix",  "system",       "template",
                                        "context", "stream",   "raw",     "format",       "images",
@@ -325,12 +325,12 @@ static void test_any_value(void **state)
                 if (rc && (rc != ERR_NO || !e.text[0]))
                     fail_msg("%s: %d %s", body, rc, e.text);
                 if (!rc)
-                    ollama_ask_free(&q);
+                    ollama_request_free(&q);
                 assert_null(q.line);
             }
 }
 
-/* ---- ids: the authority is the text library, which is held against other programs by its own tests ---- */
+/* ---- ids: checked against lib/text, whose own tests compare it with other programs ---- */
 
 static void expect_ids(const json_t *list, const struct text_ids *v)
 {
@@ -339,21 +339,21 @@ static void expect_ids(const json_t *list, const struct text_ids *v)
         assert_int_equal(json_integer_value(json_array_get(list, i)), v->ids[i]);
 }
 
-/* In a raw prompt the markers are markers: tests/cli/tokenize.bats holds parse_special against the rendered chat. */
-static void test_raw(void **state)
+/* In a raw prompt markers are control tokens: tests/cli/tokenize.bats compares parse_special with the rendered chat. */
+static void a_raw_prompt_may_contain_control_tokens(void **state)
 {
     struct err e;
     (void)state;
     json_t *o = json_pack("{s:s,s:b}", "prompt", "<|im_start|>user\nhi", "raw", 1);
-    assert_int_equal(ollama_read(&e, &q, &model, o, false), 0);
+    assert_int_equal(ollama_request_read(&e, &q, &model, o, false), 0);
     assert_true(q.raw);
     assert_string_equal(json_string_value(json_object_get(q.line, "prompt")), "<|im_start|>user\nhi");
     assert_true(json_is_true(json_object_get(q.line, "parse_special")));
-    ollama_ask_free(&q);
+    ollama_request_free(&q);
     json_object_del(o, "raw");
-    assert_int_equal(ollama_read(&e, &q, &model, o, false), 0);
+    assert_int_equal(ollama_request_read(&e, &q, &model, o, false), 0);
     assert_null(json_object_get(q.line, "parse_special"));
-    ollama_ask_free(&q);
+    ollama_request_free(&q);
     json_decref(o);
 }
 
@@ -365,8 +365,8 @@ static json_t *list_of(const uint32_t *ids, size_t n)
     return list;
 }
 
-/* Whatever of the end of a turn the conversation has, the same chat comes out. */
-static void test_context(void **state)
+/* Any part of the end of a turn in the conversation leads to the same chat. */
+static void context_continues_a_conversation(void **state)
 {
     struct err e;
     const struct text_message m[] = {{"user", "hi", 2}, {"assistant", "hello", 5}, {"user", "bye", 3}};
@@ -388,10 +388,10 @@ static void test_context(void **state)
     const struct text_message s[] = {m[0], m[1], {"system", "be", 2}, m[2]};
     assert_int_equal(text_chat(&e, model.text, &all, s, 4, TEXT_CHAT_ANSWER), 0);
     json_t *o = json_pack("{s:s,s:s,s:o}", "prompt", "bye", "system", "be", "context", list_of(open.ids, open.n));
-    assert_int_equal(ollama_read(&e, &q, &model, o, false), 0);
+    assert_int_equal(ollama_request_read(&e, &q, &model, o, false), 0);
     expect_ids(json_object_get(q.line, "prompt"), &all);
     json_decref(o);
-    ollama_ask_free(&q);
+    ollama_request_free(&q);
     text_ids_free(&all);
     text_ids_free(&open);
     text_ids_free(&closed);
@@ -400,11 +400,19 @@ static void test_context(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_options),   cmocka_unit_test(test_without_effect),
-        cmocka_unit_test(test_last_n),   cmocka_unit_test(test_typical),   cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_template),  cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_load),     cmocka_unit_test(test_any_value), cmocka_unit_test(test_raw),
-        cmocka_unit_test(test_context),
+        cmocka_unit_test(ollama_defaults_are_applied),
+        cmocka_unit_test(options_become_sampling_fields),
+        cmocka_unit_test(options_without_effect_are_passed_on_by_name),
+        cmocka_unit_test(repeat_last_n_minus_one_is_the_context_length),
+        cmocka_unit_test(typical_p_of_one_and_above_is_off),
+        cmocka_unit_test(messages_become_a_chat),
+        cmocka_unit_test(logprobs_become_their_number),
+        cmocka_unit_test(only_the_models_own_template_is_accepted),
+        cmocka_unit_test(invalid_fields_are_refused_by_name),
+        cmocka_unit_test(a_request_without_prompt_loads_or_unloads),
+        cmocka_unit_test(any_value_is_accepted_or_refused_by_path),
+        cmocka_unit_test(a_raw_prompt_may_contain_control_tokens),
+        cmocka_unit_test(context_continues_a_conversation),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

@@ -1,6 +1,7 @@
 /*
- * What the OpenAI surface stands on, within one program: requests without HTTP, a server without services, calls whose
- * frames the test makes. Its vocabulary is small and needs no model: ids below 256 are bytes, then SAY_* and markers.
+ * A fake of everything below the OpenAI dialect, in one program: requests without HTTP, a server without services,
+ * generations whose frames the test makes. Its vocabulary is small and needs no model: ids below 256 are bytes, then
+ * SAY_* and markers.
  */
 #ifndef OPENAI_FAKE_H
 #define OPENAI_FAKE_H
@@ -20,7 +21,7 @@ enum { SAY_HELLO = 256, SAY_WORLD = 257, SAY_HALF = 258, SAY_START = 259, SAY_EN
 struct http_request {
     const char *method, *path, *body, *content_type, *request_id;
     size_t n_body;
-    /* what was answered */
+    /* the response */
     int status;
     char type[64], headers[400];
     struct str out;
@@ -34,25 +35,25 @@ struct api {
     struct api_model model;
     struct api_opts o;
     bool ready;
-    char said[2000];
-    size_t n_said;
-    unsigned says; /* how often something was said */
-    int full;      /* a status that calls are refused by */
+    char log[2000];
+    size_t n_log;
+    unsigned n_logged; /* number of log lines */
+    int full;          /* status by which generations are refused; 0: they start */
 };
 
-struct call {
+struct generation {
     struct api *a;
     struct http_request *r;
-    const struct call_ops *ops;
+    const struct generation_ops *ops;
     void *state;
     json_t **line;
     uint32_t n_line, n;
     bool later;
 };
 
-static struct call fake_call; /* the one that runs: state is NULL where none does */
+static struct generation fake_call; /* the one in flight; state NULL: none */
 
-/* ---- the server ---- */
+/* ---- the fake server ---- */
 
 static inline struct text *fake_text(void)
 {
@@ -104,7 +105,7 @@ static inline void fake_close(struct api *a)
     text_free((struct text *)(uintptr_t)a->model.text);
 }
 
-/* The one of a suite; the rest is its group's set-up and tear-down. */
+/* Set-up and tear-down of a group. */
 static struct api server;
 
 static inline int fake_setup(void **state)
@@ -156,15 +157,15 @@ bool api_ready(const struct api *a)
     return a->ready;
 }
 
-void api_say(struct api *a, const char *fmt, ...)
+void api_log(struct api *a, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    a->says++;
-    int n = vsnprintf(a->said + a->n_said, sizeof a->said - a->n_said, fmt, ap);
+    a->n_logged++;
+    int n = vsnprintf(a->log + a->n_log, sizeof a->log - a->n_log, fmt, ap);
     va_end(ap);
     if (n > 0)
-        a->n_said += (size_t)n < sizeof a->said - a->n_said ? (size_t)n : sizeof a->said - a->n_said - 1;
+        a->n_log += (size_t)n < sizeof a->log - a->n_log ? (size_t)n : sizeof a->log - a->n_log - 1;
 }
 
 const char *api_request_id(const struct http_request *r)
@@ -195,7 +196,7 @@ const char *http_body(const struct http_request *r, size_t *n)
     return r->body ? r->body : "";
 }
 
-/* As api_parse has it, of this thread; tests/service/edge.bats looks at the other. */
+/* Parses in this thread; tests/service/edge.bats covers the parse thread. */
 struct api_parsed *api_body(struct http_request *r)
 {
     if (!r->parsed) {
@@ -254,45 +255,46 @@ static inline void fake_free(struct http_request *r)
     free(r->parsed);
 }
 
-/* ---- calls ---- */
+/* ---- generations ---- */
 
-int call_start(struct err *e, struct call **out, struct api *a, struct http_request *r, const struct call_ops *ops,
-               void *state, const json_t *const *line, uint32_t n_line, uint32_t n, struct call_error *why)
+int generation_start(struct err *e, struct generation **out, struct api *a, struct http_request *r,
+                     const struct generation_ops *ops, void *state, const json_t *const *line, uint32_t n_line,
+                     uint32_t n, struct api_error *why)
 {
     *out = NULL;
     if (a->full) {
-        *why = (struct call_error){a->full, 0.25, "too many requests wait"};
+        *why = (struct api_error){a->full, 0.25, "too many requests wait"};
         return err_set(e, ERR_NO, "%s", why->text);
     }
-    fake_call =
-        (struct call){.a = a, .r = r, .ops = ops, .state = state, .n_line = n_line, .n = n, .line = calloc(n_line, 8)};
+    fake_call = (struct generation){
+        .a = a, .r = r, .ops = ops, .state = state, .n_line = n_line, .n = n, .line = calloc(n_line, 8)};
     for (uint32_t i = 0; i < n_line; i++)
         fake_call.line[i] = json_deep_copy(line[i]);
     *out = &fake_call;
     return 0;
 }
 
-void *call_state(struct call *c)
+void *generation_state(struct generation *c)
 {
     return c->state;
 }
 
-struct http_request *call_http(struct call *c)
+struct http_request *generation_http(struct generation *c)
 {
     return c->r;
 }
 
-void call_later(struct call *c)
+void generation_flush_later(struct generation *c)
 {
     c->later = true;
 }
 
-void call_cancel(struct call *c)
+void generation_cancel(struct generation *c)
 {
     c->ops->done(c);
 }
 
-/* As the core does before it waits. */
+/* As the core does before it blocks. */
 static inline void fake_flush(void)
 {
     if (fake_call.later)
@@ -305,7 +307,7 @@ static inline void fake_drop(void)
     for (uint32_t i = 0; i < fake_call.n_line; i++)
         json_decref(fake_call.line[i]);
     free(fake_call.line);
-    fake_call = (struct call){0};
+    fake_call = (struct generation){0};
 }
 
 static inline void fake_gone(void)
@@ -322,7 +324,7 @@ static inline void fake_done(void)
 
 static inline void fake_fail(uint32_t line, int status, double retry_s, const char *text)
 {
-    const struct call_error why = {status, retry_s, text};
+    const struct api_error why = {status, retry_s, text};
     (fake_call.ops->fail)(&fake_call, line, 0, &why); /* cmocka has a macro of that name */
     fake_done();
 }
@@ -340,7 +342,7 @@ static inline const struct api_route *fake_route(const char *method, const char 
     return NULL;
 }
 
-/* A request as the core gives it out; what r has set before is kept. */
+/* Dispatches a request as the core does; what was set in r before is kept. */
 static inline void fake_ask(struct api *a, struct http_request *r, const char *method, const char *path,
                             const char *body)
 {

@@ -1,6 +1,6 @@
 /*
- * The OpenAI surface without HTTP, answers: frames made by hand to events and objects. Shapes, names and the places of
- * roles, reasons, counts and end marks are those of vLLM's completion_stream_generator,
+ * Responses of the OpenAI dialect without HTTP: from frames to events and objects. Formats, names and the order of
+ * role, finish reason, usage and end mark are those of vLLM's completion_stream_generator,
  * chat_completion_stream_generator and their protocol.py; log-probabilities those of OpenAI's API reference.
  */
 #include <float.h>
@@ -56,9 +56,9 @@ static void finish(uint32_t line, uint32_t choice, enum wire_reason reason, uint
     fake_call.ops->end(&fake_call, line, choice, &w);
 }
 
-/* ---- what came of them ---- */
+/* ---- responses ---- */
 
-/* The event that begins at *at, which goes behind it; NULL: the end mark. */
+/* Parses the event at *at and advances *at; NULL: the end mark. */
 static json_t *next_event(size_t *at)
 {
     const char *p = r.out.p + *at, *end = memmem(p, r.out.n - *at, "\n\n", 2);
@@ -74,7 +74,7 @@ static json_t *next_event(size_t *at)
     return o;
 }
 
-/* Every member of `want` must be in `got` as it is; lists have the same length. */
+/* Checks that `got` contains every member of `want`; lists must have the same length. */
 static bool has(const json_t *got, const json_t *want)
 {
     const char *key;
@@ -106,7 +106,7 @@ static void expect_has(json_t *got, const char *want)
     json_decref(o);
 }
 
-/* The stream is these events, then the end mark and nothing. */
+/* Checks that the stream is these events, then the end mark and nothing else. */
 static void expect_events(const char *const *want, size_t n)
 {
     size_t at = 0;
@@ -118,7 +118,7 @@ static void expect_events(const char *const *want, size_t n)
         if (!o)
             fail_msg("%zu events: %.*s", i, (int)r.out.n, r.out.p);
         expect_has(o, want[i]);
-        if (!json_object_get(o, "error")) { /* one id, one time, one model */
+        if (!json_object_get(o, "error")) { /* the same id, time and model in each */
             static const char *const same[] = {"id", "object", "created", "model"};
             first = first ? first : json_incref(o);
             for (size_t k = 0; k < 4; k++)
@@ -160,15 +160,15 @@ static void expect_whole(const char *want)
 
 /* ---- streams ---- */
 
-static void test_chat_stream(void **state)
+static void a_chat_streams_one_event_per_token(void **state)
 {
     (void)state;
     begin(CHAT, "{" ASK_A "," STREAM "}");
     fake_flush();
-    assert_false(r.begun); /* nothing, not even a status, before the first token */
+    assert_false(r.begun); /* nothing is sent before the first token, not even a status */
     token(0, 0, SAY_HELLO, "Hello");
     fake_flush();
-    assert_true(r.begun && r.out.n > 0); /* no token waits for what follows */
+    assert_true(r.begun && r.out.n > 0); /* no token waits for the next one */
     size_t sent = r.out.n;
     token(0, 0, SAY_WORLD, " world");
     finish(0, 0, WIRE_LENGTH, 3, 2);
@@ -178,11 +178,11 @@ static void test_chat_stream(void **state)
     expect("{\"object\":\"chat.completion.chunk\",\"model\":\"smol\",\"id\":\"chatcmpl-0f\",\"choices\":[{\"index\":0,"
            "\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]}",
            "{\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hello\"},\"finish_reason\":null}]}",
-           /* the reason rides on the last token where both came at once */
+           /* the finish reason is in the event of the last token if both arrive together */
            "{\"choices\":[{\"index\":0,\"delta\":{\"content\":\" world\"},\"finish_reason\":\"length\"}]}");
 }
 
-static void test_end_apart(void **state)
+static void an_end_without_tokens_is_an_event_of_its_own(void **state)
 {
     (void)state;
     begin(COMPLETIONS, "{\"prompt\":\"a\"," STREAM ",\"stream_options\":{\"include_usage\":true}}");
@@ -198,8 +198,8 @@ static void test_end_apart(void **state)
            "\"prompt_tokens_details\":{\"cached_tokens\":2}}}");
 }
 
-/* Who counts events counts tokens: those whose text is held back too, and each of several that came at once. */
-static void test_token_events(void **state)
+/* A client can count tokens by events: also those without text, and each of several that arrive together. */
+static void each_frame_is_an_event_even_without_text(void **state)
 {
     (void)state;
     begin(COMPLETIONS, "{\"prompt\":\"a\"," STREAM "}");
@@ -214,7 +214,7 @@ static void test_token_events(void **state)
            "{\"choices\":[{\"text\":\"a\"}]}", "{\"choices\":[{\"text\":\"\",\"finish_reason\":\"stop\"}]}");
 }
 
-static void test_usage_always(void **state)
+static void continuous_usage_is_in_each_event(void **state)
 {
     static const uint32_t ids[] = {1, 2, 3};
     (void)state;
@@ -227,7 +227,7 @@ static void test_usage_always(void **state)
 #define USED(n, all) "{\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":" #n ",\"total_tokens\":" #all "}"
     expect(USED(0, 3) ",\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}", USED(1, 4) "}", USED(2, 5) "}",
            USED(2, 5) ",\"choices\":[]}");
-    /* without include_usage there is none, as in vLLM */
+    /* as in vLLM, no usage without include_usage */
     begin(CHAT, "{" ASK_A "," STREAM ",\"stream_options\":{\"continuous_usage_stats\":true}}");
     token(0, 0, SAY_HELLO, "Hello");
     finish(0, 0, WIRE_STOP, 3, 1);
@@ -236,8 +236,8 @@ static void test_usage_always(void **state)
     expect("{}", "{}");
 }
 
-/* index = choice + n × prompt; each begins and ends by itself, and usage counts all. */
-static void test_many(void **state)
+/* index = choice + n × prompt; choices begin and end independently, and usage sums all. */
+static void prompts_and_choices_are_interleaved_by_index(void **state)
 {
     static const uint32_t ids[] = {1, 2, 3};
     (void)state;
@@ -269,8 +269,8 @@ static void test_many(void **state)
            "{\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":4,\"total_tokens\":9}}");
 }
 
-/* What is echoed comes with the first token, however late that is. */
-static void test_echo(void **state)
+/* An echoed prompt is sent with the first token, however late. */
+static void an_echoed_prompt_precedes_the_first_token(void **state)
 {
     static const uint32_t ids[] = {SAY_HELLO, 33};
     const struct wire_out echo = {.ids = ids, .n_id = 2, .text = wire_str_of("Hello!"), .prompt = true};
@@ -299,7 +299,7 @@ static void test_echo(void **state)
     expect("{\"choices\":[{\"text\":\"Hello!\",\"finish_reason\":\"length\"}]}");
 }
 
-static void test_token_ids(void **state)
+static void token_ids_are_returned(void **state)
 {
     static const uint32_t ids[] = {1, 2};
     (void)state;
@@ -327,7 +327,7 @@ static void test_token_ids(void **state)
 
 /* ---- failures ---- */
 
-static void test_failures(void **state)
+static void a_failure_is_a_status_or_an_event(void **state)
 {
     (void)state;
     /* before the first byte: a status */
@@ -344,17 +344,17 @@ static void test_failures(void **state)
     assert_int_equal(r.status, 429);
     assert_non_null(strstr(r.headers, "Retry-After: 2\n"));
     fake_free(&r);
-    /* of several prompts the one that is meant */
+    /* the index of the prompt is named */
     begin(COMPLETIONS, "{\"prompt\":[[1],[2],[9]]}");
     fake_fail(2, 400, 0, "prompt[0]: id 9, the model has 5");
     assert_non_null(memmem(r.out.p, r.out.n, "\"param\":\"prompt[2][0]\"", 22));
     fake_free(&r);
-    /* what is no fault of the request names no field of it */
+    /* an error that the request did not cause names no field */
     begin(COMPLETIONS, "{\"prompt\":\"a\"}");
     fake_fail(0, 500, 0, "tokenize: out of memory");
     assert_non_null(memmem(r.out.p, r.out.n, "\"InternalServerError\",\"param\":null", 34));
     fake_free(&r);
-    /* in the middle: an event, then the end mark */
+    /* within the stream: an event, then the end mark */
     begin(CHAT, "{" ASK_A "," STREAM ",\"stream_options\":{\"include_usage\":true}}");
     token(0, 0, SAY_HELLO, "Hello");
     fake_flush();
@@ -366,12 +366,12 @@ static void test_failures(void **state)
         "{\"error\":{\"message\":\"no worker is left\",\"type\":\"InternalServerError\",\"param\":null,\"code\":500}}");
 }
 
-/* ---- whole answers ---- */
+/* ---- responses as one object ---- */
 
-static void test_whole(void **state)
+static void a_response_is_one_object(void **state)
 {
     (void)state;
-    begin(CHAT, "{" ASK_A ",\"model\":\"alias\"}"); /* answers say the first of the names */
+    begin(CHAT, "{" ASK_A ",\"model\":\"alias\"}"); /* responses have the first served name */
     token(0, 0, SAY_HELLO, "He\"llo\n");
     token(0, 0, SAY_WORLD, " w\xc3\xb6rld\x01");
     finish(0, 0, WIRE_STOP, 3, 2);
@@ -393,7 +393,7 @@ static void test_whole(void **state)
                  "{\"prompt_tokens\":3,\"completion_tokens\":2,\"total_tokens\":5}}");
 }
 
-static void test_stop_reasons(void **state)
+static void stop_reason_names_the_stop_text_or_id(void **state)
 {
     const struct wire_end text = {.reason = WIRE_STOP, .stop_text = {"\"\n", 2}};
     const struct wire_end id = {.reason = WIRE_STOP, .has_stop_id = true, .stop_id = 7};
@@ -409,8 +409,8 @@ static void test_stop_reasons(void **state)
            "{\"choices\":[{\"delta\":{\"content\":\"\"},\"finish_reason\":\"stop\",\"stop_reason\":7}]}");
 }
 
-/* A client that goes takes all with it. */
-static void test_gone(void **state)
+/* A disconnect frees the state of the request. */
+static void a_disconnect_frees_everything(void **state)
 {
     (void)state;
     begin(CHAT, "{" ASK_A ",\"n\":3," STREAM "}");
@@ -434,7 +434,7 @@ static void scored(uint32_t id, const char *text, const struct wire_logprob *lp,
     fake_call.ops->out(&fake_call, 0, 0, &o);
 }
 
-static void test_completion_logprobs(void **state)
+static void completions_return_logprobs(void **state)
 {
     static const int where[] = {0, 1, 6, 7};
     (void)state;
@@ -446,7 +446,7 @@ static void test_completion_logprobs(void **state)
     finish(0, 0, WIRE_LENGTH, 1, 3);
     fake_done();
     json_t *o = whole();
-    /* the token's own value is there beside the best; bytes that are no text are spelt; there is no infinity */
+    /* the chosen token is listed besides the top ones; bytes that are not text are spelled out; infinity is replaced */
     expect_has(o, "{\"choices\":[{\"text\":\"aHello\xe2\x82\xac\",\"logprobs\":{"
                   "\"tokens\":[\"a\",\"Hello\",\"bytes:\\\\xe2\\\\x82\",\"b\"],"
                   "\"token_logprobs\":[null,-0.5,-2.0,-9999.0],"
@@ -461,7 +461,7 @@ static void test_completion_logprobs(void **state)
     json_decref(o);
 }
 
-static void test_chat_logprobs(void **state)
+static void chats_return_logprobs(void **state)
 {
     (void)state;
     begin(CHAT, "{" ASK_A ",\"logprobs\":true,\"top_logprobs\":2}");
@@ -484,7 +484,7 @@ static void test_chat_logprobs(void **state)
            "{\"choices\":[{\"logprobs\":null,\"finish_reason\":\"length\"}]}");
 }
 
-static void test_as_ids(void **state)
+static void tokens_are_returned_as_token_ids(void **state)
 {
     (void)state;
     begin(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":1,\"return_tokens_as_token_ids\":true," STREAM "}");
@@ -499,8 +499,8 @@ static void test_as_ids(void **state)
            "\"token_id:258\":-2.0}],\"text_offset\":[5]}}]}");
 }
 
-/* Those of the prompt: a field of their own, not text and not log-probabilities of the answer. */
-static void test_prompt_logprobs(void **state)
+/* Log-probabilities of the prompt are neither text nor log-probabilities of the answer. */
+static void prompt_logprobs_are_a_field_of_their_own(void **state)
 {
     (void)state;
     begin(COMPLETIONS, "{\"prompt\":\"a\",\"prompt_logprobs\":1,\"logprobs\":3}");
@@ -516,7 +516,7 @@ static void test_prompt_logprobs(void **state)
                   "{\"256\":{\"logprob\":-0.5,\"rank\":1,\"decoded_token\":\"Hello\"},"
                   "\"258\":{\"logprob\":-2.0,\"rank\":3}}]}]}");
     const json_t *p = json_object_get(json_array_get(json_object_get(o, "choices"), 0), "prompt_logprobs");
-    assert_int_equal(json_object_size(json_array_get(p, 1)), 1); /* as many as were asked for */
+    assert_int_equal(json_object_size(json_array_get(p, 1)), 1); /* as many as requested */
     json_decref(o);
     begin(CHAT, "{" ASK_A ",\"prompt_logprobs\":0}");
     scored(97, "", &of_none, true, true);
@@ -531,21 +531,21 @@ static void test_prompt_logprobs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chat_stream),
-        cmocka_unit_test(test_end_apart),
-        cmocka_unit_test(test_token_events),
-        cmocka_unit_test(test_usage_always),
-        cmocka_unit_test(test_many),
-        cmocka_unit_test(test_echo),
-        cmocka_unit_test(test_token_ids),
-        cmocka_unit_test(test_failures),
-        cmocka_unit_test(test_whole),
-        cmocka_unit_test(test_stop_reasons),
-        cmocka_unit_test(test_gone),
-        cmocka_unit_test(test_completion_logprobs),
-        cmocka_unit_test(test_chat_logprobs),
-        cmocka_unit_test(test_as_ids),
-        cmocka_unit_test(test_prompt_logprobs),
+        cmocka_unit_test(a_chat_streams_one_event_per_token),
+        cmocka_unit_test(an_end_without_tokens_is_an_event_of_its_own),
+        cmocka_unit_test(each_frame_is_an_event_even_without_text),
+        cmocka_unit_test(continuous_usage_is_in_each_event),
+        cmocka_unit_test(prompts_and_choices_are_interleaved_by_index),
+        cmocka_unit_test(an_echoed_prompt_precedes_the_first_token),
+        cmocka_unit_test(token_ids_are_returned),
+        cmocka_unit_test(a_failure_is_a_status_or_an_event),
+        cmocka_unit_test(a_response_is_one_object),
+        cmocka_unit_test(stop_reason_names_the_stop_text_or_id),
+        cmocka_unit_test(a_disconnect_frees_everything),
+        cmocka_unit_test(completions_return_logprobs),
+        cmocka_unit_test(chats_return_logprobs),
+        cmocka_unit_test(tokens_are_returned_as_token_ids),
+        cmocka_unit_test(prompt_logprobs_are_a_field_of_their_own),
     };
     return cmocka_run_group_tests(tests, fake_setup, fake_teardown);
 }

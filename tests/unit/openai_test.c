@@ -1,8 +1,8 @@
 /*
- * The OpenAI surface without HTTP, requests: bodies to lines of the gateway, what is refused, and the routes that ask
- * about the server. Names, defaults and limits are those of vLLM's entrypoints/openai/{completion,chat_completion}/
- * protocol.py, errors those of its serve/engine/protocol.py and of the openai package, which chooses its classes by
- * them.
+ * Requests of the OpenAI dialect without HTTP: from bodies to requests to the gateway, refusals, and the routes for
+ * information about the server. Names, defaults and limits are those of vLLM's
+ * entrypoints/openai/{completion,chat_completion}/protocol.py; errors those of its serve/engine/protocol.py and of the
+ * openai package, which chooses its exception classes by them.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,9 +29,9 @@ static json_t *parsed(const struct http_request *r)
     return o;
 }
 
-/* ---- lines ---- */
+/* ---- requests to the gateway ---- */
 
-/* The call's lines must be these objects. */
+/* Checks that the requests to the gateway are these objects. */
 static void expect_lines(const char *path, const char *body, const char *lines)
 {
     struct http_request r = {0};
@@ -52,12 +52,12 @@ static void expect_lines(const char *path, const char *body, const char *lines)
 
 #define REST ",\"temperature\":1.0,\"max_tokens\":16,\"strict_window\":true}"
 
-static void test_defaults(void **state)
+static void vllm_defaults_are_applied(void **state)
 {
     (void)state;
     expect_lines(COMPLETIONS, "{\"prompt\":\"a\"}", "[{\"prompt\":\"a\",\"parse_special\":true" REST "]");
     expect_lines(CHAT, "{" ASK_A "}", "[{" ASK_A ",\"temperature\":1.0,\"max_tokens\":4294967295}]");
-    /* null equals absent, and the default of max_tokens is what null means */
+    /* null counts as absent, and gives the default of max_tokens */
     expect_lines(
         COMPLETIONS,
         "{\"prompt\":\"a\",\"max_tokens\":null,\"temperature\":null,\"n\":null,\"stop\":null,\"model\":null,"
@@ -67,7 +67,7 @@ static void test_defaults(void **state)
                  "[{\"prompt\":\"a\",\"parse_special\":true" REST "]");
     expect_lines(COMPLETIONS, "{\"prompt\":\"a\",\"parse_special\":false,\"seed\":-2}",
                  "[{\"prompt\":\"a\",\"parse_special\":false,\"seed\":-2" REST "]");
-    /* more than the window leaves is refused where it was asked for */
+    /* max_tokens beyond the context length is refused only if it was given */
     expect_lines(
         COMPLETIONS, "{\"prompt\":\"a\",\"max_tokens\":5,\"temperature\":0}",
         "[{\"prompt\":\"a\",\"parse_special\":true,\"temperature\":0,\"max_tokens\":5,\"strict_window\":true}]");
@@ -83,8 +83,9 @@ static void test_defaults(void **state)
     "\"skip_special_tokens\":false,\"truncate_prompt_tokens\":4,\"prompt_logprobs\":1,\"allowed_token_ids\":[1,2],"    \
     "\"bad_words\":[\"y\"],\"add_special_tokens\":false,\"priority\":3,\"cache_salt\":\"s\",\"max_tokens\":8"
 
-/* Fields of the answer go on as they are; those of the edge stay here; the edge's own of lines are not a client's. */
-static void test_fields(void **state)
+/* Fields of the answer are passed on, fields of the gateway stay here, and internal fields of requests to the gateway
+ * are ignored. */
+static void known_fields_are_passed_on(void **state)
 {
     (void)state;
     expect_lines(
@@ -104,30 +105,30 @@ static void test_fields(void **state)
                  "[{\"prompt\":\"a\",\"parse_special\":true" REST "]");
 }
 
-static void test_unknown(void **state)
+static void fields_without_effect_are_logged_once(void **state)
 {
     (void)state;
-    server.n_said = server.says = 0;
+    server.n_log = server.n_logged = 0;
     for (int i = 0; i < 3; i++)
         expect_lines(COMPLETIONS, "{\"prompt\":\"a\",\"who_knows\":[{}]}",
                      "[{\"prompt\":\"a\",\"parse_special\":true" REST "]");
-    const char *said = strstr(server.said, "who_knows");
-    assert_non_null(said);
-    assert_null(strstr(said + 1, "who_knows")); /* once */
-    /* what lies in others, what OpenAI's own service would do, what the other route knows; names that begin alike */
-    server.n_said = server.says = 0;
+    const char *first = strstr(server.log, "who_knows");
+    assert_non_null(first);
+    assert_null(strstr(first + 1, "who_knows")); /* logged once */
+    /* nested fields, fields of OpenAI's own service, fields of the other route, and names with the same beginning */
+    server.n_log = server.n_logged = 0;
     expect_lines(
         COMPLETIONS,
         "{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{\"in\":1},\"prompt_cache_key\":true,\"messages\":[],"
         "\"top_logprobs\":3,\"id\":\"x\",\"a_long_name_of_some_parameter_one\":1,"
         "\"a_long_name_of_some_parameter_two\":1}",
         "[{\"prompt\":\"a\",\"parse_special\":true" REST "]");
-    assert_int_equal(server.says, 7);
+    assert_int_equal(server.n_logged, 7);
     expect_lines(CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"odd\":1}],\"prompt\":\"x\"}",
                  "[{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"odd\":1}],\"temperature\":1.0,"
                  "\"max_tokens\":4294967295}]");
-    assert_int_equal(server.says, 9);
-    struct str many = {0}; /* a request has no more than a few lines */
+    assert_int_equal(server.n_logged, 9);
+    struct str many = {0}; /* log lines of a request are bounded */
     str_add_text(&many, "{\"prompt\":\"a\"");
     for (int i = 0; i < 500; i++) {
         char name[40];
@@ -135,18 +136,18 @@ static void test_unknown(void **state)
         str_add_text(&many, name);
     }
     str_add(&many, "}", 2);
-    server.n_said = server.says = 0;
+    server.n_log = server.n_logged = 0;
     expect_lines(COMPLETIONS, many.p, "[{\"prompt\":\"a\",\"parse_special\":true" REST "]");
-    assert_int_equal(server.says, 32);
+    assert_int_equal(server.n_logged, 32);
     str_free(&many);
-    /* However many names there are, each is said, and all that is kept of them has an end. */
-    server.n_said = server.says = 0;
+    /* Each of many names is logged, and the memory of logged names is bounded. */
+    server.n_log = server.n_logged = 0;
     for (int i = 0; i < 5000; i++) {
         char body[60];
         snprintf(body, sizeof body, "{\"prompt\":\"a\",\"unknown_%d\":1}", i);
         expect_lines(COMPLETIONS, body, "[{\"prompt\":\"a\",\"parse_special\":true" REST "]");
     }
-    assert_int_equal(server.says, 5000);
+    assert_int_equal(server.n_logged, 5000);
 }
 
 static const char *prompts_of(struct str *w, const char *one, int n)
@@ -160,7 +161,7 @@ static const char *prompts_of(struct str *w, const char *one, int n)
     return w->p;
 }
 
-static void test_prompts(void **state)
+static void a_list_of_prompts_becomes_one_request_each(void **state)
 {
     (void)state;
     expect_lines(COMPLETIONS, "{\"prompt\":[1,2]}", "[{\"prompt\":[1,2]" REST "]");
@@ -194,7 +195,7 @@ static const char *id_of(const char *path, const char *header, const char *body)
     return id;
 }
 
-static void test_ids(void **state)
+static void the_request_id_comes_from_header_or_field(void **state)
 {
     (void)state;
     assert_string_equal(id_of(COMPLETIONS, "abc-1", "{\"prompt\":\"a\"}"), "cmpl-abc-1");
@@ -204,7 +205,7 @@ static void test_ids(void **state)
     assert_string_equal(id_of(COMPLETIONS, "h", "{\"prompt\":\"a\",\"request_id\":\"x\"}"), "cmpl-h");
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
 static void expect_error(struct http_request *r, int status, const char *type, const char *param, const char *words)
 {
@@ -232,7 +233,7 @@ static void refused(const char *path, const char *body, int status, const char *
     fake_free(&r);
 }
 
-static void test_refused(void **state)
+static void invalid_fields_are_refused_by_name(void **state)
 {
     static const struct {
         const char *more, *param;
@@ -279,8 +280,8 @@ static void test_refused(void **state)
     }
     refused(COMPLETIONS, "{\"prompt\":\"a\",\"model\":\"no`\\u0007\"}", 404, "model", "no`\a");
     refused(CHAT, "{" ASK_A ",\"model\":\"no\",\"stream\":true}", 404, "model", "no");
-    refused(COMPLETIONS, "{}", 400, "prompt", "missing");
-    refused(COMPLETIONS, "{\"prompt\":null}", 400, "prompt", "missing");
+    refused(COMPLETIONS, "{}", 400, "prompt", "required");
+    refused(COMPLETIONS, "{\"prompt\":null}", 400, "prompt", "required");
     refused(COMPLETIONS, "{\"prompt\":\"a\",\"model\":\"smol\\u0000x\"}", 404, "model", "smol");
     refused(COMPLETIONS, "{\"prompt\":\"a\",\"temperature\":\"x\"}", 400, "temperature", "from 0 to 2");
     refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":\"x\"}", 400, "logprobs", "from 0 to 20");
@@ -289,14 +290,14 @@ static void test_refused(void **state)
     refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":true}", 400, "logprobs", "whole number");
     refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":21}", 400, "logprobs", "20");
     refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":-1}", 400, "logprobs", "20");
-    refused(CHAT, "{}", 400, "messages", "missing");
+    refused(CHAT, "{}", 400, "messages", "required");
     refused(CHAT, "{" ASK_A ",\"logprobs\":1}", 400, "logprobs", "true or false");
     refused(CHAT, "{" ASK_A ",\"logprobs\":true,\"top_logprobs\":21}", 400, "top_logprobs", "20");
     refused(CHAT, "{" ASK_A ",\"top_logprobs\":1}", 400, "top_logprobs", "logprobs");
     refused(CHAT, "{" ASK_A ",\"echo\":true}", 400, "echo", COMPLETIONS);
 }
 
-static void test_too_many(void **state)
+static void more_choices_than_may_wait_are_refused(void **state)
 {
     struct http_request r = {0};
     struct str many = {0};
@@ -307,7 +308,7 @@ static void test_too_many(void **state)
     str_free(&many);
 }
 
-static void test_broken(void **state)
+static void malformed_json_is_refused(void **state)
 {
     static const char *const bad[] = {"",
                                       "{",
@@ -336,7 +337,7 @@ static void test_broken(void **state)
     free(deep);
 }
 
-static void test_types(void **state)
+static void content_types_other_than_json_are_refused(void **state)
 {
     static const char *const good[] = {NULL, "application/json", "application/json; charset=utf-8", "Application/JSON",
                                        "application/vnd.api+json"};
@@ -355,8 +356,8 @@ static void test_types(void **state)
     }
 }
 
-/* What the openai package waits for before it tries again. */
-static void test_full(void **state)
+/* The openai package waits as long before it retries. */
+static void a_full_queue_gives_retry_after(void **state)
 {
     struct http_request r = {0};
     (void)state;
@@ -369,9 +370,9 @@ static void test_full(void **state)
     fake_free(&r);
 }
 
-/* ---- the other routes ---- */
+/* ---- other routes ---- */
 
-/* The answer of a route must be this object. */
+/* Checks that the response of a route is this object. */
 static void expect_answer(const char *method, const char *path, const char *body, int status, const char *want)
 {
     struct http_request r = {0};
@@ -389,7 +390,7 @@ static void expect_answer(const char *method, const char *path, const char *body
     "{\"id\":\"" name "\",\"object\":\"model\",\"created\":1700000000,\"owned_by\":\"phasepipe\",\"root\":\"smol\","   \
     "\"parent\":null,\"max_model_len\":512,\"permission\":[]}"
 
-static void test_models(void **state)
+static void models_are_listed(void **state)
 {
     struct http_request r = {0};
     (void)state;
@@ -401,15 +402,15 @@ static void test_models(void **state)
     fake_free(&r);
 }
 
-static void test_tokenize(void **state)
+static void tokenize_returns_ids(void **state)
 {
     (void)state;
-    /* bytes are their own ids here, but for those that the vocabulary has entries of: there are no merges */
+    /* without merges bytes are their own ids, unless the vocabulary has an entry */
     expect_answer("POST", "/tokenize", "{\"prompt\":\"ab\"}", 200,
                   "{\"count\":2,\"max_model_len\":512,\"tokens\":[97,98],\"token_strs\":null}");
     expect_answer("POST", "/tokenize", "{\"prompt\":\"a \",\"return_token_strs\":true,\"messages\":null}", 200,
                   "{\"count\":2,\"max_model_len\":512,\"tokens\":[97,32],\"token_strs\":[\"a\",\"\\u0120\"]}");
-    /* ChatML: markers are control ids, and the same characters in content are not */
+    /* ChatML: markers are control ids, but not the same characters in content */
     expect_answer("POST", "/tokenize",
                   "{\"messages\":[{\"role\":\"user\",\"content\":\"a<|im_end|>\"}],\"add_generation_prompt\":false}",
                   200,
@@ -417,7 +418,7 @@ static void test_tokenize(void **state)
                   "100,124,62,260,10],\"token_strs\":null}");
 }
 
-static void test_tokenize_turns(void **state)
+static void tokenize_renders_open_and_closed_chats(void **state)
 {
     (void)state;
     expect_answer("POST", "/tokenize", "{" ASK_A "}", 200,
@@ -428,7 +429,7 @@ static void test_tokenize_turns(void **state)
                   "{\"count\":7,\"max_model_len\":512,\"tokens\":[259,117,115,101,114,10,97],\"token_strs\":null}");
 }
 
-static void test_tokenize_refused(void **state)
+static void tokenize_refuses_invalid_bodies(void **state)
 {
     struct http_request r = {0};
     (void)state;
@@ -452,12 +453,12 @@ static void test_tokenize_refused(void **state)
     fake_free(&r);
 }
 
-static void test_detokenize(void **state)
+static void detokenize_returns_text(void **state)
 {
     (void)state;
     expect_answer("POST", "/detokenize", "{\"tokens\":[256,257,260]}", 200, "{\"prompt\":\"Hello world<|im_end|>\"}");
     expect_answer("POST", "/detokenize", "{\"tokens\":[]}", 200, "{\"prompt\":\"\"}");
-    /* a character across tokens is whole, a half one is U+FFFD */
+    /* a character that spans tokens is complete; half a character is U+FFFD */
     expect_answer("POST", "/detokenize", "{\"tokens\":[258,172]}", 200, "{\"prompt\":\"\xe2\x82\xac\"}");
     expect_answer("POST", "/detokenize", "{\"tokens\":[258,97]}", 200,
                   "{\"prompt\":\"\xef\xbf\xbd"
@@ -469,7 +470,7 @@ static void test_detokenize(void **state)
     refused("/detokenize", "{}", 400, "tokens", "list");
 }
 
-static void test_state(void **state)
+static void health_load_and_version_are_reported(void **state)
 {
     struct http_request r = {0};
     (void)state;
@@ -483,14 +484,14 @@ static void test_state(void **state)
     expect_error(&r, 503, "ServiceUnavailableError", NULL, "not ready");
     assert_non_null(strstr(r.headers, "Retry-After: 1\n"));
     fake_free(&r);
-    expect_answer("GET", "/live", NULL, 200, "{}"); /* it lives, ready or not */
+    expect_answer("GET", "/live", NULL, 200, "{}"); /* alive, ready or not */
     expect_answer("GET", "/ping", NULL, 200, "{}");
     expect_answer("POST", "/ping", NULL, 200, "{}");
     server.ready = true;
 }
 
-/* The description and the routes tell of each other, and what it points at is there. */
-static void test_description(void **state)
+/* The description and the route table agree, and its references resolve. */
+static void the_openapi_description_matches_the_routes(void **state)
 {
     struct http_request r = {0};
     const char *path, *method;
@@ -528,23 +529,23 @@ static void test_description(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_fields),
-        cmocka_unit_test(test_unknown),
-        cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_ids),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_too_many),
-        cmocka_unit_test(test_broken),
-        cmocka_unit_test(test_types),
-        cmocka_unit_test(test_full),
-        cmocka_unit_test(test_models),
-        cmocka_unit_test(test_tokenize),
-        cmocka_unit_test(test_tokenize_turns),
-        cmocka_unit_test(test_tokenize_refused),
-        cmocka_unit_test(test_detokenize),
-        cmocka_unit_test(test_state),
-        cmocka_unit_test(test_description),
+        cmocka_unit_test(vllm_defaults_are_applied),
+        cmocka_unit_test(known_fields_are_passed_on),
+        cmocka_unit_test(fields_without_effect_are_logged_once),
+        cmocka_unit_test(a_list_of_prompts_becomes_one_request_each),
+        cmocka_unit_test(the_request_id_comes_from_header_or_field),
+        cmocka_unit_test(invalid_fields_are_refused_by_name),
+        cmocka_unit_test(more_choices_than_may_wait_are_refused),
+        cmocka_unit_test(malformed_json_is_refused),
+        cmocka_unit_test(content_types_other_than_json_are_refused),
+        cmocka_unit_test(a_full_queue_gives_retry_after),
+        cmocka_unit_test(models_are_listed),
+        cmocka_unit_test(tokenize_returns_ids),
+        cmocka_unit_test(tokenize_renders_open_and_closed_chats),
+        cmocka_unit_test(tokenize_refuses_invalid_bodies),
+        cmocka_unit_test(detokenize_returns_text),
+        cmocka_unit_test(health_load_and_version_are_reported),
+        cmocka_unit_test(the_openapi_description_matches_the_routes),
     };
     return cmocka_run_group_tests(tests, fake_setup, fake_teardown);
 }

@@ -7,7 +7,7 @@
 #include "wire/wire.h"
 
 struct prompt_body {
-    uint8_t *p; /* to be freed */
+    uint8_t *p; /* freed by the caller */
     size_t n, cap;
 };
 

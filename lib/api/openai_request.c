@@ -1,6 +1,6 @@
-/* A body of the OpenAI API becomes lines that tokenize reads: those fields are checked there, by one table for files
- * and for HTTP. What is checked here is what only the edge knows, and limits that this API has and the engine has not.
- */
+/* From a body of the OpenAI API to requests to the gateway. tokenize checks most fields, by the table that files, flags
+ * and HTTP share. Checked here are fields of the HTTP gateway only, and limits of this API that the engine does not
+ * have. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 #include "api/openai.h"
 #include "request/ask.h"
 
-int openai_refuse(struct openai_no *no, int status, const char *param, const char *fmt, ...)
+int openai_refuse(struct openai_refusal *no, int status, const char *param, const char *fmt, ...)
 {
     va_list ap;
     no->status = status;
@@ -35,7 +35,7 @@ void openai_param_of(char *out, size_t n, const char *text)
         *out = 0;
 }
 
-/* Absent is taken for JSON, as some load generators leave it out. */
+/* Absent counts as JSON: some load generators omit it. */
 static bool is_json(const char *type)
 {
     size_t n = type ? strcspn(type, "; ") : 0;
@@ -43,7 +43,7 @@ static bool is_json(const char *type)
            (n > 5 && !strncasecmp(type, "application/", 12) && !strncasecmp(type + n - 5, "+json", 5));
 }
 
-json_t *openai_body(struct openai_no *no, struct http_request *r)
+json_t *openai_body(struct openai_refusal *no, struct http_request *r)
 {
     const char *type = http_header(r, "Content-Type");
     if (!is_json(type)) {
@@ -52,7 +52,7 @@ json_t *openai_body(struct openai_no *no, struct http_request *r)
     }
     struct api_parsed *p = api_body(r);
     json_t *o = p ? p->o : NULL;
-    if (o) { /* it is large where the body is: nobody keeps it longer than needed */
+    if (o) { /* ownership moves, so that a large body is freed early */
         p->o = NULL;
         return o;
     }
@@ -68,7 +68,7 @@ static const json_t *get(const json_t *o, const char *name)
     return v && !json_is_null(v) ? v : NULL;
 }
 
-int openai_get_bool(struct openai_no *no, bool *out, const json_t *o, const char *name, const char *path)
+int openai_get_bool(struct openai_refusal *no, bool *out, const json_t *o, const char *name, const char *path)
 {
     const json_t *v = get(o, name);
     if (v && !json_is_boolean(v))
@@ -78,7 +78,7 @@ int openai_get_bool(struct openai_no *no, bool *out, const json_t *o, const char
     return 0;
 }
 
-int openai_model_check(struct openai_no *no, const struct api *a, const json_t *o)
+int openai_model_check(struct openai_refusal *no, const struct api *a, const json_t *o)
 {
     const json_t *v = get(o, "model");
     if (v && !json_is_string(v))
@@ -90,15 +90,15 @@ int openai_model_check(struct openai_no *no, const struct api *a, const json_t *
     return 0;
 }
 
-static int model_of(struct openai_no *no, struct openai_ask *q, const struct api *a, const json_t *o)
+static int model_of(struct openai_refusal *no, struct openai_request *q, const struct api *a, const json_t *o)
 {
     if (openai_model_check(no, a, o))
         return -1;
-    q->model = strdup(api_model(a)->name); /* the first, whichever of the names was asked for */
+    q->model = strdup(api_model(a)->name); /* the first, whichever served name was given */
     return q->model ? 0 : openai_refuse(no, 500, NULL, "out of memory");
 }
 
-static int stream_of(struct openai_no *no, struct openai_ask *q, const json_t *o)
+static int stream_of(struct openai_refusal *no, struct openai_request *q, const json_t *o)
 {
     const json_t *options = get(o, "stream_options");
     if (openai_get_bool(no, &q->stream, o, "stream", "stream"))
@@ -108,7 +108,7 @@ static int stream_of(struct openai_no *no, struct openai_ask *q, const json_t *o
     if (!json_is_object(options))
         return openai_refuse(no, 400, "stream_options", "stream_options: expected an object");
     if (!q->stream)
-        return openai_refuse(no, 400, "stream_options", "stream_options: is for stream: true alone");
+        return openai_refuse(no, 400, "stream_options", "stream_options: is allowed only if stream is true");
     if (openai_get_bool(no, &q->usage, options, "include_usage", "stream_options.include_usage") ||
         openai_get_bool(no, &q->usage_always, options, "continuous_usage_stats",
                         "stream_options.continuous_usage_stats"))
@@ -117,26 +117,26 @@ static int stream_of(struct openai_no *no, struct openai_ask *q, const json_t *o
     return 0;
 }
 
-static int id_of(struct openai_no *no, struct openai_ask *q, const json_t *o, const struct http_request *r)
+static int id_of(struct openai_refusal *no, struct openai_request *q, const json_t *o, const struct http_request *r)
 {
     const json_t *v = get(o, "request_id");
     const char *id = api_request_id(r), *header = http_header(r, "X-Request-Id");
     if (v && !json_is_string(v))
         return openai_refuse(no, 400, "request_id", "request_id: expected a text");
-    if (v && !(header && !strcmp(header, id))) /* as in vLLM: the header counts before the field */
+    if (v && !(header && !strcmp(header, id))) /* as in vLLM, the header has precedence */
         id = json_string_value(v);
     size_t n = id == api_request_id(r) ? strlen(id) : json_string_length(v);
     if (n == 0 || n > API_ID_BYTES_MAX)
-        return openai_refuse(no, 400, "request_id", "request_id: %zu bytes, it has from 1 to %d", n, API_ID_BYTES_MAX);
+        return openai_refuse(no, 400, "request_id", "request_id: %zu bytes, expected 1 to %d", n, API_ID_BYTES_MAX);
     for (const char *p = id; p < id + n; p++)
         if (*p < ' ' || *p == 127 || *p == '"' || *p == '\\')
-            return openai_refuse(no, 400, "request_id", "request_id: has a character that no id has");
+            return openai_refuse(no, 400, "request_id", "request_id: contains a control character, quote or backslash");
     snprintf(q->id, sizeof q->id, "%s-%s", q->chat ? "chatcmpl" : "cmpl", id);
     return 0;
 }
 
-/* A number in [lo, hi]; whether it is a whole one is for the table to say. */
-static int range(struct openai_no *no, const json_t *o, const char *name, double lo, double hi)
+/* A number in [lo, hi]; tokenize checks whether it must be an integer. */
+static int range(struct openai_refusal *no, const json_t *o, const char *name, double lo, double hi)
 {
     const json_t *v = get(o, name);
     double x = json_number_value(v);
@@ -153,9 +153,9 @@ static int range(struct openai_no *no, const json_t *o, const char *name, double
     return openai_refuse(no, 400, name, "%s", e.text);
 }
 
-/* 64 bits with a sign, as this API has it; -1 is none. The table takes more. (A text of digits is a number that JSON's
- * reader cannot hold.) */
-static int seed_of(struct openai_no *no, const json_t *o)
+/* A signed 64-bit integer in this API; -1 means none. tokenize accepts more. (A string of digits is an integer that
+ * JSON's reader cannot hold.) */
+static int seed_of(struct openai_refusal *no, const json_t *o)
 {
     const json_t *v = get(o, "seed");
     const char *s = json_string_value(v);
@@ -171,8 +171,8 @@ static bool is_no_seed(const char *key, const json_t *v)
     return !strcmp(key, "seed") && json_is_integer(v) && json_integer_value(v) == -1;
 }
 
-/* How many of the best tokens; a value of another type is for the table to refuse. */
-static int count(struct openai_no *no, uint32_t *out, const json_t *o, const char *name)
+/* The number of top log-probabilities; tokenize refuses other types. */
+static int count(struct openai_refusal *no, uint32_t *out, const json_t *o, const char *name)
 {
     const json_t *v = get(o, name);
     if (range(no, o, name, 0, OPENAI_TOP_MAX))
@@ -181,15 +181,16 @@ static int count(struct openai_no *no, uint32_t *out, const json_t *o, const cha
     return 0;
 }
 
-/* How many other tokens; of chats a truth value says whether there are any. */
-static int logprobs_of(struct openai_no *no, struct openai_ask *q, const json_t *o)
+/* /v1/completions: `logprobs` is the number of top log-probabilities. Chat: a boolean, and `top_logprobs` is the
+ * number. */
+static int logprobs_of(struct openai_refusal *no, struct openai_request *q, const json_t *o)
 {
     const json_t *v = get(o, "logprobs"), *top = get(o, "top_logprobs");
     if (q->chat) {
         if (openai_get_bool(no, &q->logprobs, o, "logprobs", "logprobs"))
             return -1;
         if (top && json_number_value(top) > 0 && !q->logprobs)
-            return openai_refuse(no, 400, "top_logprobs", "top_logprobs: needs logprobs to be true");
+            return openai_refuse(no, 400, "top_logprobs", "top_logprobs: is allowed only if logprobs is true");
         return count(no, &q->n_top, o, "top_logprobs");
     }
     if (v && json_is_boolean(v))
@@ -198,18 +199,18 @@ static int logprobs_of(struct openai_no *no, struct openai_ask *q, const json_t 
     return count(no, &q->n_top, o, "logprobs");
 }
 
-static int choices_of(struct openai_no *no, struct openai_ask *q, const json_t *o)
+static int choices_of(struct openai_refusal *no, struct openai_request *q, const json_t *o)
 {
     const json_t *v = get(o, "n"), *t = get(o, "temperature");
     q->n = 1;
     if (!v)
         return 0;
-    double n = json_number_value(v); /* 2.0 is a whole number too; 0 of what is none */
+    double n = json_number_value(v); /* 2.0 counts as an integer; 0 for other types */
     if (!(n >= 1 && n <= ASK_CHOICES_MAX) || n != floor(n))
         return openai_refuse(no, 400, "n", "n: expected a whole number from 1 to %d", ASK_CHOICES_MAX);
     q->n = (uint32_t)n;
     if (q->n > 1 && t && json_is_number(t) && json_number_value(t) == 0)
-        return openai_refuse(no, 400, "n", "n: must be 1 where temperature is 0: all answers would be the same, got %u",
+        return openai_refuse(no, 400, "n", "n: must be 1 if temperature is 0, since all choices would be equal, got %u",
                              q->n);
     return 0;
 }
@@ -222,40 +223,40 @@ static bool is_one_of(const char *name, const char *const *list)
     return false;
 }
 
-/* Of the edge alone; everything else that is known goes on to the table. */
+/* Fields handled here; other known fields are passed to tokenize. */
 static const char *const own[] = {"model",    "stream", "stream_options",   "request_id",
                                   "user",     "prompt", "return_token_ids", "return_tokens_as_token_ids",
                                   "messages", NULL};
-/* What asks for nothing here: of OpenAI's own service, of the other route, or of a line that is no request of HTTP. */
+/* Fields without effect here: of OpenAI's own service, or of a line of stdin that is not an HTTP request. */
 static const char *const idle[] = {"metadata",  "service_tier",     "store",  "safety_identifier", "id",
                                    "custom_id", "prompt_cache_key", "window", "strict_window",     "prefix_token_ids",
                                    NULL};
 static const char *const of_completions[] = {"prompt", NULL}, *const of_chats[] = {"messages", "top_logprobs", NULL};
 
-/* ---- what has no effect ---- */
+/* ---- fields without effect ---- */
 
 static void unknown(struct api *a, unsigned *left, const char *where, const char *name)
 {
     enum { SIZE = 4096 };
-    static uint64_t said[SIZE];
+    static uint64_t logged[SIZE];
     static unsigned n;
     uint64_t h = XXH3_64bits_withSeed(name, strlen(name), XXH3_64bits(where, strlen(where))) | 1;
     size_t at = h / 2 % SIZE;
     if (!*left)
         return;
-    while (said[at] && said[at] != h)
+    while (logged[at] && logged[at] != h)
         at = (at + 1) % SIZE;
-    if (said[at])
+    if (logged[at])
         return;
-    if (n++ == SIZE / 2) { /* names that a client makes up: those of before are said again where they come again */
-        memset(said, 0, sizeof said);
+    if (n++ == SIZE / 2) { /* the table is half full, e.g. of invented names: start over, which may log a name again */
+        memset(logged, 0, sizeof logged);
         n = 1;
         at = h / 2 % SIZE;
     }
-    said[at] = h;
+    logged[at] = h;
     --*left;
-    api_say(a, "a request has the field '%s%.120s', which has no effect%s", where, name,
-            *left ? "" : "; more of the same request are not said");
+    api_log(a, "ignored the field '%s%.120s' of a request: it has no effect%s", where, name,
+            *left ? "" : "; further ones of this request are not logged");
 }
 
 void openai_unknown_all(struct api *a, unsigned *left, const char *where, const json_t *o, const char *const *known)
@@ -272,7 +273,7 @@ void openai_unknown_all(struct api *a, unsigned *left, const char *where, const 
 static void unknown_within(struct api *a, unsigned *left, const json_t *body)
 {
     static const char *const of_options[] = {"include_usage", "continuous_usage_stats", NULL};
-    /* those of request/prompt.c that are refused are not without effect */
+    /* without those that request/prompt.c refuses */
     static const char *const of_message[] = {
         "role", "content", "tool_calls", "tool_call_id", "function_call", "audio", "prefix", "reasoning_content", NULL};
     const json_t *m = json_object_get(body, "messages"), *v;
@@ -284,9 +285,9 @@ static void unknown_within(struct api *a, unsigned *left, const json_t *body)
     }
 }
 
-/* ---- the lines ---- */
+/* ---- requests to the gateway ---- */
 
-static json_t *base_line(const struct openai_ask *q, struct api *a)
+static json_t *base_line(const struct openai_request *q, struct api *a)
 {
     json_t *line = json_object();
     const char *key;
@@ -309,7 +310,7 @@ static json_t *base_line(const struct openai_ask *q, struct api *a)
     unknown_within(a, &left, q->body);
     if (bad)
         return line;
-    /* vLLM's defaults: as the model is, but for the length. */
+    /* vLLM's defaults: plain sampling, and a limit of the length. */
     if (!json_object_get(line, "temperature"))
         json_object_set_new(line, "temperature", json_real(1));
     bool given = json_object_get(line, "max_tokens") || json_object_get(line, "max_completion_tokens");
@@ -322,10 +323,11 @@ static json_t *base_line(const struct openai_ask *q, struct api *a)
     return line;
 }
 
-static int add_line(struct openai_no *no, struct openai_ask *q, json_t *base, const char *name, const json_t *prompt)
+static int add_line(struct openai_refusal *no, struct openai_request *q, json_t *base, const char *name,
+                    const json_t *prompt)
 {
     json_t *line = q->n_line ? json_copy(base) : json_incref(base);
-    /* A prompt of a completion is in the model's own format already, as in vLLM. */
+    /* As in vLLM, the prompt of a completion is formatted already, so markers are control tokens. */
     bool control = !q->chat && json_is_string(prompt) && !json_object_get(line, "parse_special");
     if (!line || json_object_set(line, name, (json_t *)(uintptr_t)prompt) ||
         (control && json_object_set_new(line, "parse_special", json_true()))) {
@@ -336,16 +338,17 @@ static int add_line(struct openai_no *no, struct openai_ask *q, json_t *base, co
     return 0;
 }
 
-/* A text, ids, or a list of either. */
-static int prompts(struct openai_no *no, struct openai_ask *q, json_t *base, const json_t *v)
+/* A string, a list of ids, or a list of either. */
+static int prompts(struct openai_refusal *no, struct openai_request *q, json_t *base, const json_t *v)
 {
     const json_t *first = json_array_get(v, 0);
     bool list = json_is_array(v) && (json_is_string(first) || json_is_array(first));
     size_t n = list ? json_array_size(v) : 1;
     if (!v)
-        return openai_refuse(no, 400, "prompt", "prompt: is missing");
+        return openai_refuse(no, 400, "prompt", "prompt: is required");
     if (n > OPENAI_PROMPTS_MAX)
-        return openai_refuse(no, 400, "prompt", "prompt: %zu prompts, the limit is %d", n, OPENAI_PROMPTS_MAX);
+        return openai_refuse(no, 400, "prompt", "prompt: too many prompts: %zu, the limit is %d", n,
+                             OPENAI_PROMPTS_MAX);
     q->line = calloc(n, sizeof *q->line);
     if (!q->line)
         return openai_refuse(no, 500, NULL, "out of memory");
@@ -355,20 +358,20 @@ static int prompts(struct openai_no *no, struct openai_ask *q, json_t *base, con
     for (size_t i = 0; i < n; i++) {
         const json_t *p = json_array_get(v, i);
         if (json_typeof(p) != json_typeof(first))
-            return openai_refuse(no, 400, "prompt", "prompt[%zu]: prompts are all texts or all lists of ids", i);
+            return openai_refuse(no, 400, "prompt", "prompt[%zu]: all prompts must be strings, or all lists of ids", i);
         if (add_line(no, q, base, "prompt", p))
             return -1;
     }
     return 0;
 }
 
-static int lines(struct openai_no *no, struct openai_ask *q, struct api *a)
+static int lines(struct openai_refusal *no, struct openai_request *q, struct api *a)
 {
     json_t *base = base_line(q, a);
     const json_t *m = get(q->body, "messages");
     int bad = base ? 0 : openai_refuse(no, 500, NULL, "out of memory");
     if (!bad && q->chat && !m)
-        bad = openai_refuse(no, 400, "messages", "messages: is missing");
+        bad = openai_refuse(no, 400, "messages", "messages: is required");
     if (!bad && q->chat) {
         q->line = calloc(1, sizeof *q->line);
         bad = q->line ? add_line(no, q, base, "messages", m) : openai_refuse(no, 500, NULL, "out of memory");
@@ -379,7 +382,7 @@ static int lines(struct openai_no *no, struct openai_ask *q, struct api *a)
     return bad;
 }
 
-static int check(struct openai_no *no, struct openai_ask *q)
+static int check(struct openai_refusal *no, struct openai_request *q)
 {
     const json_t *o = q->body;
     if (stream_of(no, q, o) || logprobs_of(no, q, o) || choices_of(no, q, o))
@@ -395,16 +398,17 @@ static int check(struct openai_no *no, struct openai_ask *q)
     if (user && !json_is_string(user))
         return openai_refuse(no, 400, "user", "user: expected a text");
     if (q->chat && q->echo)
-        return openai_refuse(no, 400, "echo", "echo: is for /v1/completions");
+        return openai_refuse(no, 400, "echo", "echo: is supported by /v1/completions only");
     q->prompt_logprobs = get(o, "prompt_logprobs") != NULL;
     if (q->prompt_logprobs && q->stream)
-        return openai_refuse(no, 400, "prompt_logprobs", "prompt_logprobs: is not for streams");
+        return openai_refuse(no, 400, "prompt_logprobs", "prompt_logprobs: is not supported if stream is true");
     return 0;
 }
 
-int openai_ask_read(struct openai_no *no, struct openai_ask *out, struct api *a, struct http_request *r, bool chat)
+int openai_request_read(struct openai_refusal *no, struct openai_request *out, struct api *a, struct http_request *r,
+                        bool chat)
 {
-    *out = (struct openai_ask){.chat = chat, .created = (int64_t)time(NULL)};
+    *out = (struct openai_request){.chat = chat, .created = (int64_t)time(NULL)};
     out->body = openai_body(no, r);
     if (!out->body)
         return -1;
@@ -413,7 +417,7 @@ int openai_ask_read(struct openai_no *no, struct openai_ask *out, struct api *a,
     return lines(no, out, a);
 }
 
-void openai_ask_sent(struct openai_ask *q)
+void openai_request_sent(struct openai_request *q)
 {
     for (uint32_t i = 0; q->line && i < q->n_line; i++)
         json_decref(q->line[i]);
@@ -423,9 +427,9 @@ void openai_ask_sent(struct openai_ask *q)
     q->body = NULL;
 }
 
-void openai_ask_free(struct openai_ask *q)
+void openai_request_free(struct openai_request *q)
 {
-    openai_ask_sent(q);
+    openai_request_sent(q);
     free(q->model);
-    *q = (struct openai_ask){0};
+    *q = (struct openai_request){0};
 }

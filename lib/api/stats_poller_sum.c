@@ -1,7 +1,7 @@
-/* Counters of others that never fall here, though theirs begin anew when they do. */
+/* Sums counters of other processes over their restarts, so that they never fall. */
 #include <stddef.h>
 
-#include "api/watch_impl.h"
+#include "api/stats_poller_impl.h"
 
 static const size_t of_stat[] = {
     offsetof(struct wire_stat, submitted), offsetof(struct wire_stat, stop),    offsetof(struct wire_stat, length),
@@ -26,7 +26,7 @@ static uint64_t value(const void *p, size_t offset)
     return *(const uint64_t *)(const void *)((const char *)p + offset);
 }
 
-/* One that has fallen tells of a new life, in which all have begun at nothing. */
+/* A counter that has fallen shows that the process restarted and all its counters began at 0. */
 static void add(void *sum, const void *last, const void *now, const size_t *offset, size_t n)
 {
     bool anew = false;

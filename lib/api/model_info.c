@@ -1,4 +1,4 @@
-/* What is served: the model's facts, its names, and who may ask. */
+/* Model info, served model names, and API keys. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -24,7 +24,7 @@ static char *copy_of(const struct gguf *g, const char *key)
     return !gguf_string(&e, g, key, &s) && s.n ? strndup(s.p, s.n) : NULL;
 }
 
-/* The type that most values have, tables of one row (norms) aside. */
+/* Counts the parameters; finds the type of most of them, without tensors of one row (norms). */
 static void count(struct api *a)
 {
     const struct gguf *g = a->gguf;
@@ -45,7 +45,7 @@ static void count(struct api *a)
     snprintf(a->quant, sizeof a->quant, "%s", name ? name : "unknown");
 }
 
-/* A name for what the file holds, without reading its gigabytes: vocabulary, tensors and their places. */
+/* Identifies the contents without reading gigabytes: vocabulary, tensor names, types and offsets, file size. */
 static void digest(struct api *a)
 {
     crypto_hash_sha256_state s;
@@ -80,7 +80,7 @@ static int facts(struct err *e, struct api *a)
     snprintf(key, sizeof key, "%.100s.context_length", a->arch);
     if (gguf_u64(e, g, key, &m->context, 1, UINT32_MAX))
         return e->code;
-    a->window_file = m->context;
+    a->file_context = m->context;
     const struct gguf_tensor *rows = gguf_tensor_find(g, "token_embd.weight");
     n_row = rows ? rows->dim[1] : 0;
     m->vocab = n_row > text_n_token(a->text) ? n_row : text_n_token(a->text);
@@ -104,14 +104,16 @@ static int name_check(struct err *e, const char *name)
 {
     size_t n = strlen(name);
     if (n == 0 || n > NAME_BYTES_MAX)
-        return err_set(e, ERR_USAGE, "--served-model-name: %zu bytes, a name has from 1 to %d", n, NAME_BYTES_MAX);
+        return err_set(e, ERR_USAGE, "--served-model-name: %zu bytes, expected 1 to %d", n, NAME_BYTES_MAX);
     for (const char *p = name; *p; p++)
         if ((unsigned char)*p <= ' ' || *p == 127 || *p == '"' || *p == '\\')
-            return err_set(e, ERR_USAGE, "--served-model-name: '%.60s' has a character that no name has", name);
+            return err_set(e, ERR_USAGE,
+                           "--served-model-name: '%.60s' contains a space, control character, quote or backslash",
+                           name);
     return 0;
 }
 
-/* "dir/SmolLM2.Q4_1.gguf" is called SmolLM2.Q4_1. */
+/* "dir/SmolLM2.Q4_1.gguf" gets the name SmolLM2.Q4_1. */
 static char *name_of_file(const char *path)
 {
     const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
@@ -165,7 +167,7 @@ bool api_serves(const struct api *a, const char *name, bool ollama)
     return false;
 }
 
-int api_served_open(struct err *e, struct api *a)
+int api_model_info_open(struct err *e, struct api *a)
 {
     if (sodium_init() < 0)
         return err_set(e, ERR_SYS, "libsodium cannot start");
@@ -175,7 +177,7 @@ int api_served_open(struct err *e, struct api *a)
     return rc ? rc : facts(e, a);
 }
 
-void api_served_close(struct api *a)
+void api_model_info_close(struct api *a)
 {
     for (size_t i = 0; i < a->n_name; i++)
         free(a->name[i]);
@@ -203,7 +205,7 @@ static int read_file(struct err *e, char **out, size_t *n, const char *path)
     }
     int rc = !p ? err_nomem(e, "keys", KEY_FILE_BYTES_MAX) : got < 0 ? err_sys(e, "%s", path) : 0;
     if (!rc && *n > KEY_FILE_BYTES_MAX)
-        rc = err_set(e, ERR_NO, "%s: more than %u bytes, the limit of a file of keys", path, KEY_FILE_BYTES_MAX);
+        rc = err_set(e, ERR_NO, "%s: the key file is too large: the limit is %u bytes", path, KEY_FILE_BYTES_MAX);
     close(fd);
     if (rc)
         free(p);
@@ -238,14 +240,14 @@ int api_keys_read(struct err *e, struct api *a)
         if (!len || *p == '#')
             continue;
         if (n_key == API_KEYS_MAX)
-            rc = err_set(e, ERR_NO, "%s: more than %d keys", a->o.key_file, API_KEYS_MAX);
+            rc = err_set(e, ERR_NO, "%s: too many API keys: the limit is %d", a->o.key_file, API_KEYS_MAX);
         else
             hash_of(key[n_key++], p, len);
     }
     sodium_memzero(text, n);
     free(text);
     if (!rc && !n_key)
-        rc = err_set(e, ERR_NO, "%s: holds no key, so nobody could ask", a->o.key_file);
+        rc = err_set(e, ERR_NO, "%s: the key file contains no API key", a->o.key_file);
     if (rc) {
         free(key);
         return rc;
@@ -256,7 +258,7 @@ int api_keys_read(struct err *e, struct api *a)
     return 0;
 }
 
-/* Hashes are compared, all of them: the time says nothing about a key. */
+/* Compares hashes, all of them, so that the time reveals nothing about a key. */
 bool api_key_ok(const struct api *a, const char *authorization)
 {
     uint8_t h[API_KEY_BYTES];

@@ -1,7 +1,6 @@
 /*
- * What the watch hears of a scheduler and of a store that are played here, over real sockets, and what the page says of
- * it. What is expected follows from the numbers that are sent, and from what a counter is to Prometheus: it never falls
- * while its process lives, whatever those that it tells of do.
+ * The stats poller with a fake scheduler and a fake store over real sockets, and the resulting page. A Prometheus
+ * counter never falls while its process lives, even if the polled processes restart.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +16,7 @@
 #include <unistd.h>
 
 #include "api/metrics.h"
-#include "api/watch.h"
+#include "api/stats_poller.h"
 #include "base/loop.h"
 #include "exposition.h"
 #include "link/server.h"
@@ -40,24 +39,24 @@ static uint64_t now_ms(void)
 
 struct world {
     char sched_url[64], store_url[64];
-    struct loop *loop; /* of the store */
+    struct loop *loop; /* of the fake store */
     struct session_hub *hub, *tokenize_hub;
     struct session_listener *l;
     struct link_server *store;
-    struct wire_stat stat; /* what the scheduler answers */
+    struct wire_stat stat; /* response of the scheduler */
     struct wire_worker worker[80];
     size_t n_worker;
-    const uint8_t *garbage; /* … instead of that */
+    const uint8_t *garbage; /* sent instead */
     size_t n_garbage;
     bool silent;
     char tokenize_url[64];
     struct session_listener *tokenize; /* NULL: none */
     unsigned n_line;                   /* requests to it that were answered */
-    bool deaf;                         /* it answers no more */
-    struct session *held;              /* whose request is not answered */
-    struct wire_kv_stat kv;            /* what the store answers */
+    bool deaf;                         /* it does not respond */
+    struct session *held;              /* session whose request is not answered */
+    struct wire_kv_stat kv;            /* response of the store */
     unsigned n_asked, n_kv_asked;
-    struct api_watch *w;
+    struct stats_poller *w;
     struct metrics *m;
 };
 
@@ -108,7 +107,7 @@ static void world_of(struct world *x, const char *name, bool store, bool tokeniz
     OK(metrics_new(&e, &x->m, "m", 8192));
     if (tokenize)
         OK(session_listen(&e, &x->tokenize, x->tokenize_hub, x->tokenize_url, "tool", NULL));
-    OK(watch_open(&e, &x->w, x->sched_url, tokenize ? x->tokenize_url : NULL, store ? x->store_url : NULL, PERIOD_MS));
+    OK(poller_open(&e, &x->w, x->sched_url, tokenize ? x->tokenize_url : NULL, store ? x->store_url : NULL, PERIOD_MS));
 }
 
 static void world_new(struct world *x, const char *name, bool store)
@@ -118,7 +117,7 @@ static void world_new(struct world *x, const char *name, bool store)
 
 static void world_free(struct world *x)
 {
-    watch_close(x->w);
+    poller_close(x->w);
     metrics_free(x->m);
     link_server_free(x->store);
     loop_free(x->loop);
@@ -150,7 +149,7 @@ static void release(struct world *x)
     x->n_line++;
 }
 
-/* What is asked is a request that tokenize can read; that it answers is all that counts. */
+/* The health check must be a request that tokenize can parse; only that it responds counts. */
 static void answer_line(struct world *x, const struct session_event *v)
 {
     struct wire_frame f;
@@ -164,7 +163,7 @@ static void answer_line(struct world *x, const struct session_event *v)
     OK(ask_read(&e, &q, &base, f.ask.text.p, f.ask.text.n));
     ask_free(&q);
     wire_arena_free(a);
-    assert_null(x->held); /* one is open at most */
+    assert_null(x->held); /* at most one is in flight */
     x->held = v->s;
     if (!x->deaf)
         release(x);
@@ -191,19 +190,19 @@ static void serve(struct world *x)
     if (x->store)
         OK(loop_step(&e, x->loop, NULL, 0));
     uint64_t before = now_ms();
-    watch_step(x->w);
-    assert_true(now_ms() - before < 100); /* it never waits */
-    assert_true(watch_next_ms(x->w) <= PERIOD_MS);
+    poller_step(x->w);
+    assert_true(now_ms() - before < 100); /* it never blocks */
+    assert_true(poller_next_ms(x->w) <= PERIOD_MS);
 }
 
-/* Until n more questions have been answered, and what they were answered has arrived. */
+/* Runs until n more requests were answered and the responses have arrived. */
 static void rounds(struct world *x, unsigned n)
 {
-    unsigned asked = x->n_asked + n, kv = x->n_kv_asked + (x->store ? n : 0);
+    unsigned in_flight = x->n_asked + n, kv = x->n_kv_asked + (x->store ? n : 0);
     uint64_t end = now_ms() + WAIT_MS;
-    while ((x->n_asked < asked || x->n_kv_asked < kv) && now_ms() < end)
+    while ((x->n_asked < in_flight || x->n_kv_asked < kv) && now_ms() < end)
         serve(x);
-    assert_true(x->n_asked >= asked && x->n_kv_asked >= kv);
+    assert_true(x->n_asked >= in_flight && x->n_kv_asked >= kv);
     for (uint64_t rest = now_ms() + 60; now_ms() < rest;)
         serve(x);
 }
@@ -242,15 +241,15 @@ static struct wire_worker worker(const char *name, const char *role)
 
 /* ---- tests ---- */
 
-static void test_what_they_say(void **state)
+static void statistics_of_scheduler_and_store_are_shown(void **state)
 {
     (void)state;
     struct world x;
     size_t n;
     world_new(&x, "say", true);
-    assert_null(watch_stat(x.w));
-    assert_null(watch_store(x.w));
-    assert_null(watch_workers(x.w, &n));
+    assert_null(poller_stat(x.w));
+    assert_null(poller_store(x.w));
+    assert_null(poller_workers(x.w, &n));
     assert_int_equal(n, 0);
     x.stat = (struct wire_stat){.submitted = 100,
                                 .running = 4,
@@ -281,21 +280,21 @@ static void test_what_they_say(void **state)
                                  .disk_used = 20,
                                  .disk_hits = 3};
     rounds(&x, 1);
-    assert_int_equal(watch_stat(x.w)->running, 4);
-    assert_non_null(watch_workers(x.w, &n));
+    assert_int_equal(poller_stat(x.w)->running, 4);
+    assert_non_null(poller_workers(x.w, &n));
     assert_int_equal(n, 3);
-    assert_int_equal(watch_store(x.w)->total, 1000);
+    assert_int_equal(poller_store(x.w)->total, 1000);
     look(&x);
     assert_int_equal(value("vllm:num_requests_running", ""), 4);
     assert_int_equal(value("vllm:num_requests_waiting", ""), 6);
     assert_int_equal(value("vllm:num_requests_waiting_by_reason", "reason=capacity"), 6);
     assert_int_equal(value("vllm:num_preemptions_total", ""), 3);
-    assert_true(value("vllm:kv_cache_usage_perc", "model_name=m") == 0.3); /* of the board: leased, credited, lost */
+    assert_true(value("vllm:kv_cache_usage_perc", "model_name=m") == 0.3); /* leased, reserved and quarantined */
     assert_non_null(expo_find(&page, "vllm:cache_config_info", "num_gpu_blocks=1000,block_size=32,cache_dtype=int8"));
     assert_int_equal(value("phasepipe:sched_ended_total", "reason=refused"), 10);
     assert_int_equal(value("phasepipe:sched_placed_total", ""), 200);
     assert_true(value("phasepipe:sched_ttft_seconds", "percentile=50") == 0.005);
-    assert_null(expo_find(&page, "phasepipe:sched_ttft_seconds", "percentile=99")); /* not said */
+    assert_null(expo_find(&page, "phasepipe:sched_ttft_seconds", "percentile=99")); /* not sent */
     assert_int_equal(value("phasepipe:sched_up", ""), 1);
     assert_int_equal(value("phasepipe:store_up", ""), 1);
     assert_int_equal(value("phasepipe:store_blocks", "state=credited"), 60);
@@ -311,8 +310,8 @@ static void test_what_they_say(void **state)
     world_free(&x);
 }
 
-/* Both begin anew, one right after the other has grown, the other at less. */
-static void test_counters_never_fall(void **state)
+/* Both restart, one right after its counters grew, the other with smaller ones. */
+static void counters_never_fall_over_restarts(void **state)
 {
     (void)state;
     struct world x;
@@ -344,8 +343,8 @@ static double steps(const char *le)
     return value("vllm:iteration_tokens_total_bucket", le);
 }
 
-/* A row has the counts of a worker's whole life; what is shown is of this program's time. */
-static void test_steps(void **state)
+/* A row has the counts of a worker's whole life; only those since the poller started are shown. */
+static void worker_steps_are_counted_from_our_start(void **state)
 {
     (void)state;
     struct world x;
@@ -357,14 +356,14 @@ static void test_steps(void **state)
     x.worker[0].steps = a;
     x.worker[0].n_steps = WIRE_STEPS_MAX;
     x.worker[0].step_tokens = 1000;
-    x.worker[1] = worker("c", "both"); /* it was there too, but the scheduler has not heard its counts yet */
+    x.worker[1] = worker("c", "both"); /* also alive at our start, but the scheduler has no counts yet */
     x.worker[1].inc = 3;
     x.n_worker = 2;
     rounds(&x, 1);
     look(&x);
-    assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 0); /* all of it was before */
+    assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 0); /* all counts are from before our start */
     a[0] += 3;
-    a[13] += 2; /* the count has passed its end */
+    a[13] += 2; /* the 32-bit count has wrapped */
     x.worker[0].step_tokens += 40003;
     x.worker[2] = x.worker[1];
     x.worker[2].steps = b;
@@ -385,18 +384,18 @@ static void test_steps(void **state)
     assert_int_equal(steps("le=8192.0"), 7);
     assert_int_equal(steps("le=16384.0"), 9);
     assert_int_equal(steps("le=+Inf"), 11);
-    rounds(&x, 1); /* nothing new; a scheduler that has not heard the counts yet; the worker's older word */
+    rounds(&x, 1); /* nothing new; a scheduler without counts; older counts of the worker */
     x.worker[0].n_steps = 0;
     x.worker[1].step_tokens--;
     rounds(&x, 1);
     look(&x);
     assert_int_equal(value("vllm:iteration_tokens_total_count", ""), 11);
-    x.worker[0].n_steps = WIRE_STEPS_MAX; /* the same again, and in another place */
+    x.worker[0].n_steps = WIRE_STEPS_MAX; /* the same again, at another index */
     struct wire_worker swap = x.worker[0];
     x.worker[0] = x.worker[1];
     x.worker[1] = swap;
     uint32_t anew[WIRE_STEPS_MAX] = {[1] = 1};
-    x.worker[0].inc++; /* it was started again */
+    x.worker[0].inc++; /* restarted */
     x.worker[0].steps = anew;
     x.worker[0].step_tokens = 6;
     rounds(&x, 1);
@@ -409,8 +408,8 @@ static void test_steps(void **state)
     world_free(&x);
 }
 
-/* Rows are bounded, and those that leave take theirs along; without a store the fullest worker's pool counts. */
-static void test_many_workers(void **state)
+/* Rows are bounded and vanish with their workers; without a store the pool of the fullest worker counts. */
+static void rows_of_workers_are_bounded(void **state)
 {
     (void)state;
     static char name[80][16];
@@ -429,11 +428,11 @@ static void test_many_workers(void **state)
         rows += !strcmp(page.s[i].name, "phasepipe:worker_running");
     assert_int_equal(rows, 64);
     assert_int_equal(value("phasepipe:workers_not_shown", ""), 16);
-    assert_non_null(watch_workers(x.w, &n));
+    assert_non_null(poller_workers(x.w, &n));
     assert_int_equal(n, 80);
     assert_true(value("vllm:kv_cache_usage_perc", "") == 0.4);
     x.n_worker = 1;
-    x.worker[0].blocks = 1000; /* more than there are */
+    x.worker[0].blocks = 1000; /* more than the total */
     rounds(&x, 1);
     look(&x);
     rows = 0;
@@ -445,8 +444,8 @@ static void test_many_workers(void **state)
     world_free(&x);
 }
 
-/* What is no answer of a scheduler changes nothing, and the next that is one counts again. */
-static void test_garbage(void **state)
+/* Malformed responses change nothing, and the next valid one counts. */
+static void malformed_responses_are_ignored(void **state)
 {
     (void)state;
     static const uint8_t bytes[] = {0xce, 0, 0, 0, 3, 0xc1, 2, 3}, tick[] = {0xce, 0, 0, 0, 4, 0x81, 0xa1, 'k', 56};
@@ -457,46 +456,46 @@ static void test_garbage(void **state)
     x.garbage = bytes;
     x.n_garbage = sizeof bytes;
     rounds(&x, 1);
-    assert_int_equal(watch_stat(x.w)->running, 4);
+    assert_int_equal(poller_stat(x.w)->running, 4);
     x.garbage = tick;
     x.n_garbage = sizeof tick;
     rounds(&x, 1);
-    assert_int_equal(watch_stat(x.w)->running, 4);
+    assert_int_equal(poller_stat(x.w)->running, 4);
     x.garbage = NULL;
     x.stat.running = 5;
     rounds(&x, 1);
-    assert_int_equal(watch_stat(x.w)->running, 5);
+    assert_int_equal(poller_stat(x.w)->running, 5);
     world_free(&x);
 }
 
-/* A store that accepts and says nothing, a scheduler that takes the question and says nothing: neither keeps the loop,
- * nor the end. */
-static void test_silence(void **state)
+/* A store that accepts and never responds, and a scheduler that never responds, block neither the loop nor the
+ * shutdown. */
+static void silent_peers_do_not_block_the_loop(void **state)
 {
     (void)state;
     struct world x;
     world_new(&x, "silent", true);
     x.silent = true;
     struct link_server *store = x.store;
-    x.store = NULL; /* not stepped */
+    x.store = NULL; /* not running */
     for (uint64_t end = now_ms() + 1500; now_ms() < end;)
         serve(&x);
     look(&x);
-    assert_int_equal(value("vllm:num_requests_running", ""), 77); /* of this gateway's own */
+    assert_int_equal(value("vllm:num_requests_running", ""), 77); /* counted by this gateway */
     assert_int_equal(value("vllm:num_requests_waiting", ""), 88);
     assert_int_equal(value("phasepipe:sched_up", ""), 0);
     assert_int_equal(value("phasepipe:store_up", ""), 0);
     assert_null(expo_find(&page, "vllm:kv_cache_usage_perc", ""));
     uint64_t before = now_ms();
     x.store = store;
-    watch_close(x.w);
+    poller_close(x.w);
     x.w = NULL;
     assert_true(now_ms() - before < 1000);
     world_free(&x);
 }
 
-/* A tokenize that is stopped is known by its silence; the time in which the watch itself stood still is none. */
-static void test_tokenize_stops(void **state)
+/* A stopped tokenize is detected by its silence; time in which the poller itself was stopped does not count. */
+static void a_stopped_tokenize_is_detected(void **state)
 {
     (void)state;
     struct world x;
@@ -504,38 +503,41 @@ static void test_tokenize_stops(void **state)
     for (uint64_t end = now_ms() + WAIT_MS; x.n_line < 2 && now_ms() < end;)
         serve(&x);
     assert_int_equal(x.n_line, 2);
-    assert_true(watch_silent_ns(x.w) == 0);
+    assert_true(poller_silent_ns(x.w) == 0);
     x.deaf = true;
     for (uint64_t end = now_ms() + WAIT_MS; !x.held && now_ms() < end;)
         serve(&x);
     assert_non_null(x.held);
-    uint64_t asked = now_ms();
+    uint64_t in_flight = now_ms();
     nanosleep(&(struct timespec){.tv_sec = 6 * PERIOD_MS / 1000, .tv_nsec = 6 * PERIOD_MS % 1000 * 1000000}, NULL);
     serve(&x);
-    uint64_t stood = now_ms() - asked;
+    uint64_t stood = now_ms() - in_flight;
     assert_true(stood >= 6 * PERIOD_MS);
-    assert_true(watch_silent_ns(x.w) == 0);
-    for (uint64_t end = asked + 20000; !watch_silent_ns(x.w) && now_ms() < end;)
+    assert_true(poller_silent_ns(x.w) == 0);
+    for (uint64_t end = in_flight + 20000; !poller_silent_ns(x.w) && now_ms() < end;)
         serve(&x);
-    uint64_t since = watch_silent_ns(x.w) / 1000000;
+    uint64_t since = poller_silent_ns(x.w) / 1000000;
     assert_true(since > 0 && now_ms() - since >= 5 * PERIOD_MS);
-    assert_in_range(since, asked + 5 * PERIOD_MS - 100, asked + stood);
+    assert_in_range(since, in_flight + 5 * PERIOD_MS - 100, in_flight + stood);
     x.deaf = false;
     unsigned n = x.n_line + 1;
-    release(&x); /* it goes on */
+    release(&x); /* it continues */
     for (uint64_t end = now_ms() + WAIT_MS; x.n_line == n && now_ms() < end;)
         serve(&x);
-    assert_true(watch_silent_ns(x.w) == 0);
+    assert_true(poller_silent_ns(x.w) == 0);
     world_free(&x);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_they_say),  cmocka_unit_test(test_counters_never_fall),
-        cmocka_unit_test(test_steps),          cmocka_unit_test(test_many_workers),
-        cmocka_unit_test(test_garbage),        cmocka_unit_test(test_silence),
-        cmocka_unit_test(test_tokenize_stops),
+        cmocka_unit_test(statistics_of_scheduler_and_store_are_shown),
+        cmocka_unit_test(counters_never_fall_over_restarts),
+        cmocka_unit_test(worker_steps_are_counted_from_our_start),
+        cmocka_unit_test(rows_of_workers_are_bounded),
+        cmocka_unit_test(malformed_responses_are_ignored),
+        cmocka_unit_test(silent_peers_do_not_block_the_loop),
+        cmocka_unit_test(a_stopped_tokenize_is_detected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Bodies of /api/generate and /api/chat to lines of the gateway. */
+/* From bodies of /api/generate and /api/chat to requests to the gateway. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ int ollama_wrong(struct err *e, const char *path, const char *what, const json_t
 static const json_t *get(const json_t *o, const char *key)
 {
     const json_t *v = json_object_get(o, key);
-    return json_is_null(v) ? NULL : v; /* null equals absent */
+    return json_is_null(v) ? NULL : v; /* null counts as absent */
 }
 
 int ollama_text(struct err *e, const char **out, size_t *n, const json_t *o, const char *key)
@@ -55,7 +55,8 @@ static int put(struct err *e, json_t *o, const char *key, json_t *value)
 
 /* ---- keep_alive ---- */
 
-/* The length of one number with its unit, as Go writes durations: 0 where it is none. *zero: it is nothing. */
+/* The length of one number with its unit, as Go writes durations; 0: malformed. *zero is cleared unless the number is
+ * 0. */
 static size_t duration_part(bool *zero, const char *s)
 {
     static const char *const unit[] = {"ns", "us", "\xc2\xb5s", "\xce\xbcs", "ms", "s", "m", "h"};
@@ -83,7 +84,7 @@ static int keep_none(struct err *e, bool *none, const json_t *v)
         return 0;
     }
     if (!json_is_string(v))
-        return ollama_wrong(e, "keep_alive", "a number of seconds, or a text as 5m", v);
+        return ollama_wrong(e, "keep_alive", "a number of seconds, or a string such as 5m", v);
     const char *s = json_string_value(v), *p = s + (*s == '-' || *s == '+');
     bool zero = true;
     if (strcmp(p, "0")) {
@@ -92,15 +93,15 @@ static int keep_none(struct err *e, bool *none, const json_t *v)
             if (!(n = duration_part(&zero, at)))
                 break;
         if (!n || !*p)
-            return err_set(e, ERR_NO, "keep_alive: '%.40s' is no duration: it is written as 5m, 24h, 0 or -1", s);
+            return err_set(e, ERR_NO, "keep_alive: invalid duration '%.40s': expected e.g. 5m, 24h, 0 or -1", s);
     }
     *none = zero;
     return 0;
 }
 
-/* ---- what is refused ---- */
+/* ---- unsupported fields ---- */
 
-/* A list or a text that a model of text has no use for. */
+/* Refuses a field that this server does not support, unless it is empty. */
 static int refuse_unless_empty(struct err *e, const char *path, const json_t *v, const char *why)
 {
     bool empty = !v || json_is_null(v) || (json_is_string(v) && !json_string_length(v)) ||
@@ -114,10 +115,10 @@ static int refuse_think(struct err *e, const json_t *v)
         return 0;
     if (!json_is_boolean(v) && !json_is_string(v))
         return ollama_wrong(e, "think", "true, false or a text", v);
-    return err_set(e, ERR_NO, "think: this model does not support thinking apart from its answer");
+    return err_set(e, ERR_NO, "think: this model does not support thinking");
 }
 
-/* Fields of both that ask for what is not there. */
+/* Refuses unsupported fields of both routes. */
 static int refuse(struct err *e, const json_t *o)
 {
     bool render = false;
@@ -130,9 +131,9 @@ static int refuse(struct err *e, const json_t *o)
     return refuse_think(e, json_object_get(o, "think"));
 }
 
-/* ---- both ---- */
+/* ---- fields of both routes ---- */
 
-static int logprobs(struct err *e, struct ollama_ask *q, const json_t *o)
+static int logprobs(struct err *e, struct ollama_request *q, const json_t *o)
 {
     const json_t *v = get(o, "top_logprobs");
     int64_t n = 0;
@@ -143,7 +144,7 @@ static int logprobs(struct err *e, struct ollama_ask *q, const json_t *o)
     n = v ? json_integer_value(v) : 0;
     if (n < 0 || n > OLLAMA_TOP_MAX)
         return err_set(e, ERR_NO, "top_logprobs must be between 0 and %d", OLLAMA_TOP_MAX);
-    /* Without logprobs it has no effect, as at Ollama. */
+    /* As in Ollama, without effect unless logprobs is set. */
     return q->logprobs ? put(e, q->line, "logprobs", json_integer(n)) : 0;
 }
 
@@ -167,9 +168,9 @@ static int pass_unknown(struct err *e, json_t *line, const json_t *o)
     return 0;
 }
 
-/* What does not depend on the prompt. truncate and shift: a prompt is never cut here, whatever they say, and an answer
- * ends where the window does. */
-static int read_both(struct err *e, struct ollama_ask *q, const struct api_model *m, const json_t *o, bool *none)
+/* Reads the fields that do not depend on the prompt. truncate and shift have no effect: a prompt is never truncated,
+ * and an answer ends at the context length. */
+static int read_both(struct err *e, struct ollama_request *q, const struct api_model *m, const json_t *o, bool *none)
 {
     bool unused = false;
     q->stream = true;
@@ -185,8 +186,8 @@ static int read_both(struct err *e, struct ollama_ask *q, const struct api_model
 
 /* ---- generate ---- */
 
-/* The prompt of a client that has put it into the model's format itself: markers are markers, and only the begin token
- * is put before it where it is not there. */
+/* A prompt that the client has formatted itself: markers are control tokens, and only a missing begin token is added.
+ */
 static int raw_prompt(struct err *e, json_t *line, const char *prompt, size_t n)
 {
     int rc = put(e, line, "parse_special", json_true());
@@ -215,7 +216,7 @@ struct generate {
     const json_t *context;
 };
 
-static int generate_fields(struct err *e, struct generate *g, struct ollama_ask *q, const json_t *o)
+static int generate_fields(struct err *e, struct generate *g, struct ollama_request *q, const json_t *o)
 {
     if (ollama_text(e, &g->prompt, &g->n_prompt, o, "prompt") ||
         ollama_text(e, &g->system, &g->n_system, o, "system") ||
@@ -230,7 +231,7 @@ static int generate_fields(struct err *e, struct generate *g, struct ollama_ask 
     return 0;
 }
 
-static int generate_check(struct err *e, const struct generate *g, const struct ollama_ask *q,
+static int generate_check(struct err *e, const struct generate *g, const struct ollama_request *q,
                           const struct api_model *m, const json_t *o)
 {
     if (q->raw && (g->n_template || g->n_system || g->context))
@@ -238,13 +239,13 @@ static int generate_check(struct err *e, const struct generate *g, const struct 
     if (g->n_suffix)
         return err_set(e, ERR_NO, "suffix: this model does not support insert");
     if (g->n_template && (!m->chat_template || strcmp(g->template, m->chat_template)))
-        return err_set(e, ERR_NO, "template: another one than the model's is not supported; raw takes a whole prompt");
+        return err_set(e, ERR_NO, "template: only the model's own is supported; with raw send a formatted prompt");
     if (g->n_system && !m->chat_template)
         return err_set(e, ERR_NO, "system: this model has no chat template");
     return refuse_unless_empty(e, "images", json_object_get(o, "images"), "this model reads text only");
 }
 
-static int read_generate(struct err *e, struct ollama_ask *q, const struct api_model *m, const json_t *o, bool none)
+static int read_generate(struct err *e, struct ollama_request *q, const struct api_model *m, const json_t *o, bool none)
 {
     struct generate g = {0};
     json_t *ids = NULL;
@@ -284,20 +285,20 @@ static int message_refuse(struct err *e, const char *path, const json_t *m)
     return 0;
 }
 
-/* A message with the fields that a line has: Ollama takes roles of any case, and no content as an empty one. What a
- * model thought before is left out, as templates do. */
+/* Reads a message. As in Ollama, roles are case-insensitive and missing content is empty. Earlier thinking is left out,
+ * as templates do. */
 static int message_read(struct err *e, json_t *list, size_t i, const json_t *m)
 {
     char path[64], at[80], role[40];
     snprintf(path, sizeof path, "messages[%zu]", i);
     if (!json_is_object(m))
-        return ollama_wrong(e, path, "a message, an object with role and content", m);
+        return ollama_wrong(e, path, "an object with role and content", m);
     const json_t *r = json_object_get(m, "role"), *content = get(m, "content");
     snprintf(at, sizeof at, "%s.role", path);
     if (!json_is_string(r))
         return ollama_wrong(e, at, "a text", r);
     if (json_string_length(r) >= sizeof role || strlen(json_string_value(r)) != json_string_length(r))
-        return err_set(e, ERR_NO, "%s: is not the name of a role", at);
+        return err_set(e, ERR_NO, "%s: unknown role", at);
     size_t n = 0;
     for (const char *s = json_string_value(r); *s; s++)
         role[n++] = (char)tolower((unsigned char)*s);
@@ -312,8 +313,8 @@ static int message_read(struct err *e, json_t *list, size_t i, const json_t *m)
     return one && !json_array_append_new(list, one) ? 0 : err_nomem(e, "a message", 0);
 }
 
-/* The answer goes on where the last message is the assistant's, as at Ollama. */
-static int read_chat(struct err *e, struct ollama_ask *q, const json_t *o, bool none)
+/* As in Ollama, a last message of the assistant is continued. */
+static int read_chat(struct err *e, struct ollama_request *q, const json_t *o, bool none)
 {
     const json_t *v = get(o, "messages");
     size_t n = json_array_size(v);
@@ -339,19 +340,20 @@ static int read_chat(struct err *e, struct ollama_ask *q, const json_t *o, bool 
                : 0;
 }
 
-int ollama_read(struct err *e, struct ollama_ask *out, const struct api_model *m, const json_t *body, bool chat)
+int ollama_request_read(struct err *e, struct ollama_request *out, const struct api_model *m, const json_t *body,
+                        bool chat)
 {
     bool none = false;
-    *out = (struct ollama_ask){.chat = chat};
+    *out = (struct ollama_request){.chat = chat};
     int rc = read_both(e, out, m, body, &none);
     if (!rc)
         rc = chat ? read_chat(e, out, body, none) : read_generate(e, out, m, body, none);
     if (rc)
-        ollama_ask_free(out);
+        ollama_request_free(out);
     return rc;
 }
 
-void ollama_ask_free(struct ollama_ask *a)
+void ollama_request_free(struct ollama_request *a)
 {
     json_decref(a->line);
     a->line = NULL;

@@ -1,31 +1,32 @@
-/* The store is asked once a period in the background, since its client waits for answers. */
+/* The stats poller's part for the store: a background thread requests statistics once a period, since the store's
+ * client blocks. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/watch_impl.h"
+#include "api/stats_poller_impl.h"
 #include "base/job.h"
 #include "base/loop.h"
 #include "link/store_client.h"
 
 #define TIMEOUT_MS 500
 
-struct store_watch {
+struct store_poller {
     char *url;
     uint64_t period_ns;
     struct loop_timer timer;
     struct job_queue *queue;
     struct job job;
-    struct store_client *client; /* of the job; NULL: not connected */
+    struct store_client *client; /* used by the job only; NULL */
     bool answered;
     struct wire_kv_stat answer;
-    bool fresh; /* stat was not taken yet */
+    bool fresh; /* stat has not been taken yet */
     struct wire_kv_stat stat;
 };
 
 /* A connection on which a request failed is not used again: its response may still come. */
 static void ask_store(void *arg)
 {
-    struct store_watch *s = arg;
+    struct store_poller *s = arg;
     struct err e;
     const struct store_client_opts o = {.url = s->url, .name = "stream", .timeout_ms = TIMEOUT_MS};
     s->answered = false;
@@ -40,9 +41,9 @@ static void ask_store(void *arg)
     s->client = NULL;
 }
 
-static void asked(void *arg, bool ran)
+static void in_flight(void *arg, bool ran)
 {
-    struct store_watch *s = arg;
+    struct store_poller *s = arg;
     if (ran && s->answered) {
         s->stat = s->answer;
         s->fresh = true;
@@ -52,26 +53,26 @@ static void asked(void *arg, bool ran)
 
 static void due(void *arg)
 {
-    struct store_watch *s = arg;
+    struct store_poller *s = arg;
     struct err e;
-    if (job_add(&e, s->queue, &s->job)) /* at most one is there: it is always accepted */
+    if (job_add(&e, s->queue, &s->job)) /* at most one job exists, so the queue accepts it */
         loop_timer_set(&s->timer, time_now_ns() + s->period_ns);
 }
 
-int store_watch_open(struct err *e, struct store_watch **out, const char *url, struct loop *l, uint64_t period_ns)
+int store_poller_open(struct err *e, struct store_poller **out, const char *url, struct loop *l, uint64_t period_ns)
 {
-    struct store_watch *s = calloc(1, sizeof *s);
+    struct store_poller *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s)
-        return err_nomem(e, "the watch of the store", sizeof *s);
+        return err_nomem(e, "the stats poller", sizeof *s);
     s->period_ns = period_ns;
-    s->job = (struct job){.run = ask_store, .done = asked, .arg = s};
+    s->job = (struct job){.run = ask_store, .done = in_flight, .arg = s};
     loop_timer_init(l, &s->timer, due, s);
     s->url = strdup(url);
-    int rc = s->url ? job_queue_open(e, &s->queue, l, 0, "questions to the store")
-                    : err_nomem(e, "the watch of the store", strlen(url));
+    int rc =
+        s->url ? job_queue_open(e, &s->queue, l, 0, "store requests") : err_nomem(e, "the stats poller", strlen(url));
     if (rc) {
-        store_watch_close(s);
+        store_poller_close(s);
         return rc;
     }
     loop_timer_set(&s->timer, 0);
@@ -79,7 +80,7 @@ int store_watch_open(struct err *e, struct store_watch **out, const char *url, s
     return 0;
 }
 
-void store_watch_close(struct store_watch *s)
+void store_poller_close(struct store_poller *s)
 {
     if (!s)
         return;
@@ -90,7 +91,7 @@ void store_watch_close(struct store_watch *s)
     free(s);
 }
 
-bool store_watch_take(struct store_watch *s, struct wire_kv_stat *out)
+bool store_poller_take(struct store_poller *s, struct wire_kv_stat *out)
 {
     bool fresh = s->fresh;
     s->fresh = false;

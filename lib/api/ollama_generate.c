@@ -1,4 +1,4 @@
-/* /api/generate and /api/chat: a call, and what comes of it to NDJSON or one object. */
+/* /api/generate and /api/chat: runs a generation; its frames become NDJSON or one object. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,11 +11,11 @@
 struct run {
     struct ollama_answer *a;
     bool stream, began, failed;
-    const char *reason; /* NULL until it has ended by itself */
+    const char *reason; /* NULL: not ended, or failed */
     struct ollama_times t;
     int status;
     double retry_s;
-    char *text; /* of a failure; owned */
+    char *text; /* error text; owned */
 };
 
 static void run_free(void *state)
@@ -37,74 +37,74 @@ static void note_failure(struct run *x, int status, double retry_s, const char *
     x->text = strdup(text);
 }
 
-static void send(struct call *c, struct run *x, const char *p, size_t n)
+static void send(struct generation *c, struct run *x, const char *p, size_t n)
 {
     if (!x->began)
-        http_begin(call_http(c), 200, NDJSON);
+        http_begin(generation_http(c), 200, NDJSON);
     x->began = true;
-    http_write(call_http(c), p, n);
+    http_write(generation_http(c), p, n);
 }
 
-static void on_prompt(struct call *c, uint32_t line, const struct wire_prompt *q)
+static void on_prompt(struct generation *c, uint32_t line, const struct wire_prompt *q)
 {
-    struct run *x = call_state(c);
+    struct run *x = generation_state(c);
     struct err e;
     (void)line;
     if (ollama_answer_prompt(&e, x->a, q)) {
         note_failure(x, 500, 0, e.text);
-        call_cancel(c);
+        generation_cancel(c);
     }
 }
 
-static void on_out(struct call *c, uint32_t line, uint32_t choice, const struct wire_out *o)
+static void on_out(struct generation *c, uint32_t line, uint32_t choice, const struct wire_out *o)
 {
-    struct run *x = call_state(c);
+    struct run *x = generation_state(c);
     struct err e;
     const char *p;
     size_t n = 0;
     (void)line, (void)choice;
     if (ollama_answer_piece(&e, x->a, &p, &n, o)) {
         note_failure(x, 500, 0, e.text);
-        call_cancel(c);
+        generation_cancel(c);
     } else if (n) {
         send(c, x, p, n);
     }
 }
 
-static void on_end(struct call *c, uint32_t line, uint32_t choice, const struct wire_end *w)
+static void on_end(struct generation *c, uint32_t line, uint32_t choice, const struct wire_end *w)
 {
-    struct run *x = call_state(c);
+    struct run *x = generation_state(c);
     (void)line, (void)choice;
     x->reason = w->reason == WIRE_LENGTH ? "length" : "stop";
-    ollama_times(&x->t, w, call_arrived_ns(c), call_first_ns(c), time_now_ns());
+    ollama_times(&x->t, w, generation_arrived_ns(c), generation_first_ns(c), time_now_ns());
 }
 
-static void on_fail(struct call *c, uint32_t line, uint32_t choice, const struct call_error *why)
+static void on_fail(struct generation *c, uint32_t line, uint32_t choice, const struct api_error *why)
 {
     (void)line, (void)choice;
-    note_failure(call_state(c), why->status, why->retry_s, why->text);
+    note_failure(generation_state(c), why->status, why->retry_s, why->text);
 }
 
-/* Before the first byte it is a status; later a line that says it, and the end. */
-static void end_failed(struct call *c, struct run *x)
+/* Before the first byte the error is a status, later a line of the stream and its end. */
+static void end_failed(struct generation *c, struct run *x)
 {
-    const char *text = x->text ? x->text : "the answer was cancelled";
+    const char *text = x->text ? x->text : "generation was cancelled";
     if (!x->began) {
-        ollama_error(call_http(c), x->status ? x->status : 500, x->retry_s, text);
+        ollama_error(generation_http(c), x->status ? x->status : 500, x->retry_s, text);
         return;
     }
     struct str w = {0};
     ollama_error_body(&w, text);
     str_add(&w, "\n", 1);
     if (!w.failed)
-        http_write(call_http(c), w.p, w.n);
+        http_write(generation_http(c), w.p, w.n);
     str_free(&w);
-    http_end(call_http(c));
+    http_end(generation_http(c));
 }
 
-static void on_done(struct call *c)
+static void on_done(struct generation *c)
 {
-    struct run *x = call_state(c);
+    struct run *x = generation_state(c);
     struct err e;
     const char *p;
     size_t n;
@@ -114,13 +114,13 @@ static void on_done(struct call *c)
         end_failed(c, x);
     } else if (x->stream) {
         send(c, x, p, n);
-        http_end(call_http(c));
+        http_end(generation_http(c));
     } else {
-        http_reply(call_http(c), 200, OLLAMA_JSON, p, n);
+        http_reply(generation_http(c), 200, OLLAMA_JSON, p, n);
     }
 }
 
-static const struct call_ops ops = {
+static const struct generation_ops ops = {
     .prompt = on_prompt,
     .out = on_out,
     .end = on_end,
@@ -131,15 +131,15 @@ static const struct call_ops ops = {
 
 /* ---- requests ---- */
 
-/* Nothing is asked of the model. The weights are the workers', who keep them: it is loaded where one of them is there,
- * and an unloading is heard and not done. One object, streamed or not, as Ollama has it. */
-static void reply_loaded(struct api *a, struct http_request *r, const struct ollama_ask *q, struct run *x)
+/* Answers a request without a prompt. The workers hold the weights, so the model counts as loaded if a worker is alive,
+ * and an unload request has no effect. As in Ollama, the response is one object, streamed or not. */
+static void reply_loaded(struct api *a, struct http_request *r, const struct ollama_request *q, struct run *x)
 {
     struct err e;
     const char *p;
     size_t n;
     if (q->kind == OLLAMA_LOAD && !api_ready(a)) {
-        ollama_error(r, 503, 1, "the model is not loaded: no worker is there, or the server ends");
+        ollama_error(r, 503, 1, "the model is not loaded: no worker is alive, or the server is shutting down");
         return;
     }
     ollama_times(&x->t, NULL, http_arrived_ns(r), 0, time_now_ns());
@@ -149,11 +149,11 @@ static void reply_loaded(struct api *a, struct http_request *r, const struct oll
         http_reply(r, 200, OLLAMA_JSON, p, n);
 }
 
-static void start(struct api *a, struct http_request *r, struct ollama_ask *q, const char *model)
+static void start(struct api *a, struct http_request *r, struct ollama_request *q, const char *model)
 {
     struct err e;
-    struct call *c;
-    struct call_error why = {0};
+    struct generation *c;
+    struct api_error why = {0};
     struct run *x = calloc(1, sizeof *x);
     const json_t *line = q->line;
     if (!x || ollama_answer_new(&e, &x->a, q, model, api_model(a)->text)) {
@@ -165,24 +165,24 @@ static void start(struct api *a, struct http_request *r, struct ollama_ask *q, c
     if (q->kind != OLLAMA_RUN) {
         reply_loaded(a, r, q, x);
         run_free(x);
-    } else if (call_start(&e, &c, a, r, &ops, x, &line, 1, 1, &why)) {
+    } else if (generation_start(&e, &c, a, r, &ops, x, &line, 1, 1, &why)) {
         ollama_error(r, why.status ? why.status : 500, why.retry_s, why.text ? why.text : e.text);
         run_free(x);
     }
 }
 
-/* What is asked, read from a body whose model is not looked at yet. */
+/* The request as read by `prepare`, before its model name is checked. */
 struct prepared {
     int rc;
     struct err e;
-    struct ollama_ask q;
+    struct ollama_request q;
 };
 
 static void prepared_free(void *p)
 {
     struct prepared *d = p;
     if (!d->rc)
-        ollama_ask_free(&d->q);
+        ollama_request_free(&d->q);
     free(d);
 }
 
@@ -191,7 +191,7 @@ static void prepare(struct api_parsed *p, const struct api_model *m, bool chat)
     struct prepared *d = calloc(1, sizeof *d);
     if (!d)
         return;
-    d->rc = ollama_read(&d->e, &d->q, m, p->o, chat);
+    d->rc = ollama_request_read(&d->e, &d->q, m, p->o, chat);
     p->more = d;
     p->free_more = prepared_free;
 }
@@ -215,7 +215,7 @@ static void ask(struct api *a, struct http_request *r)
     struct api_parsed *p = api_body(r);
     struct prepared *d = p ? p->more : NULL;
     if (d)
-        p->more = NULL, p->free_more = NULL; /* it would stay as long as the answer */
+        p->more = NULL, p->free_more = NULL; /* else it would stay in memory while the answer is generated */
     if (!d)
         ollama_error(r, 500, 0, "out of memory");
     else if (d->rc)

@@ -1,67 +1,66 @@
-/* The scheduler and tokenize are asked once a period over connections that nobody waits for; the store is in
- * watch_store.c. */
-#include "api/watch.h"
+/* The stats poller: the scheduler and tokenize, over non-blocking sessions; the store is in stats_poller_store.c. */
+#include "api/stats_poller.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/metrics_impl.h"
-#include "api/watch_impl.h"
+#include "api/stats_poller_impl.h"
 #include "base/loop.h"
 #include "base/time.h"
 #include "base/vec.h"
 #include "link/stat.h"
 
-#define WORKERS_MAX 4096 /* whose steps are counted */
+#define WORKERS_MAX 4096 /* workers whose steps are counted */
 
-/* What of a worker's steps was counted. */
+/* The part of a worker's steps that is counted already. */
 struct counted {
     char name[WIRE_NAME_BYTES_MAX];
     size_t n_name;
     uint64_t inc, tokens, look;
     uint32_t steps[WIRE_STEPS_MAX];
-    bool before; /* it was there at the first answer, and its counts have still to be heard */
+    bool before; /* it was in the first response: its counts so far are before our time */
 };
 
-struct api_watch {
-    struct loop *loop; /* the hub, and the store's timer and thread */
+struct stats_poller {
+    struct loop *loop; /* runs the hub, and the store's timer and thread */
     struct loop_fd hub_fd;
     struct session_hub *hub;
     struct session *sched;
-    struct wire_arena *arena; /* of a frame of tokenize */
-    bool asked;               /* of sched, over this connection, and not answered */
+    struct wire_arena *arena; /* for a frame of tokenize */
+    bool in_flight;           /* a request to sched is in flight on this connection */
     struct session *tokenize; /* NULL: none */
-    bool tokenize_asked;
-    uint64_t tokenize_ns;      /* when the open request was made; if none is, when the next one is due */
-    struct link_stat heard[2]; /* the newest, and where the next is read into */
+    bool tokenize_in_flight;
+    uint64_t tokenize_ns;         /* time of the request in flight; if none is, when the next one is due */
+    struct link_stat received[2]; /* the newest, and a buffer for the next */
     unsigned newest;
     uint64_t period_ns;
-    uint64_t next_ns, heard_ns, store_ns; /* 0: never */
+    uint64_t next_ns, received_ns, store_ns; /* 0: never received */
     struct wire_stat sum, last;
-    struct store_watch *store; /* NULL: none */
+    struct store_poller *store; /* NULL: none */
     struct wire_kv_stat store_stat, store_sum, store_last;
     struct histogram steps, lag;
     struct counted *counted;
     size_t n_counted, size_counted;
-    uint64_t look; /* answers so far */
+    uint64_t look; /* responses of sched so far */
 };
 
-static void on_hub(void *arg, uint32_t events) /* watch_step takes its events */
+static void on_hub(void *arg, uint32_t events) /* poller_step handles the events */
 {
     (void)arg, (void)events;
 }
 
-int watch_open(struct err *e, struct api_watch **out, const char *sched, const char *tokenize, const char *kv,
-               uint32_t period_ms)
+int poller_open(struct err *e, struct stats_poller **out, const char *sched, const char *tokenize, const char *kv,
+                uint32_t period_ms)
 {
-    struct api_watch *w = calloc(1, sizeof *w);
+    struct stats_poller *w = calloc(1, sizeof *w);
     *out = NULL;
     if (!w)
-        return err_nomem(e, "the watch", sizeof *w);
+        return err_nomem(e, "the stats poller", sizeof *w);
     w->period_ns = period_ms * NS_MS;
     const struct session_hub_opts o = {.self = {.role = "tool", .inc = time_now_ns()}};
     w->arena = wire_arena_new();
-    int rc = w->arena ? histogram_new(e, &w->steps, bounds_step) : err_nomem(e, "the watch", 0);
+    int rc = w->arena ? histogram_new(e, &w->steps, bounds_step) : err_nomem(e, "the stats poller", 0);
     rc = rc ? rc : histogram_new(e, &w->lag, bounds_lag);
     rc = rc ? rc : loop_new(e, &w->loop);
     rc = rc ? rc : session_hub_new(e, &w->hub, &o);
@@ -70,39 +69,39 @@ int watch_open(struct err *e, struct api_watch **out, const char *sched, const c
     if (!rc && tokenize)
         rc = session_dial(e, &w->tokenize, w->hub, tokenize, "tokenize", w);
     if (!rc && kv)
-        rc = store_watch_open(e, &w->store, kv, w->loop, w->period_ns);
+        rc = store_poller_open(e, &w->store, kv, w->loop, w->period_ns);
     w->next_ns = time_now_ns();
     if (rc)
-        watch_close(w);
+        poller_close(w);
     else
         *out = w;
     return rc;
 }
 
-void watch_close(struct api_watch *w)
+void poller_close(struct stats_poller *w)
 {
     if (!w)
         return;
-    store_watch_close(w->store);
+    store_poller_close(w->store);
     loop_fd_remove(&w->hub_fd);
     session_hub_free(w->hub);
     loop_free(w->loop);
     wire_arena_free(w->arena);
-    link_stat_free(&w->heard[0]);
-    link_stat_free(&w->heard[1]);
+    link_stat_free(&w->received[0]);
+    link_stat_free(&w->received[1]);
     histogram_free(&w->steps);
     histogram_free(&w->lag);
     free(w->counted);
     free(w);
 }
 
-int watch_fd(const struct api_watch *w)
+int poller_fd(const struct stats_poller *w)
 {
     return loop_epoll_fd(w->loop);
 }
 
-/* Rounded up, so that whoever waits so long does not come too early. */
-uint64_t watch_next_ms(const struct api_watch *w)
+/* Rounded up, so that the caller does not wake too early. */
+uint64_t poller_next_ms(const struct stats_poller *w)
 {
     uint64_t now = time_now_ns();
     uint64_t ms = w->next_ns > now ? (w->next_ns - now + NS_MS - 1) / NS_MS : 0;
@@ -110,10 +109,10 @@ uint64_t watch_next_ms(const struct api_watch *w)
     return due >= 0 && (uint64_t)due < ms ? (uint64_t)due : ms;
 }
 
-/* ---- an answer ---- */
+/* ---- responses ---- */
 
-/* Those of workers that neither this answer nor the one before it names. */
-static void forget_counted(struct api_watch *w)
+/* Removes workers that are in neither this response nor the one before. */
+static void drop_counted(struct stats_poller *w)
 {
     size_t n = 0;
     for (size_t i = 0; i < w->n_counted; i++)
@@ -122,8 +121,8 @@ static void forget_counted(struct api_watch *w)
     w->n_counted = n;
 }
 
-/* i: where it was, mostly. NULL: no memory. */
-static struct counted *counted_of(struct api_watch *w, const struct wire_worker *x, size_t i)
+/* i: a guess at its index. NULL: no memory. */
+static struct counted *counted_of(struct stats_poller *w, const struct wire_worker *x, size_t i)
 {
     for (size_t k = 0; k < w->n_counted; k++) {
         struct counted *c = &w->counted[(i + k) % w->n_counted];
@@ -131,7 +130,7 @@ static struct counted *counted_of(struct api_watch *w, const struct wire_worker 
             return c;
     }
     if (w->n_counted == w->size_counted && w->n_counted >= WORKERS_MAX)
-        forget_counted(w);
+        drop_counted(w);
     if (!vec_grow(&w->counted, &w->size_counted, w->n_counted + 1, sizeof *w->counted))
         return NULL;
     struct counted *c = &w->counted[w->n_counted++];
@@ -140,9 +139,10 @@ static struct counted *counted_of(struct api_watch *w, const struct wire_worker 
     return c;
 }
 
-/* A worker tells the counts of its whole life. Those of before the first answer are not of this program's time; the
- * life of a worker that came later is. A row without counts is of a scheduler that has not heard them yet. */
-static void count_steps(struct api_watch *w, const struct link_stat *now)
+/* A worker reports counts of its whole life. Counts before the first response are before this process's time and are
+ * skipped; a worker that came later is counted from its start. A row without counts means that the scheduler has none
+ * yet. */
+static void add_steps(struct stats_poller *w, const struct link_stat *now)
 {
     w->look++;
     for (size_t i = 0; i < now->n; i++) {
@@ -170,39 +170,39 @@ static void count_steps(struct api_watch *w, const struct link_stat *now)
     }
 }
 
-/* What is not a scheduler's response is dropped, as if nothing had come. */
-static void on_sched(struct api_watch *w, const struct session_event *v)
+/* Malformed responses are ignored. */
+static void on_sched(struct stats_poller *w, const struct session_event *v)
 {
     struct err e;
     bool whole;
-    struct link_stat *now = &w->heard[!w->newest];
+    struct link_stat *now = &w->received[!w->newest];
     if (v->type == SESSION_DOWN)
-        w->asked = false;
+        w->in_flight = false;
     if (v->type != SESSION_FRAME)
         return;
     if (link_stat_add(&e, now, &whole, v)) {
-        w->asked = false;
+        w->in_flight = false;
         return;
     }
     if (!whole)
         return;
-    count_steps(w, now);
+    add_steps(w, now);
     stat_add(&w->sum, &w->last, &now->stat);
-    w->asked = false;
+    w->in_flight = false;
     w->newest = !w->newest;
-    w->heard_ns = time_now_ns();
+    w->received_ns = time_now_ns();
 }
 
-/* ---- the requests ---- */
+/* ---- requests ---- */
 
-static void ask(struct api_watch *w)
+static void ask(struct stats_poller *w)
 {
     const struct wire_frame f = {.kind = WIRE_STAT};
     struct err e;
-    w->asked = session_is_up(w->sched) && !session_send(&e, w->sched, &f);
+    w->in_flight = session_is_up(w->sched) && !session_send(&e, w->sched, &f);
 }
 
-static void send_line(struct api_watch *w)
+static void send_line(struct stats_poller *w)
 {
     static const char line[] = "{\"prompt\":\"a\",\"max_tokens\":1}";
     const struct wire_frame f = {.kind = WIRE_ASK, .ask = {.what = {"line", 4}, .text = {line, sizeof line - 1}}};
@@ -211,120 +211,120 @@ static void send_line(struct api_watch *w)
         (void)session_send(&e, w->tokenize, &f);
 }
 
-/* Without a connection the request waits for it. */
-static void ask_tokenize(struct api_watch *w, uint64_t now)
+/* Without a connection the request is sent when it is up. */
+static void request_tokenize(struct stats_poller *w, uint64_t now)
 {
-    w->tokenize_asked = true;
+    w->tokenize_in_flight = true;
     w->tokenize_ns = now;
     send_line(w);
 }
 
-void watch_tokenize_lives(struct api_watch *w)
+void poller_tokenize_responded(struct stats_poller *w)
 {
-    if (w->tokenize_asked)
+    if (w->tokenize_in_flight)
         w->tokenize_ns = time_now_ns();
 }
 
-/* Any response, even an error, proves liveness; the first frame of a session, its hello, is not one. */
-static void on_tokenize(struct api_watch *w, const struct session_event *v, uint64_t now)
+/* Any response, even an error, proves liveness; the hello of a session does not. */
+static void on_tokenize(struct stats_poller *w, const struct session_event *v, uint64_t now)
 {
     struct wire_frame f;
     struct err e;
     wire_arena_reset(w->arena);
-    if (v->type == SESSION_UP && w->tokenize_asked)
-        ask_tokenize(w, now);
+    if (v->type == SESSION_UP && w->tokenize_in_flight)
+        request_tokenize(w, now);
     if (v->type != SESSION_FRAME || (!session_frame(&e, &f, w->arena, v) && f.kind == WIRE_HELLO))
         return;
-    w->tokenize_asked = false;
+    w->tokenize_in_flight = false;
     w->tokenize_ns = now + w->period_ns;
 }
 
-void watch_step(struct api_watch *w)
+void poller_step(struct stats_poller *w)
 {
     struct session_event v;
     struct err e;
     uint64_t now = time_now_ns();
-    (void)loop_step(&e, w->loop, NULL, 0); /* cannot fail: the descriptor is ours */
+    (void)loop_step(&e, w->loop, NULL, 0); /* cannot fail: the descriptor is our own */
     while (session_hub_next(w->hub, &v)) {
         if (v.s == w->tokenize)
             on_tokenize(w, &v, now);
         else
             on_sched(w, &v);
     }
-    if (w->store && store_watch_take(w->store, &w->store_stat)) {
+    if (w->store && store_poller_take(w->store, &w->store_stat)) {
         w->store_ns = now;
         store_stat_add(&w->store_sum, &w->store_last, &w->store_stat);
     }
     if (now < w->next_ns)
         return;
     histogram_observe(&w->lag, (double)(now - w->next_ns) / 1e9);
-    if (w->tokenize_asked && now - w->next_ns > w->period_ns) /* this process was stopped: that is nobody's silence */
+    if (w->tokenize_in_flight && now - w->next_ns > w->period_ns) /* this process was stopped: not tokenize's silence */
         w->tokenize_ns += now - w->next_ns;
-    size_t n_worker; /* until there is one, everybody waits for the news of it */
-    (void)watch_workers(w, &n_worker);
+    size_t n_worker; /* poll faster until there is a worker */
+    (void)poller_workers(w, &n_worker);
     w->next_ns = now + (n_worker ? w->period_ns : w->period_ns / 20);
-    if (!w->asked)
+    if (!w->in_flight)
         ask(w);
-    if (w->tokenize && !w->tokenize_asked && now >= w->tokenize_ns)
-        ask_tokenize(w, now);
+    if (w->tokenize && !w->tokenize_in_flight && now >= w->tokenize_ns)
+        request_tokenize(w, now);
 }
 
-/* ---- what was heard ---- */
+/* ---- accessors ---- */
 
-static uint64_t old_ns(const struct api_watch *w)
+static uint64_t old_ns(const struct stats_poller *w)
 {
     return 5 * w->period_ns;
 }
 
-static bool fresh(const struct api_watch *w, uint64_t at_ns)
+static bool fresh(const struct stats_poller *w, uint64_t at_ns)
 {
     return at_ns && time_now_ns() - at_ns < old_ns(w);
 }
 
-const struct wire_stat *watch_stat(const struct api_watch *w)
+const struct wire_stat *poller_stat(const struct stats_poller *w)
 {
-    return fresh(w, w->heard_ns) ? &w->heard[w->newest].stat : NULL;
+    return fresh(w, w->received_ns) ? &w->received[w->newest].stat : NULL;
 }
 
-const struct wire_worker *watch_workers(const struct api_watch *w, size_t *n)
+const struct wire_worker *poller_workers(const struct stats_poller *w, size_t *n)
 {
-    *n = fresh(w, w->heard_ns) ? w->heard[w->newest].n : 0;
-    return *n ? w->heard[w->newest].worker : NULL;
+    *n = fresh(w, w->received_ns) ? w->received[w->newest].n : 0;
+    return *n ? w->received[w->newest].worker : NULL;
 }
 
-const struct wire_kv_stat *watch_store(const struct api_watch *w)
+const struct wire_kv_stat *poller_store(const struct stats_poller *w)
 {
     return fresh(w, w->store_ns) ? &w->store_stat : NULL;
 }
 
-const struct wire_stat *watch_stat_sum(const struct api_watch *w)
+const struct wire_stat *poller_stat_sum(const struct stats_poller *w)
 {
     return &w->sum;
 }
 
-const struct wire_kv_stat *watch_store_sum(const struct api_watch *w)
+const struct wire_kv_stat *poller_store_sum(const struct stats_poller *w)
 {
     return &w->store_sum;
 }
 
-const struct histogram *watch_steps(const struct api_watch *w)
+const struct histogram *poller_steps(const struct stats_poller *w)
 {
     return &w->steps;
 }
 
-const struct histogram *watch_lag(const struct api_watch *w)
+const struct histogram *poller_lag(const struct stats_poller *w)
 {
     return &w->lag;
 }
 
-uint64_t watch_silent_ns(const struct api_watch *w)
+uint64_t poller_silent_ns(const struct stats_poller *w)
 {
     uint64_t now = time_now_ns();
-    bool silent = w->tokenize_asked && now >= w->tokenize_ns + old_ns(w);
+    bool silent = w->tokenize_in_flight && now >= w->tokenize_ns + old_ns(w);
     return silent ? w->tokenize_ns : 0;
 }
 
-bool watch_has_store(const struct api_watch *w)
+bool poller_has_store(const struct stats_poller *w)
 {
     return w->store != NULL;
 }
