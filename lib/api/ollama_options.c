@@ -33,7 +33,7 @@ static int whole(struct err *e, int64_t *out, const char *path, const json_t *v)
     double d = json_is_real(v) ? json_real_value(v) : 0;
     bool ok = json_is_integer(v) || (json_is_real(v) && d >= -9e15 && d <= 9e15 && d == (double)(int64_t)d);
     if (!ok)
-        return ollama_wrong(e, path, "a whole number", v);
+        return ollama_wrong(e, path, "an integer", v);
     *out = json_is_integer(v) ? json_integer_value(v) : (int64_t)d;
     return 0;
 }
@@ -144,18 +144,18 @@ static int o_stop(struct err *e, struct read *r, const char *path, const json_t 
     char at[80];
     if (json_is_string(v))
         return json_string_length(v) ? put(e, r->line, "stop", json_incref((json_t *)v))
-                                     : err_set(e, ERR_NO, "%s: is empty", path);
+                                     : err_set(e, ERR_NO, "%s: must not be empty", path);
     if (!json_is_array(v))
-        return ollama_wrong(e, path, "a list of texts", v);
+        return ollama_wrong(e, path, "a list of strings", v);
     if (n > WIRE_STOPS_MAX)
         return err_set(e, ERR_NO, "%s: too many strings: %zu, the limit is %d", path, n, WIRE_STOPS_MAX);
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_array_get(v, i);
         snprintf(at, sizeof at, "%s[%zu]", path, i);
         if (!json_is_string(x))
-            return ollama_wrong(e, at, "a text", x);
+            return ollama_wrong(e, at, "a string", x);
         if (!json_string_length(x))
-            return err_set(e, ERR_NO, "%s: is empty", at);
+            return err_set(e, ERR_NO, "%s: must not be empty", at);
     }
     return n ? put(e, r->line, "stop", json_incref((json_t *)v)) : 0;
 }
@@ -175,7 +175,7 @@ static int o_ctx(struct err *e, struct read *r, const char *path, const json_t *
 static int o_machine(struct err *e, struct read *r, const char *path, const json_t *v)
 {
     if (!json_is_number(v) && !json_is_boolean(v))
-        return ollama_wrong(e, path, "a number or a truth value", v);
+        return ollama_wrong(e, path, "a number or a boolean", v);
     return ollama_pass(e, r->line, path);
 }
 

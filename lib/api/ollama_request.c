@@ -31,7 +31,7 @@ int ollama_text(struct err *e, const char **out, size_t *n, const json_t *o, con
     if (!v)
         return 0;
     if (!json_is_string(v))
-        return ollama_wrong(e, key, "a text", v);
+        return ollama_wrong(e, key, "a string", v);
     *out = json_string_value(v);
     *n = json_string_length(v);
     return 0;
@@ -114,7 +114,7 @@ static int refuse_think(struct err *e, const json_t *v)
     if (!v || json_is_null(v) || json_is_false(v))
         return 0;
     if (!json_is_boolean(v) && !json_is_string(v))
-        return ollama_wrong(e, "think", "true, false or a text", v);
+        return ollama_wrong(e, "think", "true, false or a string", v);
     return err_set(e, ERR_NO, "think: this model does not support thinking");
 }
 
@@ -140,7 +140,7 @@ static int logprobs(struct err *e, struct ollama_request *q, const json_t *o)
     if (ollama_bool(e, &q->logprobs, o, "logprobs"))
         return e->code;
     if (v && !json_is_integer(v))
-        return ollama_wrong(e, "top_logprobs", "a whole number", v);
+        return ollama_wrong(e, "top_logprobs", "an integer", v);
     n = v ? json_integer_value(v) : 0;
     if (n < 0 || n > OLLAMA_TOP_MAX)
         return err_set(e, ERR_NO, "top_logprobs must be between 0 and %d", OLLAMA_TOP_MAX);
@@ -296,7 +296,7 @@ static int message_read(struct err *e, json_t *list, size_t i, const json_t *m)
     const json_t *r = json_object_get(m, "role"), *content = get(m, "content");
     snprintf(at, sizeof at, "%s.role", path);
     if (!json_is_string(r))
-        return ollama_wrong(e, at, "a text", r);
+        return ollama_wrong(e, at, "a string", r);
     if (json_string_length(r) >= sizeof role || strlen(json_string_value(r)) != json_string_length(r))
         return err_set(e, ERR_NO, "%s: unknown role", at);
     size_t n = 0;
@@ -305,7 +305,7 @@ static int message_read(struct err *e, json_t *list, size_t i, const json_t *m)
     role[n] = 0;
     snprintf(at, sizeof at, "%s.content", path);
     if (content && !json_is_string(content) && !json_is_array(content))
-        return ollama_wrong(e, at, "a text", content);
+        return ollama_wrong(e, at, "a string", content);
     if (message_refuse(e, path, m))
         return e->code;
     json_t *text = content ? json_incref((json_t *)content) : json_string("");

@@ -99,7 +99,7 @@ static int encode(struct openai_refusal *no, struct text_ids *ids, const struct 
     base.control = true;
     int rc = line ? ask_take_json(&e, &q, &base, line) : err_nomem(&e, "a request", 0);
     if (!rc && q.kind == ASK_IDS)
-        rc = err_set(&e, ERR_NO, "prompt: expected a text, got token ids");
+        rc = err_set(&e, ERR_NO, "prompt: expected a string, got token ids");
     else if (!rc && q.kind == ASK_TEXT)
         rc = text_encode(&e, t, ids, q.text, q.n_text, (q.specials ? TEXT_BOS : 0) | (q.control ? TEXT_CONTROL : 0));
     else if (!rc)

@@ -82,7 +82,7 @@ int openai_model_check(struct openai_refusal *no, const struct api *a, const jso
 {
     const json_t *v = get(o, "model");
     if (v && !json_is_string(v))
-        return openai_refuse(no, 400, "model", "model: expected a text");
+        return openai_refuse(no, 400, "model", "model: expected a string");
     const char *name = json_string_value(v);
     bool whole = v && strlen(name) == json_string_length(v);
     if (v && *name && !(whole && api_serves(a, name, false)))
@@ -122,7 +122,7 @@ static int id_of(struct openai_refusal *no, struct openai_request *q, const json
     const json_t *v = get(o, "request_id");
     const char *id = api_request_id(r), *header = http_header(r, "X-Request-Id");
     if (v && !json_is_string(v))
-        return openai_refuse(no, 400, "request_id", "request_id: expected a text");
+        return openai_refuse(no, 400, "request_id", "request_id: expected a string");
     if (v && !(header && !strcmp(header, id))) /* as in vLLM, the header has precedence */
         id = json_string_value(v);
     size_t n = id == api_request_id(r) ? strlen(id) : json_string_length(v);
@@ -160,9 +160,8 @@ static int seed_of(struct openai_refusal *no, const json_t *o)
     const json_t *v = get(o, "seed");
     const char *s = json_string_value(v);
     if (s && *s != '-' && strspn(s, "0123456789") == strlen(s) && (strlen(s) > 19 || strtoull(s, NULL, 10) > INT64_MAX))
-        return openai_refuse(no, 400, "seed",
-                             "seed: expected a whole number from %" PRId64 " to %" PRId64 ", got %.40s", INT64_MIN,
-                             INT64_MAX, s);
+        return openai_refuse(no, 400, "seed", "seed: expected an integer from %" PRId64 " to %" PRId64 ", got %.40s",
+                             INT64_MIN, INT64_MAX, s);
     return 0;
 }
 
@@ -194,7 +193,7 @@ static int logprobs_of(struct openai_refusal *no, struct openai_request *q, cons
         return count(no, &q->n_top, o, "top_logprobs");
     }
     if (v && json_is_boolean(v))
-        return openai_refuse(no, 400, "logprobs", "logprobs: expected a whole number, got a truth value");
+        return openai_refuse(no, 400, "logprobs", "logprobs: expected an integer, got a boolean");
     q->logprobs = v != NULL;
     return count(no, &q->n_top, o, "logprobs");
 }
@@ -207,7 +206,7 @@ static int choices_of(struct openai_refusal *no, struct openai_request *q, const
         return 0;
     double n = json_number_value(v); /* 2.0 counts as an integer; 0 for other types */
     if (!(n >= 1 && n <= ASK_CHOICES_MAX) || n != floor(n))
-        return openai_refuse(no, 400, "n", "n: expected a whole number from 1 to %d", ASK_CHOICES_MAX);
+        return openai_refuse(no, 400, "n", "n: expected an integer from 1 to %d", ASK_CHOICES_MAX);
     q->n = (uint32_t)n;
     if (q->n > 1 && t && json_is_number(t) && json_number_value(t) == 0)
         return openai_refuse(no, 400, "n", "n: must be 1 if temperature is 0, since all choices would be equal, got %u",
@@ -396,7 +395,7 @@ static int check(struct openai_refusal *no, struct openai_request *q)
         return -1;
     const json_t *user = get(o, "user");
     if (user && !json_is_string(user))
-        return openai_refuse(no, 400, "user", "user: expected a text");
+        return openai_refuse(no, 400, "user", "user: expected a string");
     if (q->chat && q->echo)
         return openai_refuse(no, 400, "echo", "echo: is supported by /v1/completions only");
     q->prompt_logprobs = get(o, "prompt_logprobs") != NULL;

@@ -1,4 +1,4 @@
-/* A line of JSON to a request. */
+/* Reads a line of JSON into a request. */
 #include "request/ask.h"
 
 #include <inttypes.h>
@@ -62,18 +62,18 @@ static int batch_body(struct err *e, const json_t **body, struct ask *a, const j
     const char *need = chat ? "messages" : "prompt";
     const json_t *v = json_object_get(*body, need);
     if (!v || json_is_null(v))
-        return err_set(e, ERR_NO, "body.%s: is missing", need);
+        return err_set(e, ERR_NO, "body.%s: is required", need);
     return 0;
 }
 
-/* Whether the n digits are a whole number that jansson can hold. */
+/* Whether the n digits are an integer that jansson can hold. */
 static bool fits_json_int(const char *digits, size_t n, bool negative)
 {
     const char *most = negative ? "9223372036854775808" : "9223372036854775807";
     return n < 19 || (n == 19 && memcmp(digits, most, 19) <= 0);
 }
 
-/* Whether the value behind the n bytes that are written already is that of a seed or of an id. */
+/* Whether the value that follows the first n bytes of o is that of a seed or an id. */
 static bool digits_count(const char *o, size_t n)
 {
     static const char *const keys[] = {"\"seed\"", "\"id\"", "\"request_id\"", "\"custom_id\""};
@@ -88,8 +88,8 @@ static bool digits_count(const char *o, size_t n)
 }
 
 /*
- * jansson refuses whole numbers beyond its signed 64 bits. A seed or an id may be one, so those are put in quotes
- * before parsing; everywhere else such a number is one with a point, as most JSON readers take it. *out: malloc'd.
+ * jansson refuses integers beyond signed 64 bits. A seed or an id may be one, so those are put in quotes before
+ * parsing; elsewhere such a number gets a decimal point and becomes a double, as in most JSON parsers. *out: malloc'd.
  */
 static int spell_long_numbers(struct err *e, char **out, size_t *n_out, const char *s, size_t n)
 {
@@ -156,7 +156,7 @@ int ask_parse(struct err *e, json_t **out, const char *line, size_t n)
     return err_set(e, ERR_NO, "not a JSON object");
 }
 
-/* The arrays of the defaults are used by `s`, and owned by whoever made them. */
+/* `s` borrows the arrays of the defaults. */
 static void begin(struct ask *out, const struct ask *defaults)
 {
     *out = *defaults;
@@ -174,7 +174,7 @@ int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const c
     json_t *o = NULL;
     begin(out, defaults);
     if (n > ASK_LINE_BYTES_MAX)
-        return err_set(e, ERR_NO, "more than %u bytes, the limit of a line", ASK_LINE_BYTES_MAX);
+        return err_set(e, ERR_NO, "the line is too long: the limit is %u bytes", ASK_LINE_BYTES_MAX);
     return ask_parse(e, &o, line, n) ? e->code : ask_take_json(e, out, defaults, o);
 }
 
@@ -193,20 +193,20 @@ int ask_take_json(struct err *e, struct ask *out, const struct ask *defaults, js
         return e->code;
     const char *body = at.n ? "body." : "";
     if (!out->kind)
-        return err_set(e, ERR_NO, "%sprompt: is missing, and so is messages", body);
+        return err_set(e, ERR_NO, "%sprompt: is required, or messages", body);
     if (out->messages && (out->text || out->ids))
-        return err_set(e, ERR_NO, "%smessages: there is a prompt too", body);
+        return err_set(e, ERR_NO, "%smessages: cannot be combined with prompt", body);
     if (out->chat_end != TEXT_CHAT_ANSWER && !out->messages)
-        return err_set(e, ERR_NO, "%sadd_generation_prompt: is for messages", body);
+        return err_set(e, ERR_NO, "%sadd_generation_prompt: is allowed only with messages", body);
     if (out->control && !defaults->control && !out->text)
-        return err_set(e, ERR_NO, "%sparse_special: is for a prompt that is a text", body);
+        return err_set(e, ERR_NO, "%sparse_special: is allowed only if prompt is a string", body);
     if (out->s.min_tokens > out->s.max_tokens)
         return err_set(e, ERR_NO, "%smin_tokens: %u is more than max_tokens, %u", body, out->s.min_tokens,
                        out->s.max_tokens);
     return 0;
 }
 
-/* Takes the ids of one object in the order of the table of fields; false: one of them is wrong. */
+/* Reads the id fields of one object in table order; false: one is invalid. */
 static bool ids_of(struct ask *a, const json_t *o)
 {
     static const char *const names[] = {"id", "request_id", "custom_id"};

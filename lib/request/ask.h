@@ -1,9 +1,9 @@
 /*
- * A request as JSON: the fields of the OpenAI API, as a line of a file or (later) the body of an HTTP request.
+ * A request as JSON, with the fields of the OpenAI API: a line of a file, or the body of an HTTP request.
  *
- * Every field is checked here by type and range, and named by its path in the text of an error (ERR_NO). null equals
- * absent. Fields that are known and cannot be honoured are refused by name; unknown ones are kept in `extra`. Ids are
- * checked against the model's rows by ask_check_ids, because a list of ids says nothing before the model is known.
+ * Each field is checked for type and range; an error (ERR_NO) names it by its path. null counts as absent. Known fields
+ * that are not supported are refused by name; unknown ones are kept in `extra`. ask_check_ids compares ids with the
+ * model's vocabulary, which is not known here.
  */
 #ifndef REQUEST_ASK_H
 #define REQUEST_ASK_H
@@ -20,39 +20,41 @@
 #define ASK_LINE_BYTES_MAX (32u << 20)
 #define ASK_CHOICES_MAX 128
 #define ASK_MESSAGES_MAX 65536
-#define ASK_BAD_WORDS_MAX 1024 /* texts that may not be said */
-#define ASK_BAD_BYTES_MAX 1024 /* of each */
+#define ASK_BAD_WORDS_MAX 1024 /* strings that the answer must not contain */
+#define ASK_BAD_BYTES_MAX 1024 /* bytes of each */
 #define ASK_BIAS_ABS_MAX 100.0
 #define ASK_TEMPERATURE_MAX 10000.0
 
-#define ASK_ID_TEXT 24 /* of an id that is a number */
+#define ASK_ID_TEXT 24 /* bytes of a numeric id as text */
 
 enum ask_kind {
-    ASK_TEXT = 1,     /* completed as it stands */
-    ASK_IDS = 2,      /* the same, already ids */
-    ASK_MESSAGES = 3, /* through the chat template */
+    ASK_TEXT = 1,     /* a text, completed without a chat template */
+    ASK_IDS = 2,      /* the same as token ids */
+    ASK_MESSAGES = 3, /* formatted by the chat template */
 };
 
 struct ask {
     enum ask_kind kind;
-    const char *id; /* NULL: none given; borrowed from `json` or id_text */
+    const char *id; /* NULL: none; borrowed from `json` or id_text */
     size_t n_id;
     const char *text; /* ASK_TEXT */
     size_t n_text;
-    bool specials; /* ASK_TEXT: put the begin token where the model wants one */
-    bool control;  /* ASK_TEXT: spellings of control tokens are control tokens, as in a rendered template */
+    bool specials; /* ASK_TEXT: add the begin token if the model has one */
+    bool control;  /* ASK_TEXT: markers in the text are control tokens, as in a rendered template */
     uint32_t *ids; /* ASK_IDS; owned */
     size_t n_ids;
     struct text_message *messages; /* ASK_MESSAGES; owned, texts borrowed from `json` or `joined` */
     size_t n_message;
     enum text_chat_end chat_end; /* ASK_MESSAGES */
-    uint32_t *prefix;            /* ids before those of the prompt, which then has no begin token; owned */
+    uint32_t *prefix;            /* ids put before those of the prompt, which then gets no begin token; owned */
     size_t n_prefix;
-    int64_t truncate;     /* keep so many ids of the prompt, its last; -1: as many as max_tokens leaves; 0: all */
-    uint32_t window;      /* tokens of prompt and answer, where it is less than the model's; 0: the model's */
-    bool strict_window;   /* a max_tokens of the line that the window does not leave is refused, not cut */
-    bool has_max_tokens;  /* the line has one */
-    struct wire_str *bad; /* texts that may not be said: their ids are for who has the vocabulary; owned */
+    int64_t
+        truncate; /* keep only the last so many ids of the prompt; -1: as many as max_tokens leaves room for; 0: all */
+    uint32_t window;      /* context length in tokens, if less than the model's; 0: the model's */
+    bool strict_window;   /* if max_tokens was given and exceeds what the context length leaves, refuse it instead of
+                             reducing it */
+    bool has_max_tokens;  /* max_tokens was given */
+    struct wire_str *bad; /* strings that the answer must not contain, to be tokenized by the caller; owned */
     uint32_t n_bad;
     uint32_t n;             /* choices */
     struct wire_sampling s; /* arrays are `stop`, `stop_ids`, `bias`, `allowed` */
@@ -62,7 +64,7 @@ struct ask {
     int32_t priority;
     json_t *extra; /* unknown fields, an object; NULL: none; owned */
 
-    /* Owned memory behind the pointers above. */
+    /* Owned memory that the pointers above refer to. */
     json_t *json;
     char id_text[ASK_ID_TEXT];
     struct wire_str *stop;
@@ -74,37 +76,37 @@ struct ask {
 };
 
 /*
- * Reads one object of n bytes. Fields that are absent keep the value of `defaults`, whose arrays must outlive `out`.
- * `out` may be freed with ask_free whatever is returned, and its id is set where the line had one, so that an error can
- * be sent under it. Neither line number nor file is in the text; the caller has them.
+ * Reads one object of n bytes. Absent fields keep the value of `defaults`, whose arrays must outlive `out`. In any case
+ * `out` may be freed with ask_free, and its id is set if the line had one, so that the caller can send an error under
+ * it. The error text contains neither line number nor file name; the caller adds them.
  */
 int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const char *line, size_t n);
-/* The same of an object that is parsed already; takes the reference, on failure too. */
+/* The same for a parsed object; takes the reference, on failure too. */
 int ask_take_json(struct err *e, struct ask *out, const struct ask *defaults, json_t *o);
 void ask_free(struct ask *a);
 
-/* Only the JSON of a line, an object (new reference). Seeds and ids beyond its integers have become texts. */
+/* Parses a line to an object (new reference). Seeds and ids beyond 64-bit signed integers become strings. */
 int ask_parse(struct err *e, json_t **out, const char *line, size_t n);
 
-/* The id of a request that is parsed already, as ask_read takes it: borrowed from o or from buf; none: its n is 0. */
+/* The id of a parsed request, borrowed from o or from buf; n is 0 if it has none. */
 struct wire_str ask_id(char buf[ASK_ID_TEXT], const json_t *o);
 
-/* Whether a field of this name means something here, be it only that it is refused. */
+/* Whether a field of this name is known, be it as unsupported. */
 bool ask_knows(const char *name);
 
-/* The default of everything: greedy, one choice, max_tokens 512. */
+/* Default values: greedy, one choice, max_tokens 512. */
 void ask_default(struct ask *a);
 
-/* Every id that the request names is below n_row. */
+/* Checks that every token id of the request is below n_row. ERR_NO names the field. */
 int ask_check_ids(struct err *e, const struct ask *a, int64_t n_row);
 
-/* "messages[3].content" while a value is read. */
+/* Path of the value being read, e.g. "messages[3].content". */
 struct ask_path {
     char text[200];
     size_t n;
 };
 
-/* The field at `path` is wrong: "PATH: expected WHAT, got a TYPE". */
+/* Sets the error "PATH: expected WHAT, got TYPE" and returns ERR_NO. */
 int ask_wrong(struct err *e, const struct ask_path *path, const char *what, const json_t *got);
 
 #endif

@@ -1,4 +1,4 @@
-/* The fields of a request: one table of names, types and ranges. */
+/* The fields of a request: a table of names and of functions that check and read them. */
 #include "request/ask.h"
 
 #include <errno.h>
@@ -20,17 +20,17 @@ static const char *type_name(const json_t *v)
     case JSON_ARRAY:
         return "a list";
     case JSON_STRING:
-        return "a text";
+        return "a string";
     case JSON_INTEGER:
     case JSON_REAL:
         return "a number";
     case JSON_TRUE:
     case JSON_FALSE:
-        return "a truth value";
+        return "a boolean";
     case JSON_NULL:
         return "null";
     }
-    return "something else";
+    return "an unknown type";
 }
 
 int ask_wrong(struct err *e, const struct ask_path *path, const char *what, const json_t *got)
@@ -44,7 +44,7 @@ int ask_wrong(struct err *e, const struct ask_path *path, const char *what, cons
 
 /* ---- values of one type ---- */
 
-/* A whole number; 3.0 is one, because some clients write every number with a point. */
+/* An integer; 3.0 counts as one, because some clients write every number with a point. */
 static bool field_whole(int64_t *out, const json_t *v)
 {
     if (json_is_integer(v)) {
@@ -62,7 +62,7 @@ int field_u32(struct err *e, uint32_t *out, const struct ask_path *at, const jso
 {
     int64_t x;
     char what[80];
-    snprintf(what, sizeof what, "a whole number from %" PRId64 " to %" PRId64, lo, hi);
+    snprintf(what, sizeof what, "an integer from %" PRId64 " to %" PRId64, lo, hi);
     if (!field_whole(&x, v) || x < lo || x > hi)
         return ask_wrong(e, at, what, v);
     *out = (uint32_t)x;
@@ -101,9 +101,9 @@ int field_id(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
         return 0;
     }
     if (!json_is_string(v))
-        return ask_wrong(e, at, "a text", v);
+        return ask_wrong(e, at, "a string", v);
     if (json_string_length(v) == 0 || json_string_length(v) > 1024)
-        return err_set(e, ERR_NO, "%s: %zu bytes, it has from 1 to 1024", at->text, json_string_length(v));
+        return err_set(e, ERR_NO, "%s: %zu bytes, expected 1 to 1024", at->text, json_string_length(v));
     a->id = json_string_value(v);
     a->n_id = json_string_length(v);
     return 0;
@@ -125,7 +125,7 @@ static int f_temperature(struct err *e, struct ask *a, struct ask_path *at, cons
     return field_f32(e, &a->s.temperature, at, v, 0, ASK_TEMPERATURE_MAX);
 }
 
-/* -1 is "off" at some servers, 0 at others. */
+/* -1 means off for some servers, 0 for others. */
 static int f_top_k(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     int64_t x;
@@ -141,7 +141,7 @@ static int f_top_p(struct err *e, struct ask *a, struct ask_path *at, const json
     return field_f32(e, &a->s.top_p, at, v, 0, 1);
 }
 
-/* The open end of its range is the least that a float is. */
+/* The open lower end of the range is approximated by the smallest positive float. */
 static int f_typical_p(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     double x = json_number_value(v);
@@ -175,15 +175,15 @@ static int f_last_n(struct err *e, struct ask *a, struct ask_path *at, const jso
 {
     int64_t x;
     if (!field_whole(&x, v) || x < -1 || x > INT32_MAX)
-        return ask_wrong(e, at, "a whole number from -1 to 2147483647", v);
+        return ask_wrong(e, at, "an integer from -1 to 2147483647", v);
     a->s.penalty_last_n = (int32_t)x;
     return 0;
 }
 
-/* Any 64-bit number; as text too, because most JSON readers round what is above 2^53. */
+/* Any 64-bit integer; also as a string, because most JSON parsers round integers above 2^53. */
 static int f_seed(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
-    static const char what[] = "a whole number of 64 bits";
+    static const char what[] = "a 64-bit integer";
     int64_t x;
     a->has_seed = true;
     if (json_is_string(v)) {
@@ -259,7 +259,7 @@ static int f_truncate(struct err *e, struct ask *a, struct ask_path *at, const j
 {
     int64_t x;
     if (!field_whole(&x, v) || x < -1 || x == 0 || x > UINT32_MAX)
-        return ask_wrong(e, at, "a whole number from 1 to 4294967295, or -1", v);
+        return ask_wrong(e, at, "an integer from 1 to 4294967295, or -1", v);
     a->truncate = x;
     return 0;
 }
@@ -273,20 +273,20 @@ static int f_opening(struct err *e, struct ask *a, struct ask_path *at, const js
     return 0;
 }
 
-/* Read behind add_generation_prompt, which is true where it is absent. */
+/* Read after add_generation_prompt, whose default is true. */
 static int f_continue(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     bool on = false;
     if (field_bool(e, &on, at, v))
         return e->code;
     if (on && a->chat_end == TEXT_CHAT_ANSWER)
-        return err_set(e, ERR_NO, "%s: needs add_generation_prompt to be false", at->text);
+        return err_set(e, ERR_NO, "%s: is allowed only if add_generation_prompt is false", at->text);
     if (on)
         a->chat_end = TEXT_CHAT_OPEN;
     return 0;
 }
 
-/* Known, of one type, and without effect here. */
+/* Checked for its type, and without effect here. */
 static int f_bool_ignored(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     bool ignored;
@@ -294,7 +294,7 @@ static int f_bool_ignored(struct err *e, struct ask *a, struct ask_path *at, con
     return field_bool(e, &ignored, at, v);
 }
 
-/* A number for completions; true or false, with top_logprobs beside it, for chats. */
+/* A number for completions; for chats a boolean, with the number in top_logprobs. */
 static int f_logprobs(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     if (json_is_boolean(v)) {
@@ -314,7 +314,7 @@ static int f_top_logprobs(struct err *e, struct ask *a, struct ask_path *at, con
     if (field_u32(e, &n, at, v, 0, WIRE_TOP_MAX))
         return e->code;
     if (a->s.logprobs < 0 && n > 0)
-        return err_set(e, ERR_NO, "%s: needs logprobs to be true", at->text);
+        return err_set(e, ERR_NO, "%s: is allowed only if logprobs is true", at->text);
     if (a->s.logprobs >= 0)
         a->s.logprobs = (int32_t)n;
     return 0;
@@ -325,23 +325,23 @@ static int f_n(struct err *e, struct ask *a, struct ask_path *at, const json_t *
     return field_u32(e, &a->n, at, v, 1, ASK_CHOICES_MAX);
 }
 
-/* More candidates than answers would need scores of whole answers to choose by. */
+/* More candidates than choices would require comparing the scores of whole answers. */
 static int f_best_of(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     uint32_t n = 0;
     if (field_u32(e, &n, at, v, 1, ASK_CHOICES_MAX))
         return e->code;
     if (n != a->n)
-        return err_set(e, ERR_NO, "%s: is not supported beside another n", at->text);
+        return err_set(e, ERR_NO, "%s: is supported only if it equals n", at->text);
     return 0;
 }
 
 static int f_salt(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     if (!json_is_string(v))
-        return ask_wrong(e, at, "a text", v);
+        return ask_wrong(e, at, "a string", v);
     if (json_string_length(v) == 0 || json_string_length(v) > 1024)
-        return err_set(e, ERR_NO, "%s: %zu bytes, it has from 1 to 1024", at->text, json_string_length(v));
+        return err_set(e, ERR_NO, "%s: %zu bytes, expected 1 to 1024", at->text, json_string_length(v));
     a->salt = json_string_value(v);
     a->n_salt = json_string_length(v);
     return 0;
@@ -351,7 +351,7 @@ static int f_priority(struct err *e, struct ask *a, struct ask_path *at, const j
 {
     int64_t x;
     if (!field_whole(&x, v) || x < INT32_MIN || x > INT32_MAX)
-        return ask_wrong(e, at, "a whole number of 32 bits", v);
+        return ask_wrong(e, at, "a 32-bit integer", v);
     a->priority = (int32_t)x;
     return 0;
 }
@@ -362,14 +362,14 @@ static int f_ignored(struct err *e, struct ask *a, struct ask_path *at, const js
     return 0;
 }
 
-/* The name of the field at a path: no name of a field has a point in it. */
+/* The last name of a path; no field name contains a point. */
 static const char *last_name(const struct ask_path *at)
 {
     const char *point = strrchr(at->text, '.');
     return point ? point + 1 : at->text;
 }
 
-/* Known, and passed on without a word: nothing of the answer depends on it. */
+/* Passed through in `extra`, not logged: the answer does not depend on it. */
 static int f_carried(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     if (!a->extra && !(a->extra = json_object()))
@@ -377,7 +377,7 @@ static int f_carried(struct err *e, struct ask *a, struct ask_path *at, const js
     return json_object_set(a->extra, last_name(at), (json_t *)v) ? err_nomem(e, "fields", 0) : 0;
 }
 
-/* Cannot be honoured, unless the value asks for what happens anyway. */
+/* Unsupported, unless the value asks for what happens anyway. */
 static int f_refused(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     (void)a;
@@ -414,7 +414,7 @@ static int f_refused(struct err *e, struct ask *a, struct ask_path *at, const js
     return ok ? 0 : err_set(e, ERR_NO, "%s: is not supported", at->text);
 }
 
-/* In the order they are read: n before best_of, logprobs before top_logprobs, add_generation_prompt before
+/* In reading order: n before best_of, logprobs before top_logprobs, add_generation_prompt before
  * continue_final_message. */
 static const struct field {
     const char *name;
@@ -521,7 +521,7 @@ int fields_read(struct err *e, struct ask *a, const struct ask_path *at, const j
         const json_t *v = json_object_get(o, fields[i].name);
         if (!v || json_is_null(v))
             continue;
-        struct ask_path here = *at; /* "body" inside a batch line */
+        struct ask_path here = *at; /* "body" in a line of a batch file */
         path_field(&here, fields[i].name);
         if (fields[i].read(e, a, &here, v))
             return e->code;

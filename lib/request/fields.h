@@ -4,7 +4,7 @@
 
 #include "request/ask.h"
 
-/* Reads all fields of an object; `at` is the path before their names. */
+/* Reads all fields of an object; `at` is the path of the object. */
 int fields_read(struct err *e, struct ask *a, const struct ask_path *at, const json_t *o);
 int field_id(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 
@@ -27,7 +27,7 @@ int field_logit_bias(struct err *e, struct ask *a, struct ask_path *at, const js
 int prompt_read(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 int prompt_messages(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 
-size_t path_field(struct ask_path *at, const char *name); /* returns the length to go back to */
+size_t path_field(struct ask_path *at, const char *name); /* returns the length for path_back */
 size_t path_index(struct ask_path *at, size_t i);
 void path_back(struct ask_path *at, size_t n);
 

@@ -1,4 +1,4 @@
-/* Flags to the defaults of requests, and to fields of JSON. */
+/* Converts flags to the defaults of requests, and to fields of JSON. */
 #include "request/flags.h"
 
 #include <inttypes.h>
@@ -73,14 +73,14 @@ int ask_flags_check(struct err *e, const struct ask_flags *f)
 static int stops(struct err *e, struct ask *a, const struct cli_list *l)
 {
     if (l->n > WIRE_STOPS_MAX)
-        return err_set(e, ERR_USAGE, "--stop: %zu texts, the limit is %d", l->n, WIRE_STOPS_MAX);
+        return err_set(e, ERR_USAGE, "--stop: too many strings: %zu, the limit is %d", l->n, WIRE_STOPS_MAX);
     a->stop = calloc(l->n + 1, sizeof *a->stop);
     if (!a->stop)
         return err_nomem(e, "stops", l->n * sizeof *a->stop);
     for (size_t i = 0; i < l->n; i++) {
         a->stop[i] = (struct wire_str){l->v[i], strlen(l->v[i])};
         if (!a->stop[i].n)
-            return err_set(e, ERR_USAGE, "--stop: is empty");
+            return err_set(e, ERR_USAGE, "--stop: must not be empty");
     }
     a->s.stop = a->stop;
     a->s.n_stop = (uint32_t)l->n;
@@ -90,7 +90,7 @@ static int stops(struct err *e, struct ask *a, const struct cli_list *l)
 static int stop_ids(struct err *e, struct ask *a, const struct cli_list *l)
 {
     if (l->n > WIRE_STOP_IDS_MAX)
-        return err_set(e, ERR_USAGE, "--stop-id: %zu ids, the limit is %d", l->n, WIRE_STOP_IDS_MAX);
+        return err_set(e, ERR_USAGE, "--stop-id: too many ids: %zu, the limit is %d", l->n, WIRE_STOP_IDS_MAX);
     a->stop_ids = calloc(l->n + 1, sizeof *a->stop_ids);
     if (!a->stop_ids)
         return err_nomem(e, "stop ids", l->n * sizeof *a->stop_ids);
@@ -110,7 +110,7 @@ static int one_bias(struct err *e, struct wire_bias *out, const char *s)
     const char *eq = strchr(s, '=');
     char id_text[16];
     if (!eq || (size_t)(eq - s) >= sizeof id_text)
-        return err_set(e, ERR_USAGE, "--logit-bias: '%.60s' is not ID=BIAS", s);
+        return err_set(e, ERR_USAGE, "--logit-bias: invalid value '%.60s': expected ID=BIAS", s);
     memcpy(id_text, s, (size_t)(eq - s));
     id_text[eq - s] = 0;
     uint64_t id = 0;
@@ -125,7 +125,7 @@ static int one_bias(struct err *e, struct wire_bias *out, const char *s)
 static int biases(struct err *e, struct ask *a, const struct cli_list *l)
 {
     if (l->n > WIRE_BIAS_MAX)
-        return err_set(e, ERR_USAGE, "--logit-bias: %zu ids, the limit is %d", l->n, WIRE_BIAS_MAX);
+        return err_set(e, ERR_USAGE, "--logit-bias: too many ids: %zu, the limit is %d", l->n, WIRE_BIAS_MAX);
     a->bias = calloc(l->n + 1, sizeof *a->bias);
     if (!a->bias)
         return err_nomem(e, "biases", l->n * sizeof *a->bias);
@@ -134,7 +134,7 @@ static int biases(struct err *e, struct ask *a, const struct cli_list *l)
             return e->code;
         for (size_t k = 0; k < i; k++)
             if (a->bias[k].id == a->bias[i].id)
-                return err_set(e, ERR_USAGE, "--logit-bias: id %u is there twice", a->bias[i].id);
+                return err_set(e, ERR_USAGE, "--logit-bias: duplicate id %u", a->bias[i].id);
     }
     a->s.bias = a->bias;
     a->s.n_bias = (uint32_t)l->n;
@@ -214,7 +214,7 @@ static int fields_of(json_t *o, const struct ask_flags *f, const struct ask *a)
     GIVEN(f->given.repetition, "repetition_penalty", json_real(f->repetition));
     GIVEN(f->given.presence, "presence_penalty", json_real(f->presence));
     GIVEN(f->given.frequency, "frequency_penalty", json_real(f->frequency));
-    GIVEN(f->given.seed, "seed", json_sprintf("%" PRIu64, f->seed)); /* beyond the integers of JSON readers */
+    GIVEN(f->given.seed, "seed", json_sprintf("%" PRIu64, f->seed)); /* as a string: JSON integers are signed */
     GIVEN(f->given.logprobs, "logprobs", json_integer((json_int_t)f->logprobs));
     GIVEN(f->ignore_eos, "ignore_eos", json_true());
     GIVEN(f->echo, "echo", json_true());
@@ -240,7 +240,7 @@ int ask_flags_json(struct err *e, json_t **out, const struct ask_flags *f)
     return rc;
 }
 
-/* Text of the command line or of a file: bytes that are not UTF-8 are taken as tokenize takes them. */
+/* Text of the command line or of a file; invalid UTF-8 is repaired as tokenize does. */
 static json_t *text_json(const char *text, size_t n)
 {
     struct err e;
@@ -295,7 +295,7 @@ static bool has(const json_t *o, const char *key)
     return v && !json_is_null(v);
 }
 
-/* Another name of the same field is there. */
+/* Whether the object has the field under its other name. */
 static bool has_other(const json_t *o, const char *key)
 {
     return (!strcmp(key, "max_tokens") && has(o, "max_completion_tokens")) ||
@@ -313,7 +313,7 @@ static int with_system(json_t *o, const struct ask_flags *f)
     return json_array_insert_new(m, 0, message("system", text_json(f->system, strlen(f->system))));
 }
 
-/* Sets the flags in a parsed line, or in the body of a line of a batch file. */
+/* Sets the flags in a parsed line, or in the body of a batch line. */
 static int set_flags(json_t *o, const json_t *flags, const struct ask_flags *f)
 {
     const char *key;

@@ -1,5 +1,5 @@
-/* Lines of standard input or a file: each is given as soon as it is there, so that a program can hold a conversation.
- */
+/* Lines of standard input or a file. Each is delivered as soon as it is complete, so that a program can hold a
+ * conversation. */
 #include "request/lines.h"
 
 #include <errno.h>
@@ -22,7 +22,6 @@ void lines_free(struct lines *l)
     l->buf = NULL;
 }
 
-/* Reads once. */
 static int fill(struct err *e, struct lines *l)
 {
     int rc = vec_reserve(e, &l->buf, &l->cap, l->n + READ_BYTES, 1, "input");
@@ -44,7 +43,7 @@ static int fill(struct err *e, struct lines *l)
     }
 }
 
-/* What was given goes, so that there is room; the bytes of an unfinished line come first. */
+/* Drops delivered lines; an unfinished line moves to the start. */
 static void compact(struct lines *l)
 {
     if (l->at && l->n > l->at)
@@ -55,7 +54,7 @@ static void compact(struct lines *l)
 
 int lines_next(struct err *e, struct lines *l, const char **line, size_t *n)
 {
-    size_t seen = l->at; /* up to here there is no line feed */
+    size_t seen = l->at; /* no line feed before this offset */
     l->overlong = false;
     for (;;) {
         char *feed = l->n > seen ? memchr(l->buf + seen, '\n', l->n - seen) : NULL;
@@ -74,7 +73,7 @@ int lines_next(struct err *e, struct lines *l, const char **line, size_t *n)
         }
         compact(l);
         seen = l->n;
-        /* The rest of a line that is too long is read past, so that the next one is found. */
+        /* Discards the rest of a line over the limit, so that the next one is found. */
         if (l->n > ASK_LINE_BYTES_MAX) {
             l->overlong = true;
             l->n = seen = 0;
@@ -88,7 +87,7 @@ int lines_all(struct err *e, struct lines *l, char **out, size_t *n)
 {
     while (!l->end) {
         if (l->n > WIRE_STR_BYTES_MAX)
-            return err_set(e, ERR_NO, "%s: more than %u bytes, the limit of a prompt", l->name, WIRE_STR_BYTES_MAX);
+            return err_set(e, ERR_NO, "%s: the prompt is too long: the limit is %u bytes", l->name, WIRE_STR_BYTES_MAX);
         if (fill(e, l))
             return e->code;
     }

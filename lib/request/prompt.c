@@ -1,4 +1,4 @@
-/* What is asked: `prompt` or `messages`. */
+/* Reads `prompt` or `messages`. */
 #include "request/fields.h"
 
 #include <stdio.h>
@@ -38,7 +38,7 @@ static int prompt_ids(struct err *e, struct ask *a, struct ask_path *at, const j
 {
     size_t n = json_array_size(v);
     if (n > WIRE_IDS_MAX)
-        return err_set(e, ERR_NO, "%s: %zu ids, the limit is %u", at->text, n, WIRE_IDS_MAX);
+        return err_set(e, ERR_NO, "%s: too many ids: %zu, the limit is %u", at->text, n, WIRE_IDS_MAX);
     a->ids = malloc(n * sizeof *a->ids);
     if (!a->ids)
         return err_nomem(e, "prompt ids", n * sizeof *a->ids);
@@ -46,7 +46,7 @@ static int prompt_ids(struct err *e, struct ask *a, struct ask_path *at, const j
         const json_t *x = json_array_get(v, i);
         size_t was = path_index(at, i);
         if (i == 0 && (json_is_string(x) || json_is_array(x)))
-            return err_set(e, ERR_NO, "%s: expected a token id; several prompts go on lines of their own", at->text);
+            return err_set(e, ERR_NO, "%s: expected a token id; send several prompts as separate lines", at->text);
         if (!json_is_integer(x))
             return ask_wrong(e, at, "a token id", x);
         json_int_t id = json_integer_value(x);
@@ -69,33 +69,33 @@ int prompt_read(struct err *e, struct ask *a, struct ask_path *at, const json_t 
         return 0;
     }
     if (!json_is_array(v))
-        return ask_wrong(e, at, "a text or a list of token ids", v);
+        return ask_wrong(e, at, "a string or a list of token ids", v);
     if (json_array_size(v) == 0)
-        return err_set(e, ERR_NO, "%s: is empty", at->text);
+        return err_set(e, ERR_NO, "%s: must not be empty", at->text);
     return prompt_ids(e, a, at, v);
 }
 
-/* The text of one part, {"type":"text","text":"…"}. */
+/* The text of one content part, {"type":"text","text":"…"}. */
 static int part_text(struct err *e, const json_t **text, struct ask_path *at, const json_t *part)
 {
     if (!json_is_object(part))
-        return ask_wrong(e, at, "a part, an object with type and text", part);
+        return ask_wrong(e, at, "an object with type and text", part);
     const json_t *type = json_object_get(part, "type");
     size_t was = path_field(at, "type");
     if (!json_is_string(type))
-        return ask_wrong(e, at, "a text", type);
+        return ask_wrong(e, at, "a string", type);
     if (strcmp(json_string_value(type), "text"))
         return err_set(e, ERR_NO, "%s: '%.40s' is not supported, only text", at->text, json_string_value(type));
     path_back(at, was);
     was = path_field(at, "text");
     *text = json_object_get(part, "text");
     if (!json_is_string(*text))
-        return ask_wrong(e, at, "a text", *text);
+        return ask_wrong(e, at, "a string", *text);
     path_back(at, was);
     return 0;
 }
 
-/* Parts are joined by a line feed, as the templates of text models expect one text a message. */
+/* Parts are joined by line feeds: templates of text models expect one text a message. */
 static int join_parts(struct err *e, struct ask *a, struct text_message *m, struct ask_path *at, const json_t *parts)
 {
     size_t n_part = json_array_size(parts), n = 0;
@@ -124,8 +124,8 @@ static int join_parts(struct err *e, struct ask *a, struct text_message *m, stru
     return 0;
 }
 
-/* Fields of a message that change what is asked and that no template here knows. An empty list asks for nothing:
- * answers have one, and clients send them back as they came. */
+/* Unsupported fields of a message that would change the prompt. An empty list is accepted: responses contain one, and
+ * clients send them back. */
 static int refuse_message_fields(struct err *e, struct ask_path *at, const json_t *m)
 {
     static const char *const no[] = {"tool_calls", "tool_call_id", "function_call",
@@ -143,18 +143,19 @@ static int refuse_message_fields(struct err *e, struct ask_path *at, const json_
 static int message_read(struct err *e, struct ask *a, struct text_message *out, struct ask_path *at, const json_t *m)
 {
     if (!json_is_object(m))
-        return ask_wrong(e, at, "a message, an object with role and content", m);
+        return ask_wrong(e, at, "an object with role and content", m);
     const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
     size_t was = path_field(at, "role");
     if (!json_is_string(role))
-        return ask_wrong(e, at, "a text", role);
-    /* A role is written between markers of the template: a NUL, a line feed or a marker in it would open another. */
+        return ask_wrong(e, at, "a string", role);
+    /* A role is written between markers of the template: a NUL, a line feed or a marker in it could start another
+     * message. */
     for (const char *p = json_string_value(role); p == json_string_value(role) || *p; p++)
         if (!((*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9') || *p == '_' ||
               *p == '-'))
-            return err_set(e, ERR_NO, "%s: is not the name of a role", at->text);
+            return err_set(e, ERR_NO, "%s: invalid role", at->text);
     if (strlen(json_string_value(role)) != json_string_length(role))
-        return err_set(e, ERR_NO, "%s: is not the name of a role", at->text);
+        return err_set(e, ERR_NO, "%s: invalid role", at->text);
     out->role = json_string_value(role);
     path_back(at, was);
     if (refuse_message_fields(e, at, m))
@@ -166,10 +167,11 @@ static int message_read(struct err *e, struct ask *a, struct text_message *out, 
     } else if (json_is_array(content)) {
         if (join_parts(e, a, out, at, content))
             return e->code;
-    } else if (json_is_null(content) && !strcmp(out->role, "assistant")) { /* it said nothing, as clients put it */
+    } else if (json_is_null(content) &&
+               !strcmp(out->role, "assistant")) { /* an empty message, as some clients write it */
         out->content = "";
     } else {
-        return ask_wrong(e, at, "a text or a list of parts", content);
+        return ask_wrong(e, at, "a string or a list of parts", content);
     }
     path_back(at, was);
     return 0;
@@ -181,10 +183,10 @@ int prompt_messages(struct err *e, struct ask *a, struct ask_path *at, const jso
         return ask_wrong(e, at, "a list of messages", v);
     size_t n = json_array_size(v);
     if (n == 0)
-        return err_set(e, ERR_NO, "%s: is empty", at->text);
+        return err_set(e, ERR_NO, "%s: must not be empty", at->text);
     if (n > ASK_MESSAGES_MAX)
-        return err_set(e, ERR_NO, "%s: %zu messages, the limit is %d", at->text, n, ASK_MESSAGES_MAX);
-    /* One place more: the caller may put a system message first. */
+        return err_set(e, ERR_NO, "%s: too many messages: %zu, the limit is %d", at->text, n, ASK_MESSAGES_MAX);
+    /* One more, so that the caller can insert a system message. */
     a->messages = calloc(n + 1, sizeof *a->messages);
     a->joined = calloc(n, sizeof *a->joined);
     if (!a->messages || !a->joined)

@@ -1,4 +1,4 @@
-/* Pieces of an answer to one JSON object. */
+/* Makes one JSON object of the frames of an answer. */
 #include "request/reply.h"
 
 #include <inttypes.h>
@@ -73,7 +73,7 @@ json_t *reply_token(const struct text *vocab, uint32_t id)
     const char *p = reply_bytes(vocab, id, &n);
     if (!p || !n)
         return json_sprintf("token_id:%" PRIu32, id);
-    json_t *s = json_stringn(p, n); /* NULL where the bytes are not UTF-8 */
+    json_t *s = json_stringn(p, n); /* NULL if not UTF-8 */
     if (s)
         return s;
     char *hex = malloc(n * 4 + 7);
@@ -168,8 +168,8 @@ bool reply_same_host(const struct wire_span *a, const struct wire_span *b)
     return a && b && a->host.n == b->host.n && (!a->host.n || !memcmp(a->host.p, b->host.p, a->host.n));
 }
 
-/* A decode is told of a request while prefill still computes it, so the clock of its own waiting begins with the first
- * token, when everything has come. */
+/* A decode worker gets a request while prefill still computes it, so its own queueing begins with the first token, when
+ * all KV has arrived. */
 static uint64_t waited(const struct wire_span *s, const struct wire_end *w, const struct wire_span *prefill,
                        const struct wire_span *decode)
 {
@@ -180,7 +180,7 @@ void reply_times(struct reply_times *t, const struct wire_end *w)
 {
     const struct wire_span *born = reply_span(w, "tokenize"), *prefill = reply_span(w, "prefill");
     const struct wire_span *decode = reply_span(w, "decode");
-    uint64_t before = 0; /* the first token, by durations alone */
+    uint64_t before = 0; /* time to the first token, from durations only */
     *t = (struct reply_times){
         .load_ns = w->load_ns,
         .decode_ns = since(w->first_ns, w->last_ns),
@@ -196,7 +196,7 @@ void reply_times(struct reply_times *t, const struct wire_end *w)
         else if (!prefill)
             before += since(s->queued_ns, w->first_ns);
     }
-    /* A decode that read the prompt itself has no prefill before it. */
+    /* A decode worker that computed the prompt itself has no prefill span. */
     if (prefill)
         t->prefill_ns = since(prefill->start_ns, prefill->end_ns);
     else if (decode)
@@ -218,7 +218,7 @@ static json_t *u64(uint64_t v)
 static json_t *text_json(const char *p, size_t n)
 {
     json_t *s = json_stringn(p ? p : "", n);
-    return s ? s : json_string(""); /* decode sends whole characters; a stage of another make may not */
+    return s ? s : json_string(""); /* our decode sends whole characters; another implementation may not */
 }
 
 static json_t *ids_json(const struct reply *a)
@@ -298,7 +298,7 @@ int reply_extra(struct err *e, json_t **out, uint32_t *n_choice, const struct wi
     *n_choice = 1;
     if (!x->n_pair)
         return 0;
-    /* A bye has the fewest fields of its own that a name could meet. */
+    /* A bye frame has the fewest fields that could collide. */
     struct wire_frame f = {.kind = WIRE_BYE};
     f.bye.from = (struct wire_str){"stream", 6};
     f.bye.extra = *x;

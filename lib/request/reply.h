@@ -1,5 +1,5 @@
 /*
- * An answer as JSON: `out` frames are collected until `end` or `err`, then it is one object with the fields that
+ * An answer as JSON: collects `out` frames until `end` or `err` and makes one object with the fields that
  * docs/man/stream.1 lists.
  */
 #ifndef REQUEST_REPLY_H
@@ -17,52 +17,53 @@
 struct reply {
     uint64_t seq;
     uint32_t index;
-    char *text; /* the prompt's first with echo; n_text bytes and a NUL */
+    char *text; /* with echo the prompt first; n_text bytes and a NUL */
     size_t n_text, cap_text;
     uint32_t *ids;
     size_t n_id, cap_id;
     struct reply_lp {
-        json_t *tokens, *logprobs, *top, *offset; /* NULL until a log-probability comes */
-        uint64_t n_char;                          /* characters of the tokens with log-probabilities so far */
-    } lp, prompt_lp;                              /* prompt_lp: of a prompt that is not in the text */
+        json_t *tokens, *logprobs, *top, *offset; /* NULL: no log-probabilities so far */
+        uint64_t n_char;                          /* characters of these tokens */
+    } lp, prompt_lp;                              /* prompt_lp: of a prompt without echo */
 };
 
 struct reply *reply_new(uint64_t seq, uint32_t index); /* NULL: no memory */
 void reply_free(struct reply *a);
 
-/* Appends a piece. `vocab` spells the tokens of log-probabilities; it may be NULL where o->n_lp is 0. */
+/* Appends a frame. `vocab` spells the tokens of log-probabilities; may be NULL if o->n_lp is 0. */
 int reply_add(struct err *e, struct reply *a, const struct wire_out *o, const struct text *vocab);
 
-/* All durations in nanoseconds; 0 where a stage did not say. Those that compare clocks are taken only where both are of
- * the same host, otherwise added up from durations. */
+/* Durations in nanoseconds; 0 if a stage did not report. Two clocks are compared only if both are of the same host;
+ * otherwise durations are added. */
 struct reply_times {
     uint64_t total_ns, load_ns, prefill_ns, decode_ns, ttft_ns, queue_ns, transfer_ns;
     uint32_t n_prompt, n_cached, n_answer;
 };
 void reply_times(struct reply_times *t, const struct wire_end *w);
 
-/* The object; *out: a new reference. `extra`: fields of the request that are passed through, or NULL (reply_extra). */
+/* Makes the object; *out: a new reference. `extra`: fields of the request that are passed through (reply_extra), or
+ * NULL. */
 int reply_json(struct err *e, json_t **out, const struct reply *a, const struct wire_end *w, const json_t *extra);
-/* The same for a request that failed; what came before the failure is in it. */
+/* The same for a failed request, with the output before the failure. */
 int reply_error_json(struct err *e, json_t **out, const struct reply *a, const struct wire_error *w,
                      const json_t *extra);
 
-/* Unknown fields of a frame as an object (new reference), those of the request lifted out of their map; *n_choice: how
- * many answers the request asked for, 1 where it does not say. */
+/* Unknown fields of a frame as an object (new reference), with those of the request moved out of their map. *n_choice:
+ * the request's number of choices, 1 if not given. */
 int reply_extra(struct err *e, json_t **out, uint32_t *n_choice, const struct wire_extra *x);
 
-/* The bytes that a token is spelled by: its text, or of a control token its name. Borrowed; *n is 0 where it has none.
- */
+/* The bytes of a token: its text, or the name of a control token. Borrowed; *n is 0 if it has none. */
 const char *reply_bytes(const struct text *vocab, uint32_t id, size_t *n);
-/* Characters that begin in the text of a token; those of one that is cut in two count with its first half. */
+/* The number of characters that begin in a token; a character that spans tokens counts with the first. */
 uint64_t reply_characters(const struct text *vocab, uint32_t id);
 
-/* What a stage did; NULL: it did not say. */
+/* The span of a stage; NULL: not reported. */
 const struct wire_span *reply_span(const struct wire_end *w, const char *stage);
-bool reply_same_host(const struct wire_span *a, const struct wire_span *b); /* one clock; false where one is NULL */
+bool reply_same_host(const struct wire_span *a,
+                     const struct wire_span *b); /* so that clocks are comparable; false if one is NULL */
 
-/* The spelling of a token: its text; for a control token its name; bytes that are no text as "bytes:\xe2\x80"; an id
- * without text as "token_id:7". New reference. */
+/* A token as text: its text; the name of a control token; bytes that are not UTF-8 as "bytes:\xe2\x80"; an id without
+ * text as "token_id:7". New reference. */
 json_t *reply_token(const struct text *vocab, uint32_t id);
 
 #endif

@@ -189,11 +189,11 @@ J
     [ "$(jq -r 'select(.k=="err").text' out | sed 's/^line \([0-9]*\).*/\1/' | paste -sd' ')" = "$(seq -s' ' "$n")" ]
     jq -r 'select(.k=="err").text' out | sed -n '1p;7p;9p;16p;27p;30p;32p' > got
     cat > want <<'T'
-line 1: temperature: expected a number from 0 to 10000, got a text
-line 7: stop[0]: expected a text, got 1
+line 1: temperature: expected a number from 0 to 10000, got a string
+line 7: stop[0]: expected a string, got 1
 line 9: logit_bias.99999999: the model has 49152 ids
 line 16: prompt[0]: -1 is not a token id
-line 27: messages[0].role: expected a text, got nothing
+line 27: messages[0].role: expected a string, got nothing
 line 30: messages[0].content[0].type: 'image_url' is not supported, only text
 line 32: tools: is not supported
 T
@@ -247,7 +247,7 @@ T
     jq -r 'select(.k=="err").text' out > text
     grep -Eq '^line 1: prompt is 100 tokens, which exceeds the window of 100 that was asked for; .* is 8192$' text
     grep -Eq '^line 5: prompt has 100 tokens and max_tokens 11 .* is 110 tokens$' text
-    grep -q '^line 6: window: expected a whole number from 1 ' text
+    grep -q '^line 6: window: expected an integer from 1 ' text
     [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "1 10 512" ]
 }
 
@@ -279,7 +279,7 @@ T
     [ "$(ids "{\"prompt\":$text}" | wc -w)" -gt "$(wc -w <<< "$want")" ]
     [ "$(ids "{\"prompt\":$text}" | tokenize -d)" = "$(tokenize -d <<< "$want")" ]
     jsonl '{"messages":[{"role":"user","content":"hi"}],"parse_special":true}' |
-        has 'select(.k=="err").text=="line 1: parse_special: is for a prompt that is a text"'
+        has 'select(.k=="err").text=="line 1: parse_special: is allowed only if prompt is a string"'
 }
 
 @test "min_tokens: more than the prompt leaves of the context is refused" {
@@ -295,7 +295,7 @@ T
     [ "$(t "{$m,\"add_generation_prompt\":false}")" = "$head<|im_end|>" ]
     [ "$(t "{$m,\"add_generation_prompt\":false,\"continue_final_message\":true}")" = "$head" ]
     jsonl "{$m,\"continue_final_message\":true}" |
-        has 'select(.k=="err").text=="line 1: continue_final_message: needs add_generation_prompt to be false"'
+        has 'select(.k=="err").text=="line 1: continue_final_message: is allowed only if add_generation_prompt is false"'
 }
 
 @test "bad_words become rows of ids with and without a blank; allowed_token_ids are checked" {

@@ -1,5 +1,5 @@
-/* Fields of requests beyond the common ones. Names, types and ranges are those of vLLM's API reference; strict_window
- * and prefix_token_ids are ours, docs/man/tokenize.1, typical_p and repeat_last_n llama.cpp's. */
+/* Less common fields of requests. Names, types and ranges are those of vLLM's API reference; strict_window and
+ * prefix_token_ids are our own (docs/man/tokenize.1), typical_p and repeat_last_n llama.cpp's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +23,7 @@ static int read_line(struct err *e, struct ask *a, const char *line)
 
 struct row {
     const char *line;
-    const char *error; /* how its text begins; NULL: none */
+    const char *error; /* start of the error text; NULL: no error */
 };
 
 static void check(const struct row *row, size_t n)
@@ -54,10 +54,10 @@ static void fields_are_checked_by_type_and_range(void **state)
         {"{\"prompt\":\"x\",\"typical_p\":1,\"repeat_last_n\":-1}", NULL},
         {"{\"prompt\":\"x\",\"typical_p\":0}", "typical_p: expected a number above 0 up to 1, got 0"},
         {"{\"prompt\":\"x\",\"typical_p\":1.01}", "typical_p: expected a number above 0 up to 1, got 1.01"},
-        {"{\"prompt\":\"x\",\"typical_p\":\"1\"}", "typical_p: expected a number above 0 up to 1, got a text"},
-        {"{\"prompt\":\"x\",\"repeat_last_n\":-2}", "repeat_last_n: expected a whole number from -1 to 2147483647"},
-        {"{\"prompt\":\"x\",\"repeat_last_n\":2147483648}", "repeat_last_n: expected a whole number from -1"},
-        {"{\"prompt\":\"x\",\"repeat_last_n\":0.5}", "repeat_last_n: expected a whole number from -1"},
+        {"{\"prompt\":\"x\",\"typical_p\":\"1\"}", "typical_p: expected a number above 0 up to 1, got a string"},
+        {"{\"prompt\":\"x\",\"repeat_last_n\":-2}", "repeat_last_n: expected an integer from -1 to 2147483647"},
+        {"{\"prompt\":\"x\",\"repeat_last_n\":2147483648}", "repeat_last_n: expected an integer from -1"},
+        {"{\"prompt\":\"x\",\"repeat_last_n\":0.5}", "repeat_last_n: expected an integer from -1"},
         {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":5.0}", NULL},
         {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":0}", "truncate_prompt_tokens: expected"},
         {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":-2}", "truncate_prompt_tokens: expected"},
@@ -70,20 +70,20 @@ static void fields_are_checked_by_type_and_range(void **state)
         {"{\"prompt\":\"x\",\"prefix_token_ids\":\"1\"}", "prefix_token_ids: expected a list of token ids"},
         {"{\"prompt\":\"x\",\"allowed_token_ids\":[5,6]}", NULL},
         {"{\"prompt\":\"x\",\"allowed_token_ids\":null}", NULL},
-        {"{\"prompt\":\"x\",\"allowed_token_ids\":[]}", "allowed_token_ids: is empty"},
+        {"{\"prompt\":\"x\",\"allowed_token_ids\":[]}", "allowed_token_ids: must not be empty"},
         {"{\"prompt\":\"x\",\"allowed_token_ids\":{\"5\":1}}", "allowed_token_ids: expected a list of token ids"},
         {"{\"prompt\":\"x\",\"allowed_token_ids\":[5,\"6\"]}", "allowed_token_ids[1]: expected"},
         {"{\"prompt\":\"x\",\"bad_words\":[]}", NULL},
         {"{\"prompt\":\"x\",\"bad_words\":[\" rain\",\"a b\"]}", NULL},
-        {"{\"prompt\":\"x\",\"bad_words\":\"rain\"}", "bad_words: expected a list of texts"},
-        {"{\"prompt\":\"x\",\"bad_words\":[\"rain\",5]}", "bad_words[1]: expected a text, got 5"},
-        {"{\"prompt\":\"x\",\"bad_words\":[\"\"]}", "bad_words[0]: is empty"},
-        {"{\"prompt\":\"x\",\"bad_words\":[\"a\",\" \\n\"]}", "bad_words[1]: is blank"},
+        {"{\"prompt\":\"x\",\"bad_words\":\"rain\"}", "bad_words: expected a list of strings"},
+        {"{\"prompt\":\"x\",\"bad_words\":[\"rain\",5]}", "bad_words[1]: expected a string, got 5"},
+        {"{\"prompt\":\"x\",\"bad_words\":[\"\"]}", "bad_words[0]: must not be empty"},
+        {"{\"prompt\":\"x\",\"bad_words\":[\"a\",\" \\n\"]}", "bad_words[1]: must not be blank"},
         {"{\"prompt\":\"x\",\"skip_special_tokens\":false,\"include_stop_str_in_output\":true}", NULL},
         {"{\"prompt\":\"x\",\"skip_special_tokens\":0}", "skip_special_tokens: expected true or false"},
         {"{\"prompt\":\"x\",\"include_stop_str_in_output\":\"a\"}", "include_stop_str_in_output: expected true"},
         {"{\"prompt\":\"x\",\"prompt_logprobs\":0}", NULL},
-        {"{\"prompt\":\"x\",\"prompt_logprobs\":65}", "prompt_logprobs: expected a whole number from 0 to 64"},
+        {"{\"prompt\":\"x\",\"prompt_logprobs\":65}", "prompt_logprobs: expected an integer from 0 to 64"},
         {"{\"prompt\":\"x\",\"prompt_logprobs\":-1}", "prompt_logprobs: expected"},
         {"{\"prompt\":\"x\",\"prompt_logprobs\":true}", "prompt_logprobs: expected"},
         {"{\"url\":\"/v1/completions\",\"body\":{\"prompt\":\"x\",\"strict_window\":7}}", "body.strict_window: "},
@@ -91,18 +91,20 @@ static void fields_are_checked_by_type_and_range(void **state)
     CHECK(rows);
 }
 
-/* vLLM: "Cannot set both `continue_final_message` and `add_generation_prompt` to True", and the second is true where it
- * is absent. */
+/* vLLM: "Cannot set both `continue_final_message` and `add_generation_prompt` to True", and the default of the latter
+ * is true. */
 static void generation_prompt_and_continuation_exclude_each_other(void **state)
 {
     (void)state;
     static const struct row rows[] = {
         {CHAT ",\"add_generation_prompt\":true,\"continue_final_message\":false}", NULL},
-        {CHAT ",\"continue_final_message\":true}", "continue_final_message: needs add_generation_prompt to be false"},
-        {CHAT ",\"add_generation_prompt\":true,\"continue_final_message\":true}", "continue_final_message: needs"},
+        {CHAT ",\"continue_final_message\":true}",
+         "continue_final_message: is allowed only if add_generation_prompt is false"},
+        {CHAT ",\"add_generation_prompt\":true,\"continue_final_message\":true}",
+         "continue_final_message: is allowed only if"},
         {CHAT ",\"add_generation_prompt\":\"no\"}", "add_generation_prompt: expected"},
         {"{\"prompt\":\"x\",\"add_generation_prompt\":true}", NULL},
-        {"{\"prompt\":\"x\",\"add_generation_prompt\":false}", "add_generation_prompt: is for messages"},
+        {"{\"prompt\":\"x\",\"add_generation_prompt\":false}", "add_generation_prompt: is allowed only with messages"},
     };
     CHECK(rows);
     struct err e;
@@ -171,7 +173,7 @@ static void allowed_ids_and_bad_words_are_read(void **state)
     ask_free(&a);
 }
 
-/* One more than each limit. */
+/* One element more than each limit is refused. */
 static void one_more_than_each_limit_is_refused(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Requests as JSON. Field names, types and ranges are those of the OpenAI and vLLM API references; defaults that are
- * ours are said in docs/man/tokenize.1. */
+/* Requests as JSON. Field names, types and ranges are those of the OpenAI and vLLM API references; docs/man/tokenize.1
+ * states our own defaults. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,7 +51,7 @@ static void a_text_may_contain_nul(void **state)
     ask_free(&a);
 }
 
-/* The arrays of the defaults are used where a line has none, and not freed with it. */
+/* A line without a list uses the array of the defaults, which ask_free does not free. */
 static void arrays_of_the_defaults_are_borrowed(void **state)
 {
     (void)state;
@@ -84,11 +84,11 @@ static void an_invalid_line_keeps_its_id(void **state)
     assert_int_equal(read_line(&e, &a, "{\"id\":\"mine\",\"prompt\":5}"), ERR_NO);
     assert_int_equal(a.n_id, 4);
     assert_memory_equal(a.id, "mine", 4);
-    assert_string_equal(e.text, "prompt: expected a text or a list of token ids, got 5");
+    assert_string_equal(e.text, "prompt: expected a string or a list of token ids, got 5");
     ask_free(&a);
 }
 
-/* Every field with every wrong kind of value: refused by name or taken, never a crash; null is as if absent. */
+/* Every field with every wrong type is refused by name or accepted, without a crash; null counts as absent. */
 static void every_field_refuses_wrong_types_by_name(void **state)
 {
     (void)state;
@@ -203,7 +203,8 @@ static void integers_beyond_64_bits_are_handled(void **state)
     ask_free(&a);
 }
 
-/* A number is never taken for a text, however long it is, and one of 19 digits that fits 64 bits stays whole. */
+/* A number is not accepted as a string, whatever its length, and one of 19 digits that fits 64 bits stays an integer.
+ */
 static void a_long_number_is_not_accepted_as_a_string(void **state)
 {
     (void)state;
@@ -265,14 +266,14 @@ static void durations_use_one_clock_per_host(void **state)
     assert_int_equal(t.decode_ns, 180);
     assert_int_equal(t.transfer_ns, 10);
     assert_int_equal(t.queue_ns, 5 + 3);
-    /* On three hosts only durations count: 10 + 75 until the first token. */
+    /* On three hosts only durations are used: 10 + 75 until the first token. */
     span[1].host.p = "i";
     span[2].host.p = "j";
     reply_times(&t, &w);
     assert_int_equal(t.ttft_ns, 85);
     assert_int_equal(t.total_ns, 85 + 180);
     assert_int_equal(t.transfer_ns, 0);
-    /* A clock that runs backwards never gives a huge number. */
+    /* A clock that runs backwards does not give a huge number. */
     w.last_ns = 1;
     reply_times(&t, &w);
     assert_int_equal(t.decode_ns, 0);

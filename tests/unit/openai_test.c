@@ -287,7 +287,7 @@ static void invalid_fields_are_refused_by_name(void **state)
     refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":\"x\"}", 400, "logprobs", "from 0 to 20");
     refused(COMPLETIONS, "{\"prompt\":[\"a\",[1]]}", 400, "prompt", "prompt[1]");
     refused(COMPLETIONS, "{\"prompt\":[[1],2]}", 400, "prompt", "prompt[1]");
-    refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":true}", 400, "logprobs", "whole number");
+    refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":true}", 400, "logprobs", "integer");
     refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":21}", 400, "logprobs", "20");
     refused(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":-1}", 400, "logprobs", "20");
     refused(CHAT, "{}", 400, "messages", "required");
@@ -433,8 +433,8 @@ static void tokenize_refuses_invalid_bodies(void **state)
 {
     struct http_request r = {0};
     (void)state;
-    refused("/tokenize", "{}", 400, "prompt", "missing");
-    refused("/tokenize", "{\"prompt\":[1]}", 400, "prompt", "text");
+    refused("/tokenize", "{}", 400, "prompt", "required");
+    refused("/tokenize", "{\"prompt\":[1]}", 400, "prompt", "string");
     refused("/tokenize", "{\"prompt\":\"a\"," ASK_A "}", 400, "messages", "prompt");
     refused("/tokenize", "{\"prompt\":\"a\",\"model\":\"no\"}", 404, "model", "no");
     refused("/tokenize", "{\"prompt\":\"a\",\"return_token_strs\":1}", 400, "return_token_strs", "true or false");
