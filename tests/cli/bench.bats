@@ -87,7 +87,7 @@ P
     [ "$status" -eq 100 ]
 }
 
-@test "probe: a line for a line; what it cannot read is said" {
+@test "probe: one line for each line; a line that it cannot parse is reported" {
     printf 'read 2 1\nint8 1\nf32 2\nbf16 1\n' | "$tools/probe" -l -s 0.01 > out
     [ "$(jq -r .what out | tr '\n' ' ')" = "read int8 f32 bf16 " ]
     jq -se '.[0:3] | all(.median > 0 and .best >= .median)' out
@@ -97,7 +97,7 @@ P
     done
 }
 
-@test "bench_serve: times between all tokens of the streams behind the first eight, and those of the prompt" {
+@test "bench_serve: intervals between all tokens of the streams after the first eight, and the times of the prompt" {
     small Q4_0 m.gguf
     run=$(mktemp -d /tmp/bench.XXXXXX)
     phasepipe up -m m.gguf --run "$run" --kv-cache-memory-bytes 64M --detach 3>&- 4>&- 2> up.err

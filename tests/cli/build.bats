@@ -8,7 +8,7 @@ setup() {
     build=$PHASEPIPE_TOP/scripts/build
 }
 
-@test "a build that goes well says nothing, one that fails says why and fails, on a terminal too" {
+@test "a successful build prints nothing, a failed one prints the reason and fails, also on a terminal" {
     run "$build" "$B/obj/lib/err/err.o"
     [ "$status" -eq 0 ]
     [ -z "$output" ]

@@ -20,7 +20,7 @@ answer() { # JSON line: its text
     diff want got
 }
 
-@test "--system and the sampling flags count" {
+@test "--system and the sampling flags have their effect" {
     echo 'Hello' | phasepipe chat -n 8 --system 'You are a pirate.' --temp 0.8 --seed 3 > got
     answer '{"messages":[{"role":"system","content":"You are a pirate."},{"role":"user","content":"Hello"}],"max_tokens":8,"temperature":0.8,"seed":3}' > want
     diff want got
@@ -36,7 +36,7 @@ answer() { # JSON line: its text
     diff want got
 }
 
-@test "a message that does not fit is said, the conversation goes on, the status is 1" {
+@test "a message that does not fit is reported, the conversation continues, the status is 1" {
     rc=0
     { yes word | head -9000 | paste -sd' '; echo Hi; } | phasepipe chat -n 4 > got 2> err || rc=$?
     [ "$rc" -eq 1 ]
@@ -45,7 +45,7 @@ answer() { # JSON line: its text
     diff want got
 }
 
-@test "nothing is left running, whether it ends well or not" {
+@test "no process is left running, after success or failure" {
     echo Hi | phasepipe chat -n 4 > /dev/null
     run bash -c 'echo Hi | phasepipe chat -m no-such-file 2>&1'
     [ "$status" -ne 0 ]
@@ -54,7 +54,7 @@ answer() { # JSON line: its text
     [ -z "$(pgrep -P $$ tokenize)" ]
 }
 
-@test "Ctrl-C stops an answer and the conversation goes on" {
+@test "Ctrl-C stops an answer and the conversation continues" {
     mkfifo in
     phasepipe chat -n 400 < in > got 2> err 3>&- &
     pid=$!

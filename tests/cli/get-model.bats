@@ -80,7 +80,7 @@ serve() {
     done
 }
 
-@test "the default model is printed where it is, and a damaged one is not taken" {
+@test "the path of the default model is printed, and a damaged file is refused" {
     mkdir -p cache/phasepipe
     [ "$(sha256sum < "$PHASEPIPE_TEST_MODEL" | cut -d' ' -f1)" = b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 ] ||
         skip "the tests run on another model"
@@ -95,7 +95,7 @@ serve() {
     [ -z "$(ls -d cache/phasepipe/.get-model.* 2> /dev/null)" ]
 }
 
-@test "the cache directory is where the programs look for it" {
+@test "the cache directory is the one that the programs use" {
     mkdir -p home/.cache/phasepipe
     ln -s "$PHASEPIPE_TEST_MODEL" home/.cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf
     [ "$(sha256sum < "$PHASEPIPE_TEST_MODEL" | cut -d' ' -f1)" = b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 ] ||
@@ -110,7 +110,7 @@ serve() {
     done
 }
 
-@test "a file that a hub has not is said with what the server said" {
+@test "a file that the hub does not have is reported with the server's error" {
     serve
     run get-model me/tiny nowhere.gguf
     [ "$status" -eq 1 ]
@@ -120,7 +120,7 @@ serve() {
     [[ $output == *"curl failed with 7"* ]]
 }
 
-@test "a file of a hub is fetched once, by the digest the server says" {
+@test "a file of a hub is fetched once, by the digest that the server reports" {
     serve
     to=$(get-model me/tiny model.gguf)
     cmp model.gguf "$to"
@@ -137,14 +137,14 @@ serve() {
     [ "$(grep -c '^GET.*model' log)" = 2 ]
 }
 
-@test "an interrupted download goes on where it stopped" {
+@test "an interrupted download resumes" {
     serve cut
     get-model me/tiny model.gguf --sha256 "$sha" > out 2> err || get-model me/tiny model.gguf --sha256 "$sha" > out 2> err
     cmp model.gguf "$(cat out)"
     grep -q '^GET .* bytes=1000000-' log
 }
 
-@test "a server that cannot go on is asked for all of it again" {
+@test "a server without range requests is asked for the whole file again" {
     serve norange
     dir=$XDG_CACHE_HOME/phasepipe/hub/me--tiny
     mkdir -p "$dir"
@@ -152,7 +152,7 @@ serve() {
     cmp model.gguf "$(get-model me/tiny model.gguf)"
 }
 
-@test "a partial file that is longer, or wrong, is thrown away" {
+@test "a partial file that is too long or wrong is discarded" {
     serve
     dir=$XDG_CACHE_HOME/phasepipe/hub/me--tiny
     mkdir -p "$dir"

@@ -29,7 +29,7 @@ load stand_in
     jq -se '.[0].requests[5:] | all(.prompt | type == "string" and (split(" ") | length) == 30)' seen
 }
 
-@test "prefixes: each as often, in another order each round" {
+@test "prefixes: each equally often, in another order each round" {
     serve
     load -n 40 --dataset-name prefix --prefix-repetition-num-prefixes 8 --prefix-repetition-prefix-len 12 \
         --prefix-repetition-suffix-len 4 --prefix-repetition-output-len 2 > table
@@ -96,7 +96,7 @@ load stand_in
     [[ $output == *"line 1: a prompt: this endpoint wants messages"* ]]
 }
 
-@test "requests of a list that do not fit are left out" {
+@test "requests of a list that do not fit are omitted" {
     fifteen='a b c d e f g h i j k l m n o' # 29 bytes
     printf '%s\n' '{"prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], "max_tokens": 1}' \
         '{"prompt": [1, 2, 3, 4, 5, 6, 7, 8], "max_tokens": 2}' '{"prompt": [1, 2, 3, 4, 5, 6, 7, 8]}' \
@@ -135,7 +135,7 @@ load stand_in
     seen
 }
 
-@test "warm-ups of a list are as long, of other words" {
+@test "warm-up requests of a list have the same lengths and other words" {
     printf '%s\n' '{"prompt": "one two three four five six seven eight nine ten", "output_tokens": 2}' \
         '{"prompt": [1, 2, 3, 4, 5, 6, 7], "output_tokens": 3}' > l
     serve
@@ -170,7 +170,7 @@ load stand_in
     ! grep -q secret r
 }
 
-@test "fields of every request go in over each that bench sets, or take it away" {
+@test "fields given for every request replace or remove those that bench sets" {
     serve
     load -n 1 --random-input-len 5 --random-output-len 9 --temperature 1 --save r \
         --extra-body '{"max_tokens": 3, "temperature": 0.5, "model": "other", "ignore_eos": false, "stream_options": {"include_usage": true, "x": 1}}'

@@ -103,7 +103,7 @@ three_at_once() {
         holds '.client.send_lag_p99_ms < 20'
 }
 
-@test "concurrency is capped, and waiting for a place is told apart" {
+@test "concurrency is capped, and waiting for a slot is reported separately" {
     three_at_once || three_at_once || three_at_once || three_at_once
     [ "$(jq .at_once seen)" -eq 3 ]
     [ "$(jq .connections seen)" -le 5 ] # they are used again
@@ -116,14 +116,14 @@ half_a_second() {
     holds '.duration > 0.45 and .duration < 0.7 and .completed > 20 and .completed <= 52 and .num_prompts == .completed'
 }
 
-@test "a run of a time" {
+@test "a run of a given duration" {
     serve --ttft 0.02
     half_a_second || half_a_second || half_a_second || half_a_second
     load --duration 0.5 --request-rate 40 --random-input-len 5 --random-output-len 1 --save r
     holds '.num_prompts == 20 and .completed == 20 and .duration > 0.49'
 }
 
-@test "a rate or a ramp of a time sends all that it gets out in it" {
+@test "a rate or a ramp of a given duration sends all requests within it" {
     serve
     for seed in 1 2 3; do # the gaps of some seeds add up to more than the time, of others to less
         load --duration 0.5 --request-rate 50 --seed $seed --random-input-len 5 --random-output-len 1 --save r
@@ -143,7 +143,7 @@ half_a_second() {
     holds '.num_prompts == 20 and .completed == 20'
 }
 
-@test "none is sent after the time, and waiting for the last costs nothing" {
+@test "no request is sent after the duration, and waiting for the last uses no CPU" {
     serve --ttft 0.2 --itl 0.2
     load --duration 0.5 --request-rate 40 --max-concurrency 1 --random-input-len 5 --random-output-len 6 --save r
     seen
@@ -170,7 +170,7 @@ half_a_second() {
     holds '.total_output_tokens == 27 and (.itls | all(length == 8))'
 }
 
-@test "what fails is counted by kind, listed, and no part of the figures" {
+@test "failures are counted by kind, listed, and excluded from the figures" {
     check() { # FAULT KIND [ARGUMENT ...]: in a folder of its own
         local fault=$1 kind=$2
         shift 2
@@ -218,7 +218,7 @@ half_a_second() {
     [[ $output == *"/v1/models"* ]]
 }
 
-@test "a server that closes connections is asked again on new ones" {
+@test "a server that closes connections gets new ones" {
     serve --ttft 0.02 --once
     # sixteen are kept when the last request comes, and none of them takes it
     { echo TIMESTAMP,ContextTokens,GeneratedTokens; printf '2024-01-01 00:00:00,5,3\n%.0s' {1..16}; echo '2024-01-01 00:00:01,5,3'; } > trace
@@ -238,7 +238,7 @@ half_a_second() {
     holds '.request_goodput == 0'
 }
 
-@test "a run beside a saved one" {
+@test "a run is compared with a saved one" {
     serve --ttft 0.03 --itl 0.005
     load -n 4 --max-concurrency 1 --random-input-len 5 --random-output-len 8 --save was > table
     # against itself nothing is worse by so much, whatever else this machine does
@@ -260,7 +260,7 @@ half_a_second() {
     [ "$status" -eq 1 ]
 }
 
-@test "a rate that fell to nothing is worse, and so is a latency that came from it" {
+@test "a rate that fell to 0 is worse, and so is a latency that rose from 0" {
     serve --ttft 0.05
     load -n 3 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --save was --goodput ttft:5000 > table
     run load -n 3 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --compare was --fail-above 1e6 --goodput ttft:1
@@ -276,7 +276,7 @@ half_a_second() {
     load -n 3 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --compare none-good --fail-above 1e6 --goodput ttft:1
 }
 
-@test "a run is compared with what the file had before it, and then saved there" {
+@test "a run is compared with the previous result in the file, and then saved there" {
     serve --ttft 0.05
     load -n 2 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --save r > table
     jq '.median_ttft_ms = 12345' r > x
@@ -285,7 +285,7 @@ half_a_second() {
     [ "$(jq '.median_ttft_ms < 1000' x)" = true ]
 }
 
-@test "what a run is compared with and where it is saved are looked at before it" {
+@test "the files to compare with and to save to are checked before the run" {
     serve
     load -n 1 --random-input-len 5 --random-output-len 1 --save good > table
     echo '{}' > none
@@ -316,7 +316,7 @@ END
     [ "$(jq '.requests | length' seen)" -eq 2 ]
 }
 
-@test "an interrupt shows what is there" {
+@test "an interrupt shows the results so far" {
     serve --ttft 0.01 --itl 0.3
     bench --port "$port" -n 100 --request-rate 20 --random-input-len 5 --random-output-len 4 --save r > table 3>&- &
     pid=$!
@@ -327,7 +327,7 @@ END
     holds '.client.interrupted and .completed > 5 and .completed < 40 and .failed == 0 and .num_prompts == 100'
 }
 
-@test "it waits for a server that loads, and warms it up with other prompts" {
+@test "bench waits for a server that is loading, and warms it up with other prompts" {
     serve --loading 1
     run load -n 1 --ready-check-timeout-sec 0.2 --random-input-len 5
     [ "$status" -eq 1 ]
@@ -393,7 +393,7 @@ stray
 END
 }
 
-@test "a flag that would do nothing is refused by its name" {
+@test "a flag without effect is refused by name" {
     while read -r flags; do
         # shellcheck disable=SC2086 # words
         run bench $flags

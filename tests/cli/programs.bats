@@ -63,7 +63,7 @@ setup() {
     [ "$status" -eq 111 ]
 }
 
-@test "a standard stream that is closed is no other file" {
+@test "a closed standard stream is not replaced by another file" {
     # As 0, 1 or 2 a model would be read as a prompt, and a message be written into what is packed.
     export XDG_CACHE_HOME=$PWD/cache
     tokenize -m "$PHASEPIPE_TEST_MODEL" -n 2 -p hi > tok
@@ -83,14 +83,14 @@ setup() {
     prefill -m "$PHASEPIPE_TEST_MODEL" < tok | decode -m "$PHASEPIPE_TEST_MODEL" | stream | cmp - a
 }
 
-@test "a message has no control characters of what it quotes" {
+@test "an error text contains no control characters of what it quotes" {
     printf '\033[31m\302\233x' | tokenize -m "$PHASEPIPE_TEST_MODEL" -d 2> err || true
     grep -qF "'?[31m?x'" err
     tokenize "$(printf 'no\nsuch')" -m "$PHASEPIPE_TEST_MODEL" 2> err > /dev/null || true
     [ "$(wc -l < err)" -eq 1 ]
 }
 
-@test "without a model in the cache it is said how to get one" {
+@test "without a model in the cache the error says how to get one" {
     for p in tokenize prefill decode; do
         rc=0
         XDG_CACHE_HOME=$PWD/empty "$p" < /dev/null > out 2> err || rc=$?

@@ -11,7 +11,7 @@ setup() {
 
 load_of() { simulate "$@" --record load gen:n=60,rate=8,prompt=400,out=8,shared=0.5 > /dev/null; }
 
-@test "the same events, the same decisions, to the byte, whatever their form" {
+@test "the same events give the same decisions to the byte, as frames or JSON" {
     load_of -P 2 -D 2
     sched --stat -k transfer_us=2 < load > once
     sched --stat -k transfer_us=2 < load | cmp - once
@@ -21,7 +21,7 @@ load_of() { simulate "$@" --record load gen:n=60,rate=8,prompt=400,out=8,shared=
     [ "$(tail -1 want | jq -r '.submitted + " " + .length')" = "60 60" ]
 }
 
-@test "each policy ends every request of a load of its own" {
+@test "each policy ends every request of its load" {
     for p in kv:sched fcfs:sched-fcfs; do
         load_of -P 2 -D 2 --policy "${p%:*}"
         [ "$("${p#*:}" --stat -k retries=3 < load | frames | jq -r 'select(.k == "stat").length')" -ge 1 ]
@@ -40,7 +40,7 @@ load_of() { simulate "$@" --record load gen:n=60,rate=8,prompt=400,out=8,shared=
     [ "$(jq -r 'select(.k == "stat").length' out)" = 9 ]
 }
 
-@test "a policy that ends, answers nonsense or is missing is said, exit 111, 2, 100" {
+@test "a policy that dies, sends nonsense or is missing is reported, exit 111, 2, 100" {
     load_of -P 1 -D 1
     run sched-exec true < load
     [ "$status" -eq 111 ]
@@ -54,7 +54,7 @@ load_of() { simulate "$@" --record load gen:n=60,rate=8,prompt=400,out=8,shared=
     [ "$status" -eq 100 ]
 }
 
-@test "events that make no sense are said and passed over" {
+@test "nonsensical events are reported and skipped" {
     cat > events <<'.'
 {"k":"join","worker":"w","role":"cook","seqs":2,"blocks":"64"}
 {"k":"report","worker":"w","gw":"g","job":"1","what":"sung"}
@@ -72,7 +72,7 @@ not json
     [ "$status" -eq 100 ]
 }
 
-@test "a worker of another model is refused in words" {
+@test "a worker of another model is refused with a reason" {
     cat > events <<'.'
 {"k":"join","worker":"a","role":"both","seqs":2,"blocks":"64","compat":"m1 int8 cpu-1"}
 {"k":"join","worker":"b","role":"both","seqs":2,"blocks":"64","compat":"m2 int8 cpu-1"}

@@ -21,7 +21,7 @@ send() { printf '%s\n' "$@" | frames -e; }
     printf 'a\n' | cmp - got
 }
 
-@test "text comes as it comes" {
+@test "text is shown as it arrives" {
     mkfifo in
     stream < in > got 3>&- &
     exec 4> in
@@ -48,7 +48,7 @@ send() { printf '%s\n' "$@" | frames -e; }
     [ "$(stream --jsonl < s | jq -c '[.id,.index,.text]' | paste -sd' ')" = '["r0",0,"A"] ["r0",1,"B"] ["r1",0,"X"]' ]
 }
 
-@test "two streams after each other each begin anew" {
+@test "two streams in a row are independent" {
     send "$hello" "$(out 0 0 A)" "$(end 0 0)" "$bye" > a
     send "$hello" "$(out 0 0 B)" "$(end 0 0)" "$bye" > b
     [ "$(cat a b | stream --jsonl | jq -r .text | paste -sd' ')" = "A B" ]
@@ -93,7 +93,7 @@ J
     [ "$(jq -c '.text_offset|length' got)" = 3 ]
 }
 
-@test "log-probabilities of a prompt that is not echoed stand apart" {
+@test "log-probabilities of a prompt without echo are a separate field" {
     ids=$(tokenize --raw --ids -p ' the')
     send "$hello" '{"k":"out","seq":"0","index":0,"id":"r0","ids":[5,'"$ids"'],"prompt":true,"silent":true,"lp":[[5,null,[],0],['"$ids"',-0.25,[],3]]}' \
         '{"k":"out","seq":"0","index":0,"id":"r0","ids":['"$ids"'],"text":" the"}' "$(end 0 0)" "$bye" > s
@@ -103,7 +103,7 @@ J
     [ "$(tokenize -d < s)" = " the" ]
 }
 
-@test "a failed request is named on stderr, is a line of its own with --jsonl, and makes the status 1" {
+@test "a failed request is named on stderr, is a line with --jsonl, and makes the status 1" {
     e='{"k":"err","seq":"0","index":0,"id":"bad one","code":1,"text":"line 1: temperature: too hot"}'
     rc=0
     send "$hello" "$e" "$(out 1 0 B)" "$(end 1 0)" "$bye" > s
@@ -118,7 +118,7 @@ J
     [ "$(jq -r .text got | tail -1)" = B ]
 }
 
-@test "an end without bye is an error that names the program before, and shows what there was" {
+@test "an end without bye is an error that names the stage before, after the answers so far" {
     rc=0
     send "$hello" "$(out 0 0 'half')" | stream > got 2> err || rc=$?
     [ "$rc" -eq 2 ]
@@ -133,14 +133,14 @@ J
     [ "$rc" -eq 2 ]
 }
 
-@test "frames that are no answers are refused" {
+@test "frames other than answers are refused" {
     rc=0
     tokenize -p hi | stream > got 2> err || rc=$?
     [ "$rc" -eq 2 ]
     grep -q 'tok' err
 }
 
-@test "--stats says counts, durations and rates on stderr" {
+@test "--stats prints counts, durations and rates on stderr" {
     spans='{"born_ns":"0","first_ns":"2000000000","last_ns":"4000000000","completion_tokens":5,"prompt_tokens":100,"cached_tokens":0,"spans":[
         {"stage":"prefill","host":"h","pid":2,"queued_ns":"0","start_ns":"1000000000","end_ns":"2000000000","tokens":"3","bytes":"99"}]}'
     send "$hello" "$(out 0 0 A)" "$(end 0 0 "$spans")" "$bye" | stream --stats > got 2> err

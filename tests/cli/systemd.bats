@@ -11,7 +11,7 @@ setup() {
     done
 }
 
-@test "every service has a unit, which systemd-analyze verify takes" {
+@test "every service has a unit, which systemd-analyze verify accepts" {
     for p in kvstore sched tokenize stream prefill@ decode@; do [ -e "units/phasepipe-$p.service" ]; done
     for unit in units/*; do
         SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no "$unit" > out 2>&1 || { cat out; false; }
@@ -31,7 +31,7 @@ wanted() {
 
 ordered() { SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no units/phasepipe.target units/*.socket 2>&1; }
 
-@test "they are stopped in the order of down: stream first, which still needs the others, then the workers" {
+@test "units are stopped in the order of down: stream first, since it needs the others, then the workers" {
     wanted
     ordered > out || { cat out; false; }
     [ ! -s out ] || { cat out; false; }
@@ -49,13 +49,13 @@ ordered() { SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no units/
     [ "$drain" -lt "$(sed -n 's/^TimeoutStopSec=//p' units/phasepipe-stream.service)" ]
 }
 
-@test "each is exposed to little, by systemd-analyze security" {
+@test "each unit has a low exposure by systemd-analyze security" {
     for unit in units/*.service; do
         systemd-analyze security --offline=yes --no-pager --threshold=15 "$unit" > out 2>&1 || { tail -n 40 out; false; }
     done
 }
 
-@test "each notifies, and a model that is refused does not loop" {
+@test "each unit notifies, and a refused model causes no restart loop" {
     for unit in units/*.service; do
         grep -qx 'Type=notify' "$unit"
         grep -qx 'RestartPreventExitStatus=1 2 100' "$unit"
@@ -63,7 +63,7 @@ ordered() { SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no units/
     grep -q '^FileDescriptorStoreMax=' units/phasepipe-kvstore.service
 }
 
-@test "their flags are those of the programs" {
+@test "the flags of the units are those of the programs" {
     for unit in units/*.service; do
         read -r -a words < <(sed -n 's/^ExecStart=//p' "$unit")
         "${words[0]}" --complete > known

@@ -41,13 +41,13 @@ jsonl() {
     [ "$(n 'hi<|im_end|><|im_start|>system' "$control")" = "$(n 'hi there' "$control")" ]
 }
 
-@test "raw text comes back to the byte, its last line feed too" {
+@test "raw text round-trips to the byte, including its last line feed" {
     printf 'a  b\n\n\tc é 漢字 🙂\n\n' > f
     tokenize --raw --ids f | tokenize -d > g
     printf 'a  b\n\n\tc é 漢字 🙂\n\n\n' | cmp - g
 }
 
-@test "--system comes before, and is no part of a raw prompt" {
+@test "--system precedes the messages, and is not part of a raw prompt" {
     tokenize -p hi --system 'Be brief.' | tokenize -d > a
     grep -q 'Be brief' a
     run tokenize --raw -p hi --system x
@@ -103,7 +103,7 @@ jsonl() {
         '["0",0] ["0",1] ["0",2] ["1",0]' ]
 }
 
-@test "ids are taken as they are" {
+@test "ids are used unchanged" {
     [ "$(jsonl '{"prompt":[5,0,49151]}' | jq -c 'select(.k=="tok").ids')" = '[5,0,49151]' ]
 }
 
@@ -114,7 +114,7 @@ jsonl() {
     [ "$a" = "$b" ]
 }
 
-@test "lines of OpenAI batch files are taken" {
+@test "lines of OpenAI batch files are accepted" {
     jsonl '{"custom_id":"b1","method":"POST","url":"/v1/chat/completions","body":{"model":"m","messages":[{"role":"user","content":"hi"}],"logprobs":true,"top_logprobs":2}}' \
         '{"custom_id":"b2","method":"POST","url":"/v1/completions","body":{"prompt":"hi","max_tokens":4}}' \
         '{"custom_id":"b3","method":"POST","url":"/v1/embeddings","body":{"input":"hi"}}' \
@@ -124,14 +124,14 @@ jsonl() {
     has 'select(.id=="b4").text|test("^line 4: body.best_of: ")' < out
 }
 
-@test "unknown fields are passed on and said once" {
+@test "unknown fields are passed on and logged once" {
     printf '%s\n' '{"prompt":"a","my_field":{"x":[1,null,"é"]},"user":"u"}' '{"prompt":"b","my_field":2}' | tokenize --jsonl 2> err | frames > out
     [ "$(grep -c my_field err)" = 1 ]
     ! grep -q "'user'" err
     [ "$(jq -c 'select(.seq=="0").request' out)" = '{"user":"u","my_field":{"x":[1,null,"é"]}}' ]
 }
 
-@test "a wrong line is an err frame that names line and field, and the others go on" {
+@test "an invalid line is an err frame that names line and field, and the others continue" {
     cat > bad <<'J'
 {"id":"x1","prompt":"a","temperature":"hot"}
 {"prompt":"a","temperature":-1}
@@ -202,7 +202,7 @@ T
     { cat bad; echo '{"id":"good","prompt":"a"}'; } | tokenize --jsonl | frames | has 'select(.k=="tok").id=="good"'
 }
 
-@test "deep nesting and a line cut at every byte are refused, not suffered" {
+@test "deep nesting and a line cut at any byte are refused without a crash" {
     python3 -c 'print("{\"prompt\":" + "["*100000)' | tokenize --jsonl | frames | has 'select(.k=="err")|true'
     line='{"id":"a","messages":[{"role":"user","content":[{"type":"text","text":"h\u00e9"}]}],"logit_bias":{"7":-1.5e0},"seed":18446744073709551615}'
     for ((i = 1; i < ${#line}; i++)); do echo "${line:0:i}"; done > cut
@@ -210,7 +210,7 @@ T
     [ "$(jq -c 'select(.k=="err")' out | wc -l)" = $((${#line} - 1)) ]
 }
 
-@test "a prompt over the window is refused with both numbers, one that fits has its limit cut to the rest" {
+@test "a prompt beyond the context length is refused with both numbers, one that fits has max_tokens reduced to the rest" {
     yes a | head -9000 | paste -sd' ' > long
     jq -Rc '{prompt:.}' long | tokenize --jsonl | frames | jq -r 'select(.k=="err").text' > text
     grep -Eq '^line 1: prompt is [0-9]{4,} tokens, the context of .* is 8192$' text
@@ -218,14 +218,14 @@ T
         has 'select(.k=="tok")|.max_tokens + (.ids|length) == 8192'
 }
 
-@test "a text of megabytes is refused by its length" {
+@test "a text of megabytes is refused for its length" {
     head -c 3000000 /dev/zero | tr '\0' a > long
     jq -Rc '{prompt:.}' long | tokenize --jsonl | frames |
         has 'select(.k=="err").text | test("^line 1: prompt is at least [0-9]{4,} tokens \\(3000000 bytes\\), the context of .* is 8192$")'
     jq -Rc '{messages:[{role:"user",content:.}]}' long | tokenize --jsonl | frames | has 'select(.k=="err").text | test("at least")'
 }
 
-@test "strict_window: an explicit max_tokens that the window does not leave is refused with all three numbers" {
+@test "strict_window: an explicit max_tokens beyond the context length is refused with all three numbers" {
     ids=$(jq -cn '[range(100;200)]')
     jsonl "{\"prompt\":$ids,\"max_tokens\":8093,\"strict_window\":true}" \
         "{\"prompt\":$ids,\"max_tokens\":8092,\"strict_window\":true}" \
@@ -238,7 +238,7 @@ T
     [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "8092 512 8092" ]
 }
 
-@test "window: less than the model's; a prompt that exceeds it is refused with all three numbers" {
+@test "window: a smaller context length; a prompt that exceeds it is refused with all three numbers" {
     ids=$(jq -cn '[range(100;200)]')
     jsonl "{\"prompt\":$ids,\"window\":100}" "{\"prompt\":$ids,\"window\":101}" \
         "{\"prompt\":$ids,\"window\":110,\"max_tokens\":4294967295}" "{\"prompt\":$ids,\"window\":99999}" \
@@ -326,7 +326,7 @@ T
     [ "${a:0:64}" != "${c:0:64}" ]
 }
 
-@test "a request leaves as soon as its line is there" {
+@test "a request is sent as soon as its line is complete" {
     mkfifo in
     tokenize --jsonl --ids < in > out 3>&- &
     exec 4> in
@@ -339,14 +339,14 @@ T
     [ "$(wc -l < out)" = 2 ]
 }
 
-@test "--ids keeps a line for each prompt, and says at the end that some were refused" {
+@test "--ids prints a line for each prompt, and reports refusals at the end" {
     run bash -c "printf '%s\n' a '' b | tokenize --raw --lines --ids 2> err"
     [ "$status" -eq 1 ]
     [ "${#lines[@]}" -ge 2 ]
     grep -q 'line 2: prompt: is empty' err
 }
 
-@test "contradicting and wrong flags are misuse" {
+@test "contradicting and invalid flags are misuse" {
     for args in "--lines --jsonl" "-p a f" "-p a --lines" "--raw --jsonl" "-d --raw" "-n -1" "-n 1x" "--temp nan" "--top-p 2" \
         "--seed -1" "--stop-id x" "--stop-id 49152" "--logit-bias 7" "--logit-bias 7=x" "--logit-bias 7=1000" \
         "--logit-bias 99999=1" "--min-tokens 9 -n 8" "--logprobs 65" "a b"; do
@@ -362,7 +362,7 @@ T
     grep -q 'no-such-file' err
 }
 
-@test "-d refuses what is no id and shows control tokens by name" {
+@test "-d refuses invalid ids and shows control tokens by name" {
     [ "$(echo '1 9690' | tokenize -d)" = '<|im_start|>system' ]
     run bash -c 'echo 49152 | tokenize -d'
     [ "$status" -eq 1 ]

@@ -21,35 +21,35 @@ same() {
     diff want "$1"
 }
 
-@test "seven answers, each with ids and log-probabilities" {
+@test "the reference: seven answers with ids and log-probabilities" {
     [ "$(wc -l < want)" = 7 ]
     jq -se 'all(.[]; (.token_ids | length) > 0 and (.logprobs.token_logprobs | length) >= (.token_ids | length))' want
     jq -se 'all(.[] | select(.id == "masks"); .prompt_logprobs.token_logprobs | length == 26 and .[25] < 0)' want
     [ "$(jq -r 'select(.id=="stops") | .finish_reason' want)" = stop ]
 }
 
-@test "chunks of 1, 7, 32 and 500 rows" {
+@test "chunks of 1, 7, 32 and 500 rows give the same answers" {
     for n in 1 7 32 500; do
         pipe --max-num-batched-tokens $n < all.tok > got
         same got
     done
 }
 
-@test "one thread, and two" {
+@test "one and two threads give the same answers" {
     for n in 1 2; do
         prefill --threads $n < all.tok | decode --threads $n | stream --jsonl | answers > got
         same got
     done
 }
 
-@test "both phases in one process, in chunks" {
+@test "decode alone, in chunks, gives the same answers" {
     for n in 64 65 512; do
         decode --max-num-batched-tokens $n < all.tok | stream --jsonl | answers > got
         same got
     done
 }
 
-@test "alone, and in a batch of nine" {
+@test "requests alone and in a batch of nine give the same answers" {
     while read -r line; do
         printf '%s\n' "$line" | tokenize --jsonl | pipe
     done < requests.jsonl > got
@@ -59,13 +59,13 @@ same() {
     same got
 }
 
-@test "answers that take turns" {
+@test "interleaved answers are the same" {
     decode --max-num-seqs 2 < all.tok | stream --jsonl | answers > got
     same got
 }
 
 # It takes 50 ms a row; tests/kernels compares it with each table by bits.
-@test "plain C, in short prompts and answers" {
+@test "plain C gives the same short answers" {
     grep -E '"id":"(sampled|penalties|stops)"' requests.jsonl | sed 's/"max_tokens":24/"max_tokens":6/' |
         tokenize --jsonl > short.tok
     prefill < short.tok | decode | stream --jsonl | answers > short.want
@@ -74,12 +74,12 @@ same() {
 }
 
 # bats test_tags=long
-@test "plain C, in whole answers" {
+@test "plain C gives the same whole answers" {
     PHASEPIPE_ISA=c prefill < all.tok | PHASEPIPE_ISA=c decode | stream --jsonl | answers > got
     same got
 }
 
-@test "AVX2 and AVX-512" {
+@test "AVX2 and AVX-512 give the same answers" {
     for isa in avx2 avx512 avx512-fma avx512-dot; do
         PHASEPIPE_ISA=$isa prefill < all.tok > isa.kv 2> isa.err || { cat isa.err; grep -q 'lacks' isa.err && continue; return 1; }
         PHASEPIPE_ISA=$isa decode < isa.kv | stream --jsonl | answers > got
@@ -96,12 +96,12 @@ delayed() {
     done
 }
 
-@test "random delays at the ends of phases" { delayed 1 2; }
+@test "random delays at the ends of stages change no answer" { delayed 1 2; }
 
 # bats test_tags=long
-@test "random delays of more seeds" { delayed 3 4 5 6 7 8 9 10; }
+@test "random delays of more seeds change no answer" { delayed 3 4 5 6 7 8 9 10; }
 
-@test "cores that are lent, and taken back while steps run" {
+@test "cores that are lent and taken back during steps change no answer" {
     cores=$(taskset -cp $$ | sed 's/.*: //')
     first=${cores%%[,-]*} last=${cores##*[,-]}
     [ "$first" != "$last" ] || skip "one processor"
@@ -121,7 +121,7 @@ delayed() {
     for i in 1 2 3 4 5; do same got.$i; done
 }
 
-@test "f16 and bf16 KV keep the promise too" {
+@test "f16 and bf16 KV are deterministic too" {
     for kv in f16 bf16; do
         decode --kv-cache-dtype $kv < all.tok | stream --jsonl | answers > want.$kv
         for n in 7 500; do
@@ -136,7 +136,7 @@ delayed() {
     done
 }
 
-@test "a long context, split over partitions" {
+@test "a long context, split over partitions, gives the same answer" {
     jq -cn --arg p "$(seq -s ' ' 400)" '{prompt:$p,max_tokens:16,logprobs:1}' | tokenize --jsonl > long.tok
     prefill --threads 1 < long.tok | decode --threads 1 | stream --jsonl | answers > long.want
     [ "$(jq .usage.prompt_tokens long.want)" -gt 1000 ]

@@ -34,7 +34,7 @@ kill_stage() {
     wait $c || rc=$?
 }
 
-@test "tokenize killed, between two frames" {
+@test "tokenize killed between two frames is an error" {
     rm -f p0 p1 p2
     mkfifo p0 p1 p2
     tokenize --jsonl < p0 > p1 2> /dev/null 3>&- & t=$!
@@ -52,7 +52,7 @@ kill_stage() {
     [ $rb = 2 ] && grep -q 'prefill' decode.err
 }
 
-@test "prefill killed" {
+@test "a killed prefill is an error that names it" {
     kill_stage prefill
     [ $rb = 2 ]
     grep -q 'prefill' decode.err
@@ -60,7 +60,7 @@ kill_stage() {
     grep -q 'decode' stream.err
 }
 
-@test "decode killed" {
+@test "a killed decode is an error that names it" {
     kill_stage decode
     [ $rc = 2 ]
     grep -q 'decode' stream.err
@@ -68,7 +68,7 @@ kill_stage() {
     grep -q 'next stage has gone' prefill.err
 }
 
-@test "stream killed" {
+@test "a killed stream ends the stages before it" {
     kill_stage stream
     [ $rb = 111 ]
     grep -q 'next stage has gone' decode.err
@@ -90,7 +90,7 @@ kill_stage() {
     done
 }
 
-@test "between two frames too" {
+@test "a recording cut between two frames is an error too" {
     frames --full < three.kv | sed '$d' | frames -e > nobye.kv || true
     rc=0
     decode < nobye.kv > cut.out 2> cut.err || rc=$?
@@ -106,7 +106,7 @@ kill_stage() {
     grep -q 'checksum' bad.err
 }
 
-@test "a full disk" {
+@test "a full disk is a system failure" {
     [ -c /dev/full ]
     for stage in 'prefill < three.tok' 'decode < three.kv' 'stream --jsonl < three.out' 'tokenize -p x' 'frames < three.kv'; do
         rc=0
@@ -116,7 +116,7 @@ kill_stage() {
     done
 }
 
-@test "a limit on the size of files" {
+@test "a limit on the file size is a system failure" {
     for stage in 'prefill < three.tok' 'decode < three.kv'; do
         rc=0
         (ulimit -f 0; eval "$stage" > limited.out 2> >(cat > limited.err)) || rc=$?
@@ -124,7 +124,7 @@ kill_stage() {
     done
 }
 
-@test "packed weights that are cut short while in use" {
+@test "packed weights that are truncated while in use are an error" {
     export XDG_CACHE_HOME=$PWD/cache
     mkdir -p cache
     mkfifo held
@@ -143,7 +143,7 @@ kill_stage() {
     prefill -m "$PHASEPIPE_TEST_MODEL" < three.tok | decode -m "$PHASEPIPE_TEST_MODEL" > again.out
 }
 
-@test "a prompt over the window, and over the budget, fails alone" {
+@test "only the prompt beyond the context length or the budget fails" {
     { jq -cn --arg p "$(seq -s ' ' 6000)" '{id:"window",prompt:$p,max_tokens:4}'
       jq -cn --arg p "$(seq -s ' ' 300)" '{id:"budget",prompt:$p,max_tokens:4}'
       echo '{"id":"fits","prompt":"One two three","max_tokens":4}'; } > sizes.jsonl
@@ -163,13 +163,13 @@ kill_stage() {
     [ "$(jq .usage.completion_tokens got)" -lt 100 ]
 }
 
-@test "the end of the window ends by length" {
+@test "an answer at the context length ends by length" {
     tokenize --raw -n 4000 --ignore-eos -p 'One two three four five' | decode --max-model-len 40 | stream --jsonl > got
     [ "$(jq -r .finish_reason got)" = length ]
     [ "$(jq '.usage | .prompt_tokens + .completion_tokens' got)" = 40 ]
 }
 
-@test "a stage that dies before its hello" {
+@test "a stage that dies before its hello is an error" {
     for stage in prefill decode 'stream --jsonl'; do
         rc=0
         $stage < /dev/null > junk.out 2> junk.err || rc=$?
@@ -178,7 +178,7 @@ kill_stage() {
     done
 }
 
-@test "a stream that is no stream" {
+@test "input that is not a stream is refused" {
     for stage in prefill decode 'stream --jsonl' frames; do
         rc=0
         echo 'hello there' | $stage > junk.out 2> junk.err || rc=$?
@@ -187,7 +187,7 @@ kill_stage() {
     done
 }
 
-@test "frames in the wrong place" {
+@test "frames in the wrong place are refused" {
     for stage in prefill decode; do
         rc=0
         $stage < three.out > junk.out 2> junk.err || rc=$?
@@ -200,14 +200,14 @@ kill_stage() {
     grep -q 'prefilled already' junk.err
 }
 
-@test "KV types that do not fit" {
+@test "KV types that do not match are refused" {
     rc=0
     decode --kv-cache-dtype f16 < three.kv > junk.out 2> junk.err || rc=$?
     [ $rc = 2 ]
     grep -q 'int8' junk.err
 }
 
-@test "ids that are not the model's" {
+@test "ids beyond the model's vocabulary are refused" {
     frames --full < three.tok | jq -c 'if .k == "tok" and .seq == "1" then .ids = [49152] else . end' | frames -e > ids.tok
     for stage in prefill decode; do
         rc=0
@@ -218,7 +218,7 @@ kill_stage() {
     done
 }
 
-@test "wrong flags" {
+@test "invalid flags are misuse" {
     for cmd in 'prefill --nope' 'prefill --threads 0' 'decode --max-num-seqs x' 'prefill --kv-cache-dtype int9' \
         'decode --kv-cache-memory-bytes 1Q' 'prefill --max-num-batched-tokens' 'prefill extra'; do
         rc=0

@@ -37,7 +37,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
     [ "$(jq -s '.[1].error' out)" = null ]
 }
 
-@test "bad_words: what would come does not come, be it one token or several" {
+@test "bad_words: a string of one or several tokens does not occur" {
     plain=$(of .text "{$france}")
     [[ "$plain" == *Paris* ]]
     other=$(of .text "{$france,\"bad_words\":[\"Paris\"]}")
@@ -51,7 +51,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
     [[ "$two" != *"and Saturday"* ]]
 }
 
-@test "skip_special_tokens and include_stop_str_in_output: what is text" {
+@test "skip_special_tokens and include_stop_str_in_output determine the text" {
     hi='"messages":[{"role":"user","content":"Say hi."}],"max_tokens":60'
     plain=$(of .text "{$hi}")
     [ "$(of .finish_reason "{$hi}")" = stop ]
@@ -92,7 +92,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
         and .[0].text == .[4].text and .[0].token_ids == .[4].token_ids' out
 }
 
-@test "ids before a prompt, a prompt that is cut, a message that goes on: as the ids that they mean" {
+@test "prefix ids, a truncated prompt and a continued message equal the resulting ids" {
     ids() { tokenize --jsonl --ids <<< "$1" | tr ' ' ,; }
     # same 'JSON' IDS: the answer is that of these ids
     same() { [ "$(of .text "{$1,\"max_tokens\":10}")" = "$(of .text "{\"prompt\":[$2],\"max_tokens\":10}")" ]; }
@@ -107,7 +107,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
     [ "$(of .finish_reason '{"prompt":"a","max_tokens":8192,"strict_window":true}')" = error ]
 }
 
-@test "next to no temperature, a top_p of 0 and a seed of any sign" {
+@test "a tiny temperature, a top_p of 0 and a seed of any sign are accepted" {
     plain=$(of .token_ids "{$france}")
     for t in 1e-9 1e-4 9e-4; do
         [ "$(of .token_ids "{$france,\"temperature\":$t,\"seed\":-9223372036854775808}")" = "$plain" ]
@@ -123,7 +123,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
     tokenize --jsonl lines | decode | stream --jsonl | jq -c .token_ids | diff alone -
 }
 
-@test "typical_p: 1 is off, next to nothing is the one token nearest the entropy, greedy is greedy" {
+@test "typical_p: 1 is off, nearly 0 keeps the token nearest the entropy, greedy is unaffected" {
     hot="$france,\"temperature\":1.5"
     plain=$(of .token_ids "{$france}")
     [ "$(of .token_ids "{$france,\"typical_p\":0.1}")" = "$plain" ]
@@ -135,7 +135,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
     [ "$(of .token_ids "{$hot,\"seed\":5,\"typical_p\":0.5,\"top_k\":1}")" = "$plain" ]
 }
 
-@test "repeat_last_n: what penalties look at" {
+@test "repeat_last_n limits the tokens that penalties consider" {
     rain='"prompt":"A gentle rain, a gentle rain, a gentle rain,","max_tokens":24'
     plain=$(of .token_ids "{$rain}")
     rep="$rain,\"repetition_penalty\":1.5"

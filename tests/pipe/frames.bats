@@ -40,7 +40,7 @@ blocks() {
     frames b | grep -q '"data":{"bytes":"3000","sum":"'
 }
 
-@test "an empty input is no error, an input without bye is, with the program and the offset" {
+@test "an empty input is accepted, an input without bye is an error with stage and offset" {
     run frames < /dev/null
     [ "$status" -eq 0 ] && [ -z "$output" ]
     requests 0 1 | frames -e > a
@@ -56,7 +56,7 @@ blocks() {
     [[ "$output" == *"truncated frame at byte $((n - 38)): tokenize failed or was killed"* ]]
 }
 
-@test "text is no stream, and bad JSON is named by its line" {
+@test "text is refused as a stream, and invalid JSON is named by its line" {
     run bash -c 'echo The cat | frames'
     [ "$status" -eq 2 ]
     [ "$output" = 'frames: stdin: not a phasepipe stream (byte 0 is 0x54, "T")' ]
@@ -65,7 +65,7 @@ blocks() {
     [[ "$output" == "frames: stdin: line 3: tok frame: field seq: it is missing"* ]]
 }
 
-@test "frames never go to a terminal, wrong use is said" {
+@test "frames are never written to a terminal, misuse is reported" {
     command -v script > /dev/null || skip "no script(1) to make a terminal"
     run script -qec "echo | frames -e" /dev/null
     [ "$status" -eq 100 ]
@@ -115,7 +115,7 @@ blocks() {
     [ "$(tail -1 merged.json)" = '{"k":"bye","from":"frames","n_ok":"30","n_error":"0"}' ]
 }
 
-@test "a consumer that waits does not hold up the other" {
+@test "a consumer that waits does not delay the other" {
     mkfifo slow fast
     requests 0 19999 | frames -e > all
     timeout 20 frames deal slow fast < all 3>&- &
@@ -126,7 +126,7 @@ blocks() {
     frames slow.frames | tail -1 | grep -q '"n_ok":"10000"'
 }
 
-@test "merge refuses streams that do not go together, a request twice, an input that broke off" {
+@test "merge refuses streams that do not match, duplicate requests, and truncated input" {
     requests 0 3 | frames -e > a
     requests 3 5 | frames -e > b
     run bash -c 'frames merge a b > ab'
@@ -145,7 +145,7 @@ blocks() {
     [[ "$output" == *"/dev/null: ended without hello"* ]]
 }
 
-@test "a consumer that has gone and a full disk are named" {
+@test "a closed consumer and a full disk are named" {
     requests 0 20000 | frames -e > a
     run bash -c 'frames merge a | true; exit ${PIPESTATUS[0]}'
     [ "$status" -eq 111 ]

@@ -29,7 +29,7 @@ setup() {
     [ -s live ]
 }
 
-@test "a recording of prefill is the same bytes each time but for clocks" {
+@test "a recording of prefill has the same bytes each time except for clocks" {
     strip='del(.spans, .born_ns, .load_ns, .pid)'
     prefill < eight.tok | frames --full | jq -cS "$strip" > a
     frames --full < eight.kv | jq -cS "$strip" > b
@@ -45,7 +45,7 @@ setup() {
     [ "$(wc -l < got)" = 2 ]
 }
 
-@test "two prefills, fanned out and merged" {
+@test "two prefills, dealt and merged, give the same answers" {
     mkfifo in1 in2 out1 out2
     prefill < in1 > out1 3>&- &
     prefill < in2 > out2 3>&- &
@@ -55,14 +55,14 @@ setup() {
     diff eight.want got
 }
 
-@test "a stage at the far end of a byte stream" {
+@test "a stage works at the far end of a byte stream" {
     # ssh's stand-in: bytes pass through another process in odd pieces
     prefill < eight.tok | dd bs=61 iflag=fullblock status=none | dd bs=4099 status=none | decode |
         dd bs=13 status=none | stream --jsonl | answers > got
     diff eight.want got
 }
 
-@test "a stage written in jq" {
+@test "a stage can be written in jq" {
     tokenize -n 50 --raw -p 'One two three four' | frames --full |
         jq -c 'if .k == "tok" then .max_tokens = 3 else . end' | frames -e | prefill | decode | stream --jsonl > got
     [ "$(jq .usage.completion_tokens got)" = 3 ]
@@ -80,7 +80,7 @@ setup() {
     diff a b
 }
 
-@test "a pool with room for two takes eight interleaved requests" {
+@test "a pool for two requests completes eight interleaved ones" {
     # open frames first, then all blocks: the worst order a merge can make
     frames --full < eight.kv > eight.json
     { jq -c 'select(.k=="hello")' eight.json
@@ -94,14 +94,14 @@ setup() {
     done
 }
 
-@test "a pool with room for two serves prompts as well" {
+@test "a pool for two requests completes prompts too" {
     timeout 120 decode --kv-cache-memory-bytes 800K < eight.tok | stream --jsonl | answers > got
     diff eight.want got
     timeout 120 prefill --kv-cache-memory-bytes 800K < eight.tok | decode --kv-cache-memory-bytes 800K | stream --jsonl | answers > got
     diff eight.want got
 }
 
-@test "no request is worked on by anybody when nothing comes" {
+@test "an empty input gives an empty output" {
     tokenize --jsonl < /dev/null | prefill | decode | stream --jsonl > got
     [ ! -s got ]
 }

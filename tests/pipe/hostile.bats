@@ -26,7 +26,7 @@ bounded() {
     timeout 60 "$@" 2> err || rc=$?
 }
 
-@test "a request refused here does not hold up the input that ends it" {
+@test "a refused request does not block the input that ends it" {
     edited 'map(select(.seq == "0")) as $a | map(select(.seq == "1")) as $c |
         ($a[0] | .seq = "9" | .ids = [range(8000) | 5] | del(.digests)) as $b |
         [.[0], $a[0], $b, $c[0]] + $a[1:] + [($a[-1] | .seq = "9" | .n_token = 0 | del(.prompt))] + $c[1:] + [.[-1]]' \
@@ -38,7 +38,7 @@ bounded() {
     done
 }
 
-@test "prefill with less room than decode" {
+@test "prefill may have a smaller pool than decode" {
     n=$(jq -s '.[1].ids | length' two.json)
     for flags in "--max-model-len $((n + 1))" '--kv-cache-memory-bytes 2000K'; do
         prefill $flags < two.tok > less.kv
@@ -48,7 +48,7 @@ bounded() {
     done
 }
 
-@test "unknown fields of a span travel on whole" {
+@test "unknown fields of a span are forwarded" {
     # what comes behind goes through the same memory of the reader
     edited '(.[] | select(.k == "kv")).spans[0].x_mine = "A" * 3000 | [.[] | if .k == "kv" and .seq == "0" then
         ., ({k:"err",seq:"\(range(100; 140))",index:0,id:"",code:1,text:("B" * 60000)}) else . end]' two.json > span.kv
@@ -57,21 +57,21 @@ bounded() {
     [ "$(frames < out | jq 'select(.k == "end") | any(.spans[]; .x_mine == "A" * 3000)')" = $'true\ntrue' ]
 }
 
-@test "prompt log-probabilities that are due and do not come" {
+@test "missing prompt log-probabilities are an error" {
     edited 'map(if .k == "open" then .echo = true | .logprobs = 0 else . end)' two.json > nolp.kv
     bounded decode < nolp.kv > out
     [ $rc = 2 ]
     grep -q '0 prompt log-probabilities' err
 }
 
-@test "a kv frame that counts other tokens than were sent" {
+@test "a kv frame with a wrong token count is an error" {
     edited 'map(if .k == "kv" then .n_token = 3 else . end)' two.json > count.kv
     bounded decode < count.kv > out
     [ $rc = 2 ]
     grep -q 'holds 3 tokens' err
 }
 
-@test "a stop string that is no text fails its request alone" {
+@test "a stop string that is not UTF-8 fails only its request" {
     for min in 0 3; do
         edited "map(if .seq == \"1\" then .stop = [{base64:\"//4=\"}] | .min_tokens = $min else . end)" three.json > stop.tok
         bounded prefill < stop.tok > out
@@ -96,7 +96,7 @@ bounded() {
     [ "$(frames < out | jq -r 'select(.k == "end") | .completion_tokens' | tr -d '\n')" = 444 ]
 }
 
-@test "an error of a request that is not open" {
+@test "an err frame of an unknown request is refused" {
     edited '[.[0], .[1], {k:"err",seq:"0",index:0,id:"",code:1,text:"x"}, .[-1]]' three.json > done.tok
     bounded decode < done.tok > out
     [ $rc = 2 ]
@@ -121,14 +121,14 @@ bounded() {
     [ "$(frames < out2 | jq -r 'select(.k == "end") | .k' | wc -l)" = 100 ]
 }
 
-@test "as many spans as a frame may have" {
+@test "the maximum number of spans is accepted" {
     edited 'map(if .seq == "1" then .spans = [range(256) | {stage: "s"}] else . end)' three.json > spans.tok
     bounded decode < spans.tok > out
     [ $rc = 0 ]
     [ "$(frames < out | jq -r 'select(.k == "end") | .seq' | tr -d '\n')" = 012 ]
 }
 
-@test "a vocabulary of more entries than the embedding has rows" {
+@test "a vocabulary with more entries than embedding rows is refused" {
     model=${XDG_CACHE_HOME:-$HOME/.cache}/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf
     cp "$model" small.gguf
     # its name, the number of dimensions, the first of them, then the rows

@@ -49,7 +49,7 @@ ends_at() {
         (.token_ids | length) == .usage.completion_tokens and (.logprobs.token_logprobs | all(. <= 0))' "$1"
 }
 
-@test "262,080 tokens and an answer of 64, to the end of the window, in chunks of many sizes" {
+@test "262,080 tokens and an answer of 64 fill the context length, in chunks of many sizes" {
     through 1 512 < full.tok > want
     ends_at want $N
     [ "$(jq .usage.completion_tokens want)" = 64 ]
@@ -60,7 +60,7 @@ ends_at() {
     decode -m layers1.gguf < full.tok | stream -m layers1.gguf --jsonl | answers | diff want -
 }
 
-@test "frames that long are JSON and back, to the byte; KV that is recorded is as good as KV that flows" {
+@test "long frames round-trip through JSON to the byte; recorded KV gives the same answer" {
     frames full.tok | frames -e | cmp - full.tok
     through 1 512 < full.tok > want
     prefill -m layers1.gguf < full.tok > full.kv
@@ -68,7 +68,7 @@ ends_at() {
     decode -m layers1.gguf < full.kv | stream -m layers1.gguf --jsonl | answers | diff want -
 }
 
-@test "penalties, stops and echo over the whole window" {
+@test "penalties, stops and echo work over the whole context length" {
     prompt $((N - 300)) '{"repetition_penalty":1.2,"presence_penalty":0.3,"frequency_penalty":0.1,"top_k":40,"stop":["zzzzzz"]}' |
         tokenize -m layers1.gguf --jsonl > p.tok
     through 1 512 < p.tok > want
@@ -76,7 +76,7 @@ ends_at() {
     through 1 5000 < p.tok | diff want -
 }
 
-@test "262,080 tokens through the services, handed from prefill to decode; the second time they are there" {
+@test "262,080 tokens are transferred between services; the second time they are cached" {
     mkdir -p run
     timeout 120 phasepipe up -m "$PWD/layers1.gguf" --run "$PWD/run" --kv-cache-memory-bytes 128M --detach 3>&-
     through 1 512 < full.tok | jq -cS 'del(.usage.cached_tokens)' > want
@@ -91,7 +91,7 @@ ends_at() {
     timeout 60 phasepipe down --run run
 }
 
-@test "one token of room, none, and less than none" {
+@test "room for one token, none, and less than none" {
     for n in $((N - 1)) $N $((N + 1)); do
         prompt "$n" | tokenize -m layers1.gguf --jsonl 2> err$n > one.tok || true
         prefill -m layers1.gguf < one.tok | decode -m layers1.gguf | stream -m layers1.gguf --jsonl > got$n 2>> err$n || true
@@ -103,7 +103,7 @@ ends_at() {
     done
 }
 
-@test "65,472 tokens where each row attends to all before it, in chunks of other sizes" {
+@test "65,472 tokens with full attention, in chunks of other sizes" {
     prompt $((65536 - 64)) '{"max_tokens":64}' | tokenize -m layers2.gguf --jsonl > part.tok
     through 2 512 < part.tok > want
     ends_at want 65536
@@ -113,7 +113,7 @@ ends_at() {
 }
 
 # bats test_tags=long
-@test "262,080 tokens where each row attends to all before it, in chunks of other sizes" {
+@test "262,080 tokens with full attention, in chunks of other sizes" {
     prompt $((N - 64)) | tokenize -m layers2.gguf --jsonl > full2.tok
     through 2 512 < full2.tok > want
     ends_at want $N

@@ -57,16 +57,16 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     [ "$(tail -n 1 out)" = "2 passed, 0 failed" ]
 }
 
-@test "curl, as people type it" {
+@test "common curl commands work" {
     timeout 300 "${clients[@]}" curl
 }
 
 # bats test_tags=long
-@test "the check of the README's commands sees servers that answer wrongly" {
+@test "the check of the README's commands detects wrong responses" {
     timeout 300 python3 "$PHASEPIPE_TOP/tests/clients/wrong_server.py" "$PHASEPIPE_TEST_MODEL"
 }
 
-@test "the README's commands as they stand, at ports 8000 and 11434" {
+@test "the README's commands work unchanged at ports 8000 and 11434" {
     for port in 8000 11434; do free $port || skip "somebody listens at port $port"; done
     unset PHASEPIPE_HTTP
     export PHASEPIPE_RUN=$PWD/run # where it stands, which the commands do not say
@@ -83,7 +83,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     phasepipe down
 }
 
-@test "where Ollama's port is taken, up says so and serves the rest; where it was asked for, that is an error" {
+@test "if Ollama's default port is in use, up logs it and serves the rest; if the port was given, it fails" {
     listen 11434 || skip "port 11434 is somebody's, who may leave it at any time"
     unset PHASEPIPE_HTTP
     PATH="$PHASEPIPE_BIN:$PATH"

@@ -35,17 +35,17 @@ load_of() { curl -sS --max-time 20 --unix-socket "$1.s" http://localhost/load | 
 # code NAME PATH [OPTION ...]
 code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -H 'Content-Type: application/json' "${@:3}" "http://localhost$2"; }
 
-@test "a client that leaves is noticed while its answer is computed, and nothing of it stays" { check gone; }
-@test "a client that only stops sending gets its answer" { check half; }
-@test "a client that does not read holds up nobody" { check slow; }
-@test "300 streams at once are whole, health and metrics answer meanwhile" { check many 300; }
-@test "services that die in mid-stream are not seen by the client" { check dying; }
+@test "a disconnect is detected while the answer is computed, and everything is released" { check gone; }
+@test "a half-closed client gets its answer" { check half; }
+@test "a client that does not read delays no other" { check slow; }
+@test "300 streams at once are complete, while health and metrics respond" { check many 300; }
+@test "a service that dies during a stream does not change the answer" { check dying; }
 
-@test "a request that takes seconds to read keeps nobody waiting" { check large; }
+@test "a request that takes seconds to parse delays no other" { check large; }
 
-@test "an answer ends with the window, a prompt over it is refused with both numbers" { check window; }
+@test "an answer ends at the context length, and a longer prompt is refused with both numbers" { check window; }
 
-@test "what may wait is bounded" {
+@test "the number of waiting requests is bounded" {
     serve full --max-waiting 4
     SOCKET=$PWD/full.s check full
     SOCKET=$PWD/full.s check too_many 4
@@ -55,7 +55,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     jq -e '.choices | length == 1024' out
 }
 
-@test "SIGTERM drains, twice ends at once" {
+@test "SIGTERM shuts down gracefully, a second one at once" {
     serve drains
     SOCKET=$PWD/drains.s check drains "$(cat drains.pid)"
     wait "$(cat drains.pid)"
@@ -70,7 +70,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     grep -q '^data: {' out
 }
 
-@test "SIGTERM: what a client still reads runs too" {
+@test "SIGTERM waits for clients that still read their response" {
     serve reads
     SOCKET=$PWD/reads.s check reads_on "$(cat reads.pid)"
     wait "$(cat reads.pid)"
@@ -80,7 +80,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     grep -q 'answers that are not read to their end: 1, and the time to drain has passed' deaf.log
 }
 
-@test "keys come from a file, which is read again" {
+@test "API keys come from a file, which SIGHUP reloads" {
     printf '# keys\nfirst\n\n  second \n' > keys
     serve keys --api-key-file keys
     [ "$(code keys /v1/models)" = 401 ]
@@ -99,7 +99,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     [[ $output == *"holds no key"* ]]
 }
 
-@test "TLS by files in PEM" {
+@test "TLS with PEM files" {
     openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost \
         -addext subjectAltName=DNS:localhost 2> /dev/null
     serve tls --ssl-certfile cert.pem --ssl-keyfile key.pem
@@ -112,7 +112,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     [[ $output == *"does not match the certificate"* ]]
 }
 
-@test "pages of other origins may ask where that is allowed" {
+@test "CORS allows the configured origins" {
     code full /v1/models -H 'Origin: http://a.example' -D head > /dev/null
     ! grep -qi '^access-control' head
     [ "$(code full /v1/completions -X OPTIONS -H 'Origin: http://a.example' -H 'Access-Control-Request-Method: POST')" = 405 ]
@@ -125,7 +125,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     grep -qi '^access-control-allow-methods: .*POST' head
 }
 
-@test "limits on bodies and addresses are said by name" {
+@test "errors about bodies and addresses name the limit" {
     serve small --max-body 2000 --access-log
     head -c 3000 /dev/zero | tr '\0' a > long
     [ "$(code small /v1/completions -d @long)" = 413 ]
@@ -139,7 +139,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     run -100 stream --run "$RUN" --http 0 -p hi
 }
 
-@test "a stderr that nobody reads holds up nobody; what was not written is counted" {
+@test "a blocked stderr delays nobody; lost log lines are counted" {
     mkfifo err
     exec 9<> err
     mkfifo pipe.ready
@@ -164,7 +164,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
 }
 
 # bats test_tags=long
-@test "a tokenize that is stopped is no readiness, and what waits for it ends in words" {
+@test "a stopped tokenize makes the gateway not ready, and requests that wait for it fail with a reason" {
     mkdir -m 700 stops
     tokenize --listen "ipc://$PWD/stops/tokenize.sock" -m "$PHASEPIPE_TEST_MODEL" > /dev/null 2>&1 3>&- &
     echo $! | tee -a pids > tokenize.pid
@@ -207,7 +207,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     [ "$(code stops /health)" = 200 ] && [ "$(code stops /v1/completions "${ask[@]}")" = 200 ]
 }
 
-@test "no worker: alive, not ready" {
+@test "without a worker the gateway is alive and not ready" {
     mkdir -m 700 alone
     sched --listen "ipc://$PWD/alone/sched.sock" > /dev/null 2>&1 3>&- &
     echo $! >> pids

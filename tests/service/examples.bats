@@ -6,7 +6,7 @@ setup() { cd "$BATS_TEST_TMPDIR" || return 1; }
 # so EXPRESSION: it is true of numbers
 so() { awk "BEGIN { exit !($1) }" || { echo "not so: $1"; cat out; return 1; }; }
 
-@test "two phases: the first token waits for the prompt, the others do not" {
+@test "two pools: the first token waits for the prompt, later ones do not" {
     timeout 120 "$PHASEPIPE_TOP/examples/two-phases.sh" "$PHASEPIPE_TEST_MODEL" > out 3>&-
     line='^prompt of ([0-9.]+) tokens, answer of ([0-9.]+): TTFT ([0-9.]+) ms, TPOT ([0-9.]+) ms$'
     [ "$(grep -cE "$line" out)" -eq 2 ] && [ "$(wc -l < out)" -eq 2 ]
@@ -20,7 +20,7 @@ so() { awk "BEGIN { exit !($1) }" || { echo "not so: $1"; cat out; return 1; }; 
     so "$t1 / $t0 > 3 * $p1 / $p0"
 }
 
-@test "code completion: more answers at once than a worker has slots by default, behind one that reads prompts" {
+@test "code completion: more answers at once than a worker's default capacity, after one prefill worker" {
     timeout 120 "$PHASEPIPE_TOP/examples/code-completion.sh" "$PHASEPIPE_TEST_MODEL" > out 3>&-
     [ "$(wc -l < out)" -eq 9 ]
     grep -qx 'import numpy as np' out
@@ -30,7 +30,7 @@ so() { awk "BEGIN { exit !($1) }" || { echo "not so: $1"; cat out; return 1; }; 
     so "$handed > 80" # the others ended with their first token
 }
 
-@test "a long document: from the second question on its prefix is found" {
+@test "a long document: its prefix is cached from the second request on" {
     for _ in $(seq 60); do echo "The price of item $RANDOM is $RANDOM."; done > document
     timeout 120 "$PHASEPIPE_TOP/examples/long-document.sh" document "$PHASEPIPE_TEST_MODEL" > out 3>&-
     read -r n0 c0 n1 c1 n2 c2 < <(sed -E 's/.*\? ([0-9]+) tokens, ([0-9]+) of them.*/\1 \2/' out | xargs)

@@ -51,7 +51,7 @@ begin() {
 }
 
 # bats test_tags=quick
-@test "undisturbed, the services answer as the pipe does" {
+@test "without faults the services answer as the pipeline does" {
     services
     gateway g < "$BATS_FILE_TMPDIR/load"
     finish g
@@ -63,7 +63,7 @@ begin() {
 # ---- killed ----
 
 # bats test_tags=quick
-@test "decode is killed in mid-stream" {
+@test "decode is killed during a stream" {
     services
     begin
     kill_service d0
@@ -74,7 +74,7 @@ begin() {
     sched_says '.submitted == 14 and .ended.length == 14 and .retried > 0'
 }
 
-@test "decode is killed again and again, there being another" {
+@test "decode is killed repeatedly, with a second decode worker" {
     sched_opts=(--knob retries=100)
     D=2 services
     begin
@@ -94,7 +94,7 @@ begin() {
 }
 
 # bats test_tags=quick
-@test "prefill is killed in mid-chunk" {
+@test "prefill is killed within a chunk" {
     engine+=(--max-num-batched-tokens 32 --max-num-seqs 16)
     services
     gateway g < "$BATS_FILE_TMPDIR/load"
@@ -108,7 +108,7 @@ begin() {
 }
 
 # bats test_tags=quick
-@test "kvstore is killed; its workers bring the arena to the next one" {
+@test "kvstore is killed; its workers pass the arena to the next one" {
     services
     begin
     kill_service kvstore
@@ -120,7 +120,7 @@ begin() {
 }
 
 # bats test_tags=quick
-@test "sched is killed; the next one is told what runs" {
+@test "sched is killed; the next one learns the requests in flight" {
     services
     begin
     kill_service sched
@@ -131,7 +131,7 @@ begin() {
     sched_says '.ended.length == .submitted and .retried == 0'
 }
 
-@test "sched is swapped under load, policy by policy" {
+@test "sched is replaced under load, policy by policy" {
     services
     begin
     for policy in sched-fcfs sched-colocate sched; do
@@ -145,7 +145,7 @@ begin() {
 }
 
 # bats test_tags=quick
-@test "a gateway is killed: its requests end, and those of another go on" {
+@test "a gateway is killed: its requests end, and those of another continue" {
     services
     gateway h < "$BATS_FILE_TMPDIR/load"
     begin
@@ -181,7 +181,7 @@ begin() {
 
 # ---- stopped ----
 
-@test "decode is stopped for good: another goes on" {
+@test "decode is stopped for ever: another worker takes over" {
     D=2 services
     begin
     kill_service d0 STOP
@@ -192,7 +192,7 @@ begin() {
     sched_says '.submitted == 14 and .ended.length == 14'
 }
 
-@test "prefill is stopped for good: another goes on" {
+@test "prefill is stopped for ever: another worker takes over" {
     engine+=(--max-num-batched-tokens 32 --max-num-seqs 16)
     P=2 services
     gateway g < "$BATS_FILE_TMPDIR/load"
@@ -214,7 +214,7 @@ stop_and_go() {
     accounts
 }
 
-@test "decode is stopped for a second and goes on" {
+@test "decode is stopped for a second and continues" {
     services
     begin
     stop_and_go d0 1
@@ -227,13 +227,13 @@ stop_and_go() {
     stop_and_go d0 5
 }
 
-@test "decode is stopped past every lease: what it read is given away, and it starts anew" {
+@test "decode is stopped beyond its leases: its slots are reassigned, and it resyncs" {
     D=2 services
     begin
     stop_and_go d0 14
 }
 
-@test "prefill is stopped past every lease" {
+@test "prefill is stopped beyond its leases" {
     engine+=(--max-num-batched-tokens 32 --max-num-seqs 16)
     P=2 services
     gateway g < "$BATS_FILE_TMPDIR/load"
@@ -247,7 +247,7 @@ stop_and_go() {
     stop_and_go kvstore 4
 }
 
-@test "the store is stopped past every lease" {
+@test "the store is stopped beyond the leases" {
     services
     begin
     stop_and_go kvstore 14
@@ -260,7 +260,7 @@ stop_and_go() {
     sched_says '.retried == 0'
 }
 
-@test "sched is stopped past every lease" {
+@test "sched is stopped beyond the leases" {
     services
     begin
     stop_and_go sched 14
@@ -277,7 +277,7 @@ stop_and_go() {
     accounts
 }
 
-@test "a gateway is stopped, is given up, and comes back" {
+@test "a gateway is stopped, counts as dead, and comes back" {
     services
     begin
     kill_service g STOP
@@ -288,7 +288,7 @@ stop_and_go() {
     accounts
 }
 
-@test "a gateway is stopped for a second and goes on" {
+@test "a gateway is stopped for a second and continues" {
     services
     begin
     stop_and_go g 1
@@ -296,7 +296,7 @@ stop_and_go() {
 
 # ---- between the phases ----
 
-@test "decode dies between the end of prefill and its take" {
+@test "decode dies between the end of prefill and the transfer in" {
     services
     until_true 10 sched_says 'any(.workers[]; .name == "d0" and .seqs > 0)'
     kill_service d0 STOP # it lives as far as sched knows, and takes nothing
@@ -313,7 +313,7 @@ stop_and_go() {
 }
 
 # bats test_tags=quick
-@test "requests wait for decode longer than the store keeps what was handed over" {
+@test "requests that wait for decode longer than the TTL of a transfer are answered" {
     kv+=(--handed-ms 100)
     D=0 services
     worker d0 decode --max-num-seqs 1
@@ -328,7 +328,7 @@ stop_and_go() {
     sched_says '.submitted == 14 and .ended.length == 14 and .retried == 0'
 }
 
-@test "a lease expires while a worker reads: nothing is read after it was given away" {
+@test "a lease expires while a worker reads: no slot is read after it was reassigned" {
     kv+=(--lease-ms 1000 --kv-cache-memory-bytes 6M)
     D=2 services
     begin
@@ -337,7 +337,7 @@ stop_and_go() {
 
 # ---- too little ----
 
-@test "the store is full: all wait for their turn" {
+@test "the store is full: all requests wait their turn" {
     kv+=(--kv-cache-memory-bytes 4M)
     services
     gateway g < "$BATS_FILE_TMPDIR/load"
@@ -357,7 +357,7 @@ stop_and_go() {
 }
 
 # bats test_tags=quick
-@test "a request larger than the pool is refused in words, others are served" {
+@test "a request larger than the pool is refused with a reason, others are served" {
     kv+=(--kv-cache-memory-bytes 3M)
     services
     { jq -cn --arg p "$(seq -s' ' 1 1100)" '{id: "big", prompt: $p, max_tokens: 50}'
@@ -373,7 +373,7 @@ stop_and_go() {
 
 # ---- the disk ----
 
-@test "blocks that are damaged on the disk are found, dropped and computed again" {
+@test "blocks damaged on the disk are detected, dropped and computed again" {
     kv+=(--disk disk --disk-size 256M)
     services
     gateway g < "$BATS_FILE_TMPDIR/load"
@@ -416,7 +416,7 @@ P
 # ---- what does not fit ----
 
 # bats test_tags=quick
-@test "a worker with another model, and one with another arithmetic, are refused in words" {
+@test "a worker with another model, or with other arithmetic, is refused with a reason" {
     services
     run timeout 20 decode --run "$RUN" --name other -m "$BATS_FILE_TMPDIR/b.gguf"
     [ "$status" -eq 2 ]
@@ -482,7 +482,7 @@ P
         | $one > 600 and $new < $one + 100 * 64' g.out
 }
 
-@test "ten thousand requests with random cancels leave nothing leased" {
+@test "ten thousand requests with random cancellations leave no lease" {
     fake 20000,100,0,100000,0,1000
     P=2 D=2 services
     run timeout 300 "$PHASEPIPE_BUILD/tests/tools/cancel_load" "ipc://$RUN/sched.sock" "ipc://$RUN/tokenize.sock" 10000 200 7
@@ -493,7 +493,7 @@ P
     sched_says '.submitted > 8000 and .ended.cancelled > 500 and .ended.error == 0'
 }
 
-@test "the same while workers are killed and sched is restarted" {
+@test "random cancellations leave no lease while workers are killed and sched is restarted" {
     fake 20000,100,0,100000,0,1000
     P=2 D=2 services
     timeout 300 "$PHASEPIPE_BUILD/tests/tools/cancel_load" "ipc://$RUN/sched.sock" "ipc://$RUN/tokenize.sock" 10000 200 8 \

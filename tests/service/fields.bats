@@ -33,7 +33,7 @@ prompts() {
     done
 }
 
-@test "a prompt's log-probabilities are the same with an empty store and with one that has the prompt" {
+@test "log-probabilities of a prompt are the same with an empty store and with a cached prompt" {
     prompts > in
     pipe < in > want
     [ "$(jq -s 'map(select(.id | startswith("eval")) | .logprobs.token_logprobs | length) | unique | @json' want)" = '"[541]"' ]
@@ -51,7 +51,7 @@ prompts() {
     ask --max-running 1 < in | diff want -
 }
 
-@test "masks, stops, chats that go on: as through the pipe" {
+@test "masks, stop strings and continued chats give the answers of the pipeline" {
     cat > in << 'J'
 {"prompt":"The capital of France is","max_tokens":12,"bad_words":["Paris"]}
 {"prompt":"The capital of France is","max_tokens":12,"allowed_token_ids":[28,30,260,284,253],"temperature":0.8,"seed":3,"n":2}

@@ -83,7 +83,7 @@ six_blocks_on_disk() {
     wait "$store_pid"
 }
 
-@test "blocks are published, found again, handed over; handing over costs the same whatever the length" {
+@test "blocks are published, found and transferred; a transfer costs the same for any length" {
     kv+=(--kv-cache-memory-bytes $((600 * 12288)))
     start
     client a
@@ -148,7 +148,7 @@ six_blocks_on_disk() {
     until_counts a 500 "$((9300 - cached)) $cached 0 0 0"
 }
 
-@test "a client that is killed leaves nothing behind within 100 ms" {
+@test "everything of a killed client is released within 100 ms" {
     start
     client a
     client b
@@ -160,7 +160,7 @@ six_blocks_on_disk() {
     until_counts b 100 "12 4 0 0 0"
 }
 
-@test "one prompt asked for by many is computed once; those that wait are served when the one who computes is killed" {
+@test "a prompt requested by many is computed once; if the computing client is killed, the waiting ones are served" {
     start
     client a
     client b
@@ -180,7 +180,7 @@ six_blocks_on_disk() {
     [ "$(tell c check)" = ok ]
 }
 
-@test "a client that is stopped past its lease loses all; what it might write is kept from others until it is gone" {
+@test "a client stopped beyond its lease loses everything; slots it might write are quarantined until it is gone" {
     start --lease-ms 1000
     client a
     client b
@@ -207,7 +207,7 @@ six_blocks_on_disk() {
     until_counts b 100 "16 0 0 0 0"
 }
 
-@test "a client that is stopped for less than its lease goes on" {
+@test "a client stopped for less than its lease continues" {
     start --lease-ms 2000
     client a
     tell a lease 1 3
@@ -219,7 +219,7 @@ six_blocks_on_disk() {
     [ "$(tell a check)" = ok ]
 }
 
-@test "kvstore is killed: the next one takes over from its clients, and loses nothing" {
+@test "kvstore is killed: the next one gets the state from its clients and loses nothing" {
     start -v
     client a
     client b
@@ -251,7 +251,7 @@ six_blocks_on_disk() {
     until_counts b 2000 "9 1 6 0 0"
 }
 
-@test "kvstore is killed with a client that was stopped: it keeps its slots until it is gone" {
+@test "kvstore is killed while a client is stopped: that client's slots stay reserved until it is gone" {
     start --lease-ms 1000
     client a
     client b
@@ -264,7 +264,7 @@ six_blocks_on_disk() {
     until_counts b 1000 "16 0 0 0 0"
 }
 
-@test "the service manager is told, keeps the arena, and gives it to the next one" {
+@test "the service manager is notified, keeps the arena, and passes it to the next kvstore" {
     cat > manager.py << 'P'
 import array, os, socket, subprocess, sys, time
 s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -318,7 +318,7 @@ P
     wait $m_pid
 }
 
-@test "a store that is full says whether ever, or not now" {
+@test "a full store reports whether a request can ever fit" {
     start
     client a
     client b
@@ -355,7 +355,7 @@ print(send(b"\x83\xa1k\x2a\xa3tag\x02\xa6handle\xc4" + bytes([n]) + handle))
 P
 }
 
-@test "a sequence handed over ends by itself, is freed by who gave it, and by who knows its handle" {
+@test "a transferred sequence expires, and can be freed by its sender or by its handle" {
     start --handed-ms 1000
     client a
     client b
@@ -388,7 +388,7 @@ P
     [[ $(tell b take "$seq" "$gen") == *"blocks 4 tail 7" ]]
 }
 
-@test "blocks survive a restart in the file; one that is damaged is dropped, and computed again" {
+@test "blocks survive a restart in the file; a damaged one is dropped and computed again" {
     six_blocks_on_disk
     [ ! -e kv.sock ]
     start --disk kv.disk --disk-size 10M
@@ -415,7 +415,7 @@ P
     [[ $output == *"kv.disk holds other KV"*"arithmetic"* ]]
 }
 
-@test "a full disk is said once, and what is in memory stays" {
+@test "a full disk is logged once, and blocks in memory stay" {
     # A disk of 13 pages: the head of the file, and three records of 4.
     mkdir small
     mount -t tmpfs -o size=52k small small || skip "mounting needs root"
@@ -431,7 +431,7 @@ P
     [[ $(tell a lease 1 8) == *"blocks 8 tail 0" ]]
 }
 
-@test "a disk that stands still delays those that need it, so long as is said, and nobody else" {
+@test "a blocked disk delays only requests that need it, by at most --disk-ms" {
     # A disk that stands still while the file `still` is there.
     cat > still.c << 'C'
 #define _GNU_SOURCE
@@ -488,7 +488,7 @@ C
     [ "$status" -ne 0 ]
 }
 
-@test "clients of another model, arithmetic or shape are refused in words" {
+@test "clients with another model, arithmetic or layout are refused with a reason" {
     start
     for args in "08" "07 zz9"; do
         run "$PHASEPIPE_BUILD/tests/tools/kv_client" unix:kv.sock $args
@@ -503,7 +503,7 @@ C
     [[ $output == *"another program listens there"* ]]
 }
 
-@test "bytes that are no frames, and frames that are no sense, harm nobody" {
+@test "malformed bytes and nonsensical frames harm no other client" {
     start
     client a
     tell a lease 1 3
@@ -562,7 +562,7 @@ P
     until_fds
 }
 
-@test "watchers hear what is stored and evicted, those that come late what is there" {
+@test "watchers receive store and evict events, and late ones the current blocks" {
     start
     client a
     client w watch
@@ -578,7 +578,7 @@ P
     [ "$(answer w)" = "stored 0 evicted 2" ]
 }
 
-@test "SIGTERM: no new prompts, those that run are waited for, then exit 0" {
+@test "SIGTERM: new prompts are refused, running ones complete, exit 0" {
     start --drain-seconds 20
     client a
     tell a lease 1 3

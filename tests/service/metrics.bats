@@ -74,7 +74,7 @@ until_true() {
 }
 says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
 
-@test "before the first request: a page that promtool takes, and all is 0" {
+@test "before the first request promtool accepts the page, and all counters are 0" {
     until_true 5 says phasepipe:sched_up 1
     until_true 5 says phasepipe:store_up 1
     [ "$(value vllm:generation_tokens_total)" = 0 ]
@@ -89,7 +89,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     [ ! -s lint ]
 }
 
-@test "the board of vLLM: all that it asks for is there" {
+@test "every series of vLLM's board exists" {
     scrape
     grep -v '^#' "$PHASEPIPE_TOP/tests/golden/vllm-board.txt" > board
     [ "$(wc -l < board)" = 21 ]
@@ -99,7 +99,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     done < board
 }
 
-@test "counts and times are those that the client saw" {
+@test "counts and times match the client's" {
     client load 6 42 > seen
     scrape
     for k in requests choices prompt_tokens completion_tokens cached_tokens max_tokens longest ttft_s e2e_s; do
@@ -139,7 +139,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     so "$(value phasepipe:handover_seconds_count) <= $choices"
 }
 
-@test "the scheduler's and the store's own counts agree, and the pool is empty again" {
+@test "counts of scheduler and store agree, and the pool is empty at the end" {
     local choices=$(jq .choices seen)
     until_true 10 says phasepipe:sched_ended_total reason=length "$choices"
     [ "$(value phasepipe:sched_submitted_total)" = "$choices" ]
@@ -159,7 +159,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     grep -q '^vllm:cache_config_info{.*cache_dtype="int8"' page
 }
 
-@test "under load the pool's use is between 0 and 1, and more than 0" {
+@test "under load the pool usage is above 0 and at most 1" {
     timeout 60 python3 "$PHASEPIPE_TOP/tests/service/metrics_client.py" "$SOCKET" load 8 100000 \
         > /dev/null 2>&1 3>&- &
     local load=$!
@@ -174,7 +174,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     until_true 10 says vllm:kv_cache_usage_perc 0
 }
 
-@test "made-up paths and models make no series" {
+@test "invented paths and models create no series" {
     scrape
     local before=$(wc -l < page)
     client get /x 300
@@ -185,7 +185,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     [ "$(value phasepipe:http_requests_total route=/v1/completions code=404)" = 300 ]
 }
 
-@test "a client that leaves: one more that is gone, one more abort" {
+@test "a disconnect counts as one client gone and one abort" {
     scrape
     local rows='phasepipe:http_requests_total route=/v1/completions code=gone' ended=phasepipe:sched_ended_total
     local gone=$(value phasepipe:client_gone_total) row=$(value $rows) cancelled=$(value $ended reason=cancelled)
@@ -199,7 +199,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     until_true 5 says $ended reason=cancelled $((cancelled + 1))
 }
 
-@test "a client that leaves: what of its prompt was cached counts as such" {
+@test "after a disconnect the cached part of its prompt counts as cached" {
     local body='{"prompt":['$(seq -s, 700 1100)'],"ignore_eos":true' cached
     for _ in 1 2; do
         cached=$(curl -sS --max-time 20 --unix-socket "$SOCKET" http://localhost/v1/completions --json "$body,\"max_tokens\":2}" |
@@ -216,7 +216,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     until_true 1 says vllm:prompt_tokens_by_source_total source=local_compute $((computed + 401 - cached))
 }
 
-@test "services that hang do not keep the page waiting, and are said to be down" {
+@test "stopped services do not delay the page, and are shown as down" {
     kill -STOP "$(pid_of sched)" "$(pid_of kvstore)"
     local i t
     for i in 1 2 3 4 5 6 7; do
@@ -233,7 +233,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     until_true 15 says phasepipe:store_up 1
 }
 
-@test "counters go on when the scheduler and the store are other ones" {
+@test "counters continue when scheduler and store are restarted" {
     scrape
     local submitted=$(value phasepipe:sched_submitted_total) hits=$(value phasepipe:store_hit_blocks_total)
     local length=$(value phasepipe:sched_ended_total reason=length)
@@ -248,7 +248,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     so "$(value phasepipe:store_hit_blocks_total) >= $hits"
 }
 
-@test "phasepipe-metrics(7) lists what there is, with types and labels" {
+@test "phasepipe-metrics(7) lists every family with type and labels" {
     scrape
     # NAME TYPE LABEL …, of the page: those of buckets aside
     awk '/^# TYPE/ { name = $3; type[name] = $4; next }
@@ -276,7 +276,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     diff told there
 }
 
-@test "Prometheus scrapes it, and answers what the board asks" {
+@test "Prometheus scrapes the page and evaluates the board's queries" {
     command -v prometheus > /dev/null || skip "no prometheus: apt-get install prometheus"
     local port http
     read -r port http < <(python3 -c 'import socket

@@ -57,14 +57,14 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     (all($t[]; type == "number" and . == floor and . >= 0)) and $t[0] >= ($t[1:] | add) and $t[0] > 0 and
     all(.prompt_eval_count, .prompt_eval_cached_count, .eval_count; type == "number")'
 
-@test "it says that it is running, and which version it follows" {
+@test "the root says that Ollama is running, and the version is reported" {
     [ "$(curl -sS "$U/")" = "Ollama is running" ]
     [ "$(curl -sSI -o /dev/null -w '%{http_code}' "$U/")" = 200 ]
     curl -sS "$U/api/version" > got
     is '.[0].version | test("^[0-9]+[.][0-9]+[.][0-9]+$")'
 }
 
-@test "generate, streamed: NDJSON, the counts in the last line alone" {
+@test "generate streams NDJSON with counts in the last line only" {
     curl -sSN --max-time 20 -D head "$U/api/generate" -d '{"model":"smol","prompt":"Name a colour.",'"$opt}" > got
     grep -qi '^content-type: application/x-ndjson' head
     [ "$(wc -l < got)" -ge 4 ]
@@ -81,14 +81,14 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     is "$metrics"
 }
 
-@test "an answer of one token has times that can be divided by" {
+@test "an answer of one token has non-zero durations" {
     ask /api/generate '{"model":"smol","prompt":"Name a colour.","stream":false,"options":{"num_predict":1}}' > got
     is 'length == 1'
     is "$metrics"
     is 'last | .eval_count == 1 and .eval_duration > 0 and .prompt_eval_duration > 0 and .load_duration > 0'
 }
 
-@test "chat says what the OpenAI API says, and counts as it does" {
+@test "chat gives the text and counts of the OpenAI API" {
     m='"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"What is the capital of France?"}]'
     curl -sS --max-time 20 --json '{"model":"smol","temperature":0,"max_tokens":12,'"$m}" "$U/v1/chat/completions" > openai
     ask /api/chat '{"model":"smol:latest","stream":false,'"$m,$opt}" > got
@@ -103,7 +103,7 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     is 'all(.[]; .message.role == "assistant")' stream
 }
 
-@test "the same prompt again: equal counts, the cached ones apart, the time as the client sees it" {
+@test "a repeated prompt has equal counts, and its duration matches the client's" {
     local long
     long=$(seq -s' ' 300)
     for i in 1 2; do
@@ -121,7 +121,7 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     is '.[0] | .load_duration + .prompt_eval_duration + .eval_duration > 0.7 * .total_duration'
 }
 
-@test "context goes on with the conversation; raw gives none and takes markers as such" {
+@test "context continues a conversation; raw returns none and accepts markers" {
     ask /api/generate '{"model":"smol","prompt":"My name is Ada.","stream":false,'"$opt}" > first.json
     jq -c '{model: "smol", prompt: "What is my name?", stream: false, context, options: {temperature: 0,
         num_predict: 12}}' first.json > body
@@ -191,7 +191,7 @@ recipe='{
   }
 }'
 
-@test "the recipe \"Generate request (With options)\" runs as it stands" {
+@test "the recipe \"Generate request (With options)\" works unchanged" {
     run -0 status /api/generate "$recipe"
     [[ $output == 200\ * ]]
     cp body whole
@@ -223,7 +223,7 @@ recipe='{
     is '[.[].logprobs // [] | length] | add == 12 or add == 11'
 }
 
-@test "an empty prompt loads, keep_alive 0 unloads: in words, counts are there" {
+@test "an empty prompt loads the model, keep_alive 0 unloads it" {
     ask /api/generate '{"model":"smol"}' > got
     is '.[0] | .done and .done_reason == "load" and .response == "" and .eval_count == 0'
     is "$metrics"
@@ -233,7 +233,7 @@ recipe='{
     is '.[0] | .done_reason == "load" and .message == {"role":"assistant","content":""}'
 }
 
-@test "tags, ps and show tell of the model" {
+@test "tags, ps and show report the model" {
     curl -sS "$U/api/tags" > got
     is '.[0].models | map(.name) == ["smol:latest", "hub/smol:135m"]'
     is '.[0].models[0] | .model == .name and .size > 5e7 and (.digest | test("^[0-9a-f]{64}$")) and
@@ -254,7 +254,7 @@ recipe='{
     is 'last == {"status":"success"}'
 }
 
-@test "the OpenAI API is beside it" {
+@test "the Ollama address also serves the OpenAI API" {
     curl -sS "$U/v1/models" > got
     is '.[0].data[0].id == "smol"'
 }
@@ -266,7 +266,7 @@ expect() {
     jq -e 'keys == ["error"] and (.error | type == "string")' body > /dev/null
 }
 
-@test "errors: a status and {\"error\"}, whether streamed or not" {
+@test "errors are a status and {\"error\"}, streamed or not" {
     local g=/api/generate c=/api/chat
     expect 404 "model 'no' not found" $g '{"model":"no","prompt":"x"}'
     expect 404 "model 'no' not found" $c '{"model":"no","messages":[]}'
@@ -313,7 +313,7 @@ expect() {
     is '.[0].done' waits
 }
 
-@test "a failure in mid-stream is a line with error, and the end" {
+@test "a failure during a stream is a line with error, and the end" {
     rm -f got
     serve ends --drain-seconds 1 --served-model-name smol
     curl -sSN --max-time 20 "$(ollama_of ends)/api/generate" \

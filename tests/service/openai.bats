@@ -16,18 +16,18 @@ teardown_file() { timeout -k 1 60 phasepipe down --run "$RUN" > /dev/null 2>&1 |
 
 check() { timeout 120 python3 "$PHASEPIPE_TOP/tests/service/openai_client.py" "$SOCKET" "$1"; }
 
-@test "objects, names, usage and ids are as vLLM serves them" { check shapes; }
+@test "objects, names, usage and ids are those of vLLM" { check shapes; }
 @test "streams: whole events, the role first, the reason with the last token, usage, the end mark" { check streams; }
-@test "n, several prompts and ids of tokens" { check choices; }
-@test "log-probabilities are those of the pipeline, with a cold store and a warm one" { check logprobs; }
-@test "each field changes what it should" { check fields; }
-@test "what is wrong is refused by status, type and parameter" { check errors; }
-@test "any value of any field is taken or refused, and the next request works" { check odd_values; }
+@test "n, several prompts and token ids" { check choices; }
+@test "log-probabilities are those of the pipeline, with a cold and a warm store" { check logprobs; }
+@test "each field has its effect" { check fields; }
+@test "invalid requests are refused with status, type and parameter" { check errors; }
+@test "any value of any field is accepted or refused, and the next request works" { check odd_values; }
 @test "tokenize and detokenize, and text that looks like a marker" { check tokens; }
 @test "a stop text across tokens is held back, streamed and not" { check stops; }
-@test "every route of openapi.json is there" { check routes; }
-@test "answers do not depend on who else asks" { check beside; }
+@test "every route of openapi.json exists" { check routes; }
+@test "answers do not depend on concurrent requests" { check beside; }
 
-@test "a field that nobody knows is said once" {
+@test "an unknown field is logged once" {
     [ "$(grep -c "who_knows" "$RUN/log/stream.log")" -eq 1 ]
 }

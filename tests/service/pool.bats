@@ -37,19 +37,19 @@ within() {
     done
 }
 
-@test "a request of more than half of the pool: the blocks that it holds are not in its own way" {
+@test "a request of more than half of the pool is not blocked by its own blocks" {
     up --engine fake:1e6,1e6,0,1e5,1,1000 # its prompt takes longer than what is known of the pool stays true
     lines 1 1200 1000 | timeout -k 1 60 stream --jsonl | jq -e '.usage.completion_tokens == 1000'
 }
 
-@test "more prompts than the pool has room for to answer: all end" {
+@test "more prefilled prompts than the pool can decode: all end" {
     up --engine fake:1e6,1e5,0,1e6,1,1000
     lines 24 140 600 | timeout -k 1 120 stream --jsonl > got
     [ "$(jq -s 'map(select(.usage.completion_tokens == 600)) | length' got)" -eq 24 ]
     within 5 0 kv .leased
 }
 
-@test "a gateway dies while its requests wait for decode: their blocks are free at once" {
+@test "a gateway dies while its requests wait for decode: their blocks are freed at once" {
     up --engine fake:1e6,1e5,0,2e7,1,1000 --max-num-seqs 1
     lines 4 140 500 | timeout 60 stream --jsonl > /dev/null 3>&- &
     within 20 3 sched .waiting

@@ -91,7 +91,7 @@ gone() {
     wait "$1" || status=$?
 }
 
-@test "a scheduler takes requests, places them and ends them; the accounting adds up; SIGTERM ends it" {
+@test "a scheduler accepts, places and ends requests; its counts agree; SIGTERM ends it" {
     start sched
     [ "$(command stat -c %a "$dir/s")" = 600 ]
     worker w1 both 16 2 1
@@ -109,7 +109,7 @@ gone() {
     [ ! -s sched.err ]
 }
 
-@test "a second scheduler at the address is refused, a stale socket is taken over, a wrong address is misuse" {
+@test "a second scheduler at the address is refused, a stale socket is replaced, an invalid address is misuse" {
     start sched
     run timeout 10 sched --listen "$url"
     [ "$status" = 1 ]
@@ -160,7 +160,7 @@ gone() {
     [ "$(timeout 10 "$client" stat "$url" | jq -c 'select(.name == "w1") | .seqs')" = 32 ]
 }
 
-@test "what a killed worker ran goes on elsewhere, at once" {
+@test "requests of a killed worker continue on another one at once" {
     start sched
     worker w1 both 32 5 20
     worker w2 both 32 5 20
@@ -209,7 +209,7 @@ gone() {
     adds_up
 }
 
-@test "a scheduler that was stopped for five seconds takes nobody for dead" {
+@test "a scheduler stopped for five seconds considers no peer dead" {
     start sched
     worker w1 both 32 5 200
     worker w2 both 32 5 200
@@ -223,7 +223,7 @@ gone() {
     adds_up
 }
 
-@test "a stopped worker is taken for dead after three heartbeats, and comes back" {
+@test "a stopped worker counts as dead after three heartbeats, and comes back" {
     start sched --knob heartbeat_ms=300
     worker w1 both 32 5 10
     worker w2 both 32 5 10
@@ -243,7 +243,7 @@ gone() {
     [ "$(workers | tr -d '\n')" = '"w1""w2"' ]
 }
 
-@test "peers that mean no good are refused in words, and nobody else notices" {
+@test "hostile peers are refused with a reason, and harm no other" {
     start sched
     worker w1 both 32 2 2
     gateway g1 500 32 10 0
@@ -262,7 +262,7 @@ gone() {
     [[ $output == *no_such_knob* ]]
 }
 
-@test "a worker is drained and taken in again, a policy's knob is set" {
+@test "a worker is drained and restored, and a policy's setting is changed" {
     start sched
     worker w1 both 32 2 2
     until_stat '.workers == 1'
@@ -276,7 +276,7 @@ gone() {
     timeout 10 "$client" knob "$url" queue_max 5
 }
 
-@test "after SIGTERM what is new is refused in words, what runs ends" {
+@test "after SIGTERM new requests are refused with a reason, running ones complete" {
     start sched
     worker w1 both 8 2 100
     gateway g1 8 8 20 0

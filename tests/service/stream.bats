@@ -98,7 +98,7 @@ pipe() { tokenize --jsonl 2> /dev/null | prefill | decode | stream --jsonl 2> /d
 # ask [OPTION …]: through the services
 ask() { timeout -k 1 -s KILL 120 stream --run "$PWD/up" --jsonl "$@" 2>> err.log | jq -cS "$same"; }
 
-@test "services give the lines that the pipe gives" {
+@test "services give the lines of the pipeline" {
     requests > in
     pipe < in > want
     [ "$(wc -l < want)" = 18 ]
@@ -177,7 +177,7 @@ long_lines() {
     jq -e -s 'all(.text == "1 2 3 " and .finish_reason == "length") and ([.[].id | tonumber] == [range(1000)])' got
 }
 
-@test "the variable is enough where the input is no frames" {
+@test "the environment variable is enough if the input is not frames" {
     peer
     export PHASEPIPE_RUN=$PWD
     [ "$(echo '{"prompt":"x","max_tokens":2}' | timeout -k 1 20 stream --jsonl | jq -r .text)" = "1 2 " ]
@@ -187,7 +187,7 @@ long_lines() {
     [[ "$output" =~ eval\ count:\ +3\ tokens ]]
 }
 
-@test "--lines, and the whole of standard input" {
+@test "--lines reads lines, otherwise standard input is one prompt" {
     peer
     printf 'a\nb\n' > in
     [ "$(timeout -k 1 20 stream --run . --lines -n 2 < in)" = $'1 2 \n\n1 2 ' ]
@@ -195,7 +195,7 @@ long_lines() {
     [ "$(timeout -k 1 20 stream --run . -n 3 < in)" = "1 2 3 " ]
 }
 
-@test "text comes as it comes, and Ctrl-C cancels and shows what there is" {
+@test "text is shown as it arrives, and Ctrl-C cancels" {
     peer 100
     stream --run . -p hi -n 1000 > got 2> err 3>&- &
     pid=$!
@@ -210,7 +210,7 @@ long_lines() {
     eventually grep -q '^cancel' peer.log
 }
 
-@test "SIGTERM reads no more and shows what was read" {
+@test "SIGTERM stops reading and shows the answers to what was read" {
     peer 20
     mkfifo in
     stream --run . --jsonl < in > got 3>&- &
@@ -225,7 +225,7 @@ long_lines() {
     [ "$(jq -r '.usage.completion_tokens' got)" = 40 ]
 }
 
-@test "a reader that is slow keeps no connection waiting, one that has gone cancels" {
+@test "a slow reader delays no connection, a closed one cancels" {
     peer
     for ((i = 0; i < 400; i++)); do echo '{"prompt":"x","max_tokens":20}'; done > in
     timeout -k 1 60 stream --run . --jsonl < in 2> err | (sleep 3.5; wc -l) > lines
@@ -262,21 +262,21 @@ without_sched() {
     [[ "$output" == *"nobody listens at ipc://./sched.sock"* ]]
 }
 
-@test "requests without services, and flags that contradict each other, are misuse" {
+@test "requests without services, and contradicting flags, are misuse" {
     for args in '-p x' '--lines' '-n 3' '--sched ipc://x -p y' '--run . --raw --jsonl' '--run . --lines -p x' \
         '--run . --raw --system x -p y' '--run . -p x --stop-id z' '--run . -p x --min-tokens 600'; do
         run -100 timeout -k 1 10 stream $args < /dev/null
     done
 }
 
-@test "a deadline ends what takes longer" {
+@test "a deadline ends requests that take longer" {
     peer 1000000
     run -1 timeout -k 1 20 stream --run . -p x --deadline 0.3 --jsonl
     [[ "$output" == *"the deadline of 0.3 s has passed"* ]]
     eventually grep -q '^cancel' peer.log
 }
 
-@test "tokenize serves: readiness, an address that is taken, and the end" {
+@test "tokenize as a service: readiness, an address in use, and its end" {
     ready tokenize.pid tokenize --listen "ipc://$PWD/tokenize.sock"
     run -1 timeout -k 1 10 tokenize --listen "ipc://$PWD/tokenize.sock"
     run -100 timeout -k 1 10 tokenize --listen nonsense

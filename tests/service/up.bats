@@ -67,7 +67,7 @@ nothing_left() {
     ! grep -lsaz "^PHASEPIPE_RUN=$run\$" /proc/[0-9]*/environ || { echo "a process is left"; false; }
 }
 
-@test "up starts the services, in a directory of its user's alone; ps lists them; down ends them in turn" {
+@test "up starts the services in a private directory; ps lists them; down ends them in order" {
     start -P 2 -m some.gguf --kv-cache-memory-bytes 1M --kv-cache-dtype f16 --max-num-seqs 9 --engine cuda
     [ "$(stat -c %a "$run")" = 700 ]
     phasepipe ps --run "$run" --json > ps
@@ -99,7 +99,7 @@ tokenize tokenize tokenizer ready" ]
     run -0 phasepipe down --run "$run"
 }
 
-@test "the pools have cores of their own, and decode shares its with nobody" {
+@test "the pools have separate cores, and decode shares its own with no one" {
     [ "$(nproc)" -ge 2 ] || skip "one processor"
     start
     decode=$(jq -r 'select(.name == "decode-0").args as $a | $a[($a | index("--cpus")) + 1]' stand/starts)
@@ -117,7 +117,7 @@ tokenize tokenize tokenizer ready" ]
     phasepipe down --run "$run"
 }
 
-@test "what dies is started again, saying so, later each time; what is stopped is seen" {
+@test "a service that dies is restarted with a growing delay and a log line; a stopped one is detected" {
     start
     for name in kvstore sched tokenize prefill-0 decode-0; do
         pid=$(pid_of $name)
@@ -256,7 +256,7 @@ time.sleep(60)' > port 3>&- &
     refused 100 "invalid address 'nowhere'" --http nowhere
 }
 
-@test "addresses are bound once, come from the readiness message, and outlive the process of the server" {
+@test "addresses are bound once, reported by the readiness message, and outlive the server process" {
     printf 'HTTP=http://example:1\nOTHER=x\nOLLAMA=unix:there\n' > stand/addresses-stream
     start --http unix:http --ollama 127.0.0.1:0
     [ "$(jq -r 'select(.name == "stream").listen' stand/starts)" = http:ollama ]
@@ -283,7 +283,7 @@ time.sleep(60)' > port 3>&- &
     nothing_left
 }
 
-@test "what is written to --ready-fd and is no readiness message counts for nothing" {
+@test "other output on --ready-fd than a readiness message is ignored" {
     cat > bin/tokenize << 'P'
 #!/bin/sh
 while [ "$1" != --ready-fd ]; do shift; done
@@ -299,7 +299,7 @@ P
     wait "$(cat up.pid)" || rc=$?
 }
 
-@test "a service that is not ready for long is named; a signal ends the wait" {
+@test "a service that is not ready for long is logged by name; a signal ends the wait" {
     touch stand/slow-tokenize
     phasepipe up --run "$run" --detach 2> up.err 3>&- &
     echo $! > up.pid
@@ -313,7 +313,7 @@ P
     nothing_left
 }
 
-@test "--detach returns when all are ready, and holds nothing of its caller" {
+@test "--detach returns when all are ready, and holds no descriptor of its caller" {
     echo in | phasepipe up --run "$run" --detach > out 2> err # bats waits for descriptor 3 if it is kept
     grep -q "ready in .* s: stream --run $run -p" err
     [ "$(phasepipe ps --run "$run" | grep -c ' ready ')" -eq 5 ]
@@ -326,7 +326,7 @@ P
     nothing_left
 }
 
-@test "a log does not grow for ever" {
+@test "the size of a log is bounded" {
     cat > bin/tokenize << 'P'
 #!/bin/sh
 while [ "$1" != --ready-fd ]; do shift; done
@@ -341,7 +341,7 @@ P
     phasepipe down --run "$run" --timeout 5
 }
 
-@test "a full disk ends nothing: it is said once, what dies is started again, and the state is written when there is room" {
+@test "a full disk is logged once and ends nothing: services are restarted, and the state is written later" {
     mkdir -m 700 "$run"
     if mount -t tmpfs -o size=256k,mode=700 none "$run"; then
         touch mounted
@@ -387,7 +387,7 @@ P
     make_room
 }
 
-@test "a second one is refused while the first lives; one that was killed is taken over, and nothing of it is left" {
+@test "a second up is refused while the first lives; a killed one is replaced, and nothing of it is left" {
     start
     first=$(supervisor)
     run -1 phasepipe up --run "$run" --detach
@@ -413,7 +413,7 @@ P
     nothing_left
 }
 
-@test "two that start at once: one wins" {
+@test "of two that start at once one wins" {
     for i in 1 2 3 4 5 6; do phasepipe up --run "$run" --detach 2> "err$i" 3>&- && echo $i >> won & done
     wait
     [ "$(wc -l < won)" -eq 1 ]
@@ -422,7 +422,7 @@ P
     nothing_left
 }
 
-@test "what does not end in time is killed, and the others still have theirs" {
+@test "a service that does not end in time is killed, and the others still get theirs" {
     touch stand/stuck-prefill-0
     start
     rc=0
@@ -441,14 +441,14 @@ P
     nothing_left
 }
 
-@test "a supervisor that is stopped is ended all the same" {
+@test "a stopped supervisor can be ended" {
     start
     kill -STOP "$(cat up.pid)"
     phasepipe down --run "$run" --timeout 5
     nothing_left
 }
 
-@test "ctl restart, by name and by role; ctl sched-swap, and back where the new one does not run" {
+@test "ctl restart works by name and by role; ctl sched-swap falls back if the new policy fails" {
     start -P 2
     pid=$(pid_of decode-0)
     phasepipe ctl restart decode --run "$run"
@@ -476,7 +476,7 @@ P
     phasepipe down --run "$run"
 }
 
-@test "a directory of another's, or one that others look into, is refused" {
+@test "a directory of another user, or readable by others, is refused" {
     mkdir open && touch open/something && chmod 755 open
     run -1 phasepipe up --run open
     [[ $output == *"others may look into it"* ]]
@@ -516,7 +516,7 @@ P
     done
 }
 
-@test "the arena of kvstore outlives kvstore, without a client that would bring it" {
+@test "the arena outlives kvstore without a client that holds it" {
     kv_client=$PHASEPIPE_BUILD/tests/tools/kv_client
     rm bin/kvstore
     cat > bin/kvstore << P

@@ -87,7 +87,7 @@ nothing_left() {
     nothing_left
 }
 
-@test "ctl: a worker drains, takes another role, a knob is set; what does not exist is refused in words" {
+@test "ctl drains a worker, changes a role and a setting; unknown names are refused with a reason" {
     up -D 2
     phasepipe ctl drain decode-0 --run "$run"
     [ "$(phasepipe ctl sched --json --run "$run" | jq -c '[.workers[] | select(.draining).name]')" = '["decode-0"]' ]
@@ -106,7 +106,7 @@ nothing_left() {
     phasepipe down --run "$run"
 }
 
-@test "each is killed under load and comes back; the answers are those of the pipe" {
+@test "each service is killed under load and restarted; the answers are those of the pipeline" {
     up
     for name in decode-0 prefill-0 kvstore sched tokenize; do
         load
@@ -123,7 +123,7 @@ nothing_left() {
     nothing_left
 }
 
-@test "the policy is replaced under load, and no request is lost" {
+@test "the policy is replaced under load without losing a request" {
     up
     load
     until_true 10 running
@@ -142,7 +142,7 @@ nothing_left() {
     nothing_left
 }
 
-@test "down under load: what runs is finished" {
+@test "down under load: running requests complete" {
     up
     load
     until_true 10 running
@@ -156,7 +156,7 @@ nothing_left() {
     nothing_left
 }
 
-@test "a model that is none ends up with its own words" {
+@test "an invalid model ends up with its own error" {
     head -c 1000 "$PHASEPIPE_TEST_MODEL" > short.gguf
     rc=0
     timeout 60 phasepipe up --run "$run" --detach -m short.gguf 2> err 3>&- || rc=$?
@@ -186,7 +186,7 @@ nothing_left() {
     nothing_left
 }
 
-@test "top in a terminal leaves it as it was" {
+@test "top restores the terminal" {
     up --engine fake:1000,1000,0,1000,0,1000
     cat > terminal.py << 'P'
 import os, pty, select, sys, time

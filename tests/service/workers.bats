@@ -89,7 +89,7 @@ nothing_leased() {
     [ "$(leased)" = 0 ]
 }
 
-@test "prompts here, answers there: as the pipe has it, and again from what is cached" {
+@test "prefill and decode workers give the answers of the pipeline, also from cached blocks" {
     services -k local_tokens=0
     start p prefill --run .
     start d decode --run .
@@ -103,21 +103,21 @@ nothing_leased() {
     until_true 3 nothing_leased
 }
 
-@test "a decode alone does both, in chunks" {
+@test "a decode worker alone does both stages, in chunks" {
     services
     start d decode --run . --max-num-batched-tokens 100
     ask < "$lines" > got
     same got
 }
 
-@test "a prefill alone does both" {
+@test "a prefill worker alone does both stages" {
     services
     start p prefill --run .
     ask < "$lines" > got
     same got
 }
 
-@test "several workers, the policy's choice" {
+@test "several workers, chosen by the policy" {
     services
     start p prefill --run . --max-num-batched-tokens 64
     start d decode --run .
@@ -128,7 +128,7 @@ nothing_leased() {
     done
 }
 
-@test "too few blocks for all at once: some wait, some are preempted, all are answered" {
+@test "with too few blocks some requests wait, some are preempted, and all are answered" {
     BYTES=28M services -k reserve=0
     start p prefill --run .
     start d decode --run .
@@ -141,7 +141,7 @@ nothing_leased() {
     until_true 3 nothing_leased
 }
 
-@test "a worker that drains gives its answers to another" {
+@test "a draining worker passes its requests to another" {
     services
     start d decode --run . --drain-timeout 0
     head -n 5 "$lines" | jq -c '.max_tokens = 200 | .ignore_eos = true | del(.stop) | if .seed then .seed = 7 else . end' > long.jsonl
@@ -157,7 +157,7 @@ nothing_leased() {
     [ "$(phasepipe ctl --run . sched --json | jq .preempted)" -gt 0 ]
 }
 
-@test "the second turn of a chat finds what the first turn wrote" {
+@test "the second turn of a chat finds the blocks of the first" {
     services -k local_tokens=0
     start p prefill --run .
     start d decode --run .
@@ -172,7 +172,7 @@ nothing_leased() {
         diff - <(jq -r .text <<< "$second")
 }
 
-@test "short answers in a row: each gives its place back at once, not when the worker next says its room" {
+@test "short answers in a row release their capacity at once, before the worker's next report" {
     services
     start pre prefill --run . --max-num-seqs 4
     seq 40 | jq -c '{id: "\(.)", prompt: "a", max_tokens: 1}' > row
@@ -188,7 +188,7 @@ nothing_leased() {
     false
 }
 
-@test "with the fake engine a hundred prompts take the time that its numbers say" {
+@test "with the fake engine a hundred prompts take the configured time" {
     start store kvstore --listen "unix:$PWD/kv.sock" --kv-cache-memory-bytes 8M --layers 1 --kv-heads 1 --head-dim 8 \
         --arithmetic fake1 --model-fingerprint "$(printf 'fa%.0s' {1..32})"
     start sched sched --run . -k local_tokens=0
@@ -211,7 +211,7 @@ nothing_leased() {
     until_true 3 nothing_leased
 }
 
-@test "a worker with another model or arithmetic is refused in words, and comes in when it fits" {
+@test "a worker with another model or arithmetic is refused with a reason, and accepted when it matches" {
     services
     start d decode --run .
     run timeout 20 prefill --run . --engine fake:0,0,0,0,0,0
@@ -222,7 +222,7 @@ nothing_leased() {
     [[ $output == *"KV of type bf16, this store int8"* ]]
 }
 
-@test "workers may come first, and in any order" {
+@test "workers may start first, and in any order" {
     start tok tokenize --listen "ipc://$PWD/tokenize.sock"
     prefill --run . 2>> p.err 3>&- &
     echo $! >> pids
