@@ -12,7 +12,7 @@ import traceback
 import urllib.error
 import urllib.request
 
-URL = os.environ.get("PHASEPIPE_URL", "http://127.0.0.1:8000")  # the OpenAI surface, without /v1
+URL = os.environ.get("PHASEPIPE_URL", "http://127.0.0.1:8000")  # the OpenAI API, without /v1
 OLLAMA = os.environ.get("PHASEPIPE_OLLAMA", "")
 KEYED, KEY = os.environ.get("PHASEPIPE_KEYED", ""), os.environ.get("PHASEPIPE_KEY", "")  # one that wants a key
 NARROW = os.environ.get("PHASEPIPE_NARROW", "")  # one that lets a single answer wait

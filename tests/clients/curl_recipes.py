@@ -159,7 +159,7 @@ def events():
 @check
 def ollama_counters():
     """Ollama's counters through jq"""
-    c.need(c.OLLAMA, "the Ollama surface")
+    c.need(c.OLLAMA, "the Ollama API")
     name = shell("curl -sf $OLLAMA/api/tags | jq -r '.models[0].name'").strip()
     begin = time.monotonic()
     rate = shell(f"""curl -sf $OLLAMA/api/generate -d '{{"model": "{name}", "prompt": "Why is the sky blue?", "stream": false,
@@ -177,7 +177,7 @@ def ollama_counters():
 @check
 def ollama_options():
     """the request with options of Ollama's documentation, as it stands"""
-    c.need(c.OLLAMA, "the Ollama surface")
+    c.need(c.OLLAMA, "the Ollama API")
     options = {"num_keep": 5, "seed": 42, "num_predict": 100, "top_k": 20, "top_p": 0.9, "min_p": 0.0, "typical_p": 0.7,
                "repeat_last_n": 33, "temperature": 0.8, "repeat_penalty": 1.2, "presence_penalty": 1.5, "frequency_penalty": 1.0,
                "penalize_newline": True, "stop": ["\n", "user:"], "numa": False, "num_ctx": 1024, "num_batch": 2, "num_gpu": 1,

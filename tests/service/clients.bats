@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
-# Clients that people have, with the real services and the real model: what `make check-clients` runs in seconds. The packages
-# openai and ollama are in a venv of the cache folder; scripts/check sees to it.
+# Common clients with the real services and the real model: the quick part of `make check-clients`. The packages openai and
+# ollama are in a venv of the cache folder, which scripts/check creates.
 
 setup() {
     bats_require_minimum_version 1.5.0
@@ -20,7 +20,7 @@ packages() {
         skip "scripts/check-clients --install --quick has not been run"
 }
 
-# listen PORT: takes the port of the loopback for the time of the test; false: it is somebody's
+# listen PORT: listens on the loopback for the time of the test; false: the port is in use
 listen() {
     python3 -c 'import socket, sys, time
 s = socket.socket()
@@ -38,7 +38,7 @@ time.sleep(120)' "$1" > /dev/null 2>&1 3>&- &
     return 1
 }
 
-# free PORT: nobody listens there
+# free PORT: succeeds if the port is not in use
 free() { listen "$1" && kill "$(cat listener)" && rm listens; }
 
 @test "the package openai" {
@@ -87,7 +87,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     listen 11434 || skip "port 11434 is somebody's, who may leave it at any time"
     unset PHASEPIPE_HTTP
     PATH="$PHASEPIPE_BIN:$PATH"
-    # The model is asked nothing: an engine that computes nothing will do.
+    # Nothing is generated, so the fake engine is enough.
     up=(phasepipe up --run "$PWD/run" -m "$PHASEPIPE_TEST_MODEL" --engine 'fake:0,0,0,0,0,0' --detach)
     "${up[@]}" --http 127.0.0.1:0 2> err 3>&- || { cat err; false; }
     grep -qx 'phasepipe up: 127.0.0.1:11434: address already in use; the Ollama API is not served' err
@@ -95,7 +95,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     url=$(sed -n 's/^phasepipe up: the OpenAI API and metrics: //p' err)
     [[ $url =~ ^http://127.0.0.1:[1-9][0-9]*$ ]]
     [ "$(curl -s -o models -w '%{http_code}' "$url/v1/models")" = 200 ]
-    # A server that is started again says where it is now.
+    # A restarted server reports its address again.
     phasepipe ctl restart stream --run "$PWD/run"
     [ "$(grep -c 'the OpenAI API and metrics: http://127.0.0.1:' run/log/up.log)" -eq 2 ]
     phasepipe down --run "$PWD/run"
@@ -103,7 +103,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
     "${up[@]}" --http 127.0.0.1:0 --ollama 127.0.0.1:11434 2> err 3>&- || rc=$?
     [ "$rc" -eq 1 ]
     grep -qx 'phasepipe up: 127.0.0.1:11434: address already in use' err
-    # Not detached it says the same, at the end of its words.
+    # Without --detach it prints the same at the end.
     phasepipe up --run "$PWD/run" -m "$PHASEPIPE_TEST_MODEL" --engine 'fake:0,0,0,0,0,0' --http "unix:$PWD/http" 2> err 3>&- &
     up=$!
     for _ in $(seq 400); do ! grep -q ' ready in ' err || break; sleep 0.05; done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
-# What holds whatever clients and services do: stream --http before real services whose engine computes nothing but takes its
-# time. The clients are edge_client.py's.
+# The HTTP gateway with misbehaving clients and services: stream --http with real services and the fake engine, which takes
+# time but computes nothing. The clients are in edge_client.py.
 
 bats_require_minimum_version 1.5.0
 
@@ -23,7 +23,7 @@ setup() { cd "$BATS_FILE_TMPDIR" || return 1; }
 
 check() { timeout 120 python3 "$PHASEPIPE_TOP/tests/service/edge_client.py" "$SOCKET" "$@"; }
 
-# serve NAME [OPTION ...]: another server before the same services, at the socket NAME.s
+# serve NAME [OPTION ...]: another gateway of the same services, at the socket NAME.s
 serve() {
     mkfifo "$1.ready"
     stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/$1.s" --served-model-name smol "${@:2}" --ready-fd 4 \
@@ -49,7 +49,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     serve full --max-waiting 4
     SOCKET=$PWD/full.s check full
     SOCKET=$PWD/full.s check too_many 4
-    # By default a batch of 1,024 prompts is taken.
+    # By default a batch of 1,024 prompts is accepted.
     python3 -c 'import json; print(json.dumps({"prompt": ["a"] * 1024, "max_tokens": 1}))' > batch
     curl -sS --unix-socket "$SOCKET" http://localhost/v1/completions -H 'Content-Type: application/json' -d @batch > out
     jq -e '.choices | length == 1024' out
@@ -171,7 +171,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     serve stops --tokenize "ipc://$PWD/stops/tokenize.sock"
     ask=(-d '{"prompt":"a","max_tokens":2}')
     [ "$(code stops /v1/completions "${ask[@]}")" = 200 ] && [ "$(code stops /health)" = 200 ]
-    # Before a scheduler without workers: what it has read already waits on.
+    # With a scheduler without workers: requests that are tokenized already keep waiting.
     sched --listen "ipc://$PWD/stops/sched.sock" > /dev/null 2>&1 3>&- &
     echo $! >> pids
     RUN=$PWD/stops serve idle

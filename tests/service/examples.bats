@@ -1,9 +1,9 @@
 #!/usr/bin/env bats
-# The examples that serve over HTTP, with the real model: what each is there to show must be seen.
+# The examples that serve over HTTP, with the real model: each must show its point.
 
 setup() { cd "$BATS_TEST_TMPDIR" || return 1; }
 
-# so EXPRESSION: it is true of numbers
+# so EXPRESSION: succeeds if the numeric expression is true
 so() { awk "BEGIN { exit !($1) }" || { echo "not so: $1"; cat out; return 1; }; }
 
 @test "two pools: the first token waits for the prompt, later ones do not" {
@@ -11,10 +11,10 @@ so() { awk "BEGIN { exit !($1) }" || { echo "not so: $1"; cat out; return 1; }; 
     line='^prompt of ([0-9.]+) tokens, answer of ([0-9.]+): TTFT ([0-9.]+) ms, TPOT ([0-9.]+) ms$'
     [ "$(grep -cE "$line" out)" -eq 2 ] && [ "$(wc -l < out)" -eq 2 ]
     read -r n0 a0 t0 p0 n1 a1 t1 p1 < <(sed -E "s/$line/\1 \2 \3 \4/" out | xargs)
-    # The answers are the same length, so that what differs is the prompt alone.
+    # The answers have the same length, so that only the prompt differs.
     so "$a0 == 200 && $a1 == 200 && $n0 == 200 && $n1 == 2000"
     so "$t1 > 3 * $t0"
-    # A token behind the long prompt reads 23 MB of KV beside the 98 MB of weights: a fifth more. The bound leaves room for what else
+    # A token after the long prompt reads 23 MB of KV beside the 98 MB of weights: a fifth more. The bound leaves room for what else
     # runs on a shared machine in one of the two runs and not in the other; that slows both times of a run, so they are compared too.
     so "$p1 < 2.5 * $p0"
     so "$t1 / $t0 > 3 * $p1 / $p0"

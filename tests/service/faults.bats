@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
-# Faults that the services must survive, with real processes: programs that are killed and stopped under load, stores
-# that are full, damaged or gone, workers that do not fit. What comes out must be, bit for bit, what the same requests
-# give in a pipe that nobody disturbs; afterwards the accounts must add up and no block be held.
+# Faults that the services must survive, with real processes: programs that are killed and stopped under load, stores that
+# are full, damaged or gone, workers that do not match. The answers must be, bit for bit, those of an undisturbed pipeline;
+# afterwards the counts must add up and no block be leased.
 #
 # scripts/check runs those that are tagged quick, `make check-faults` all.
 
@@ -44,7 +44,7 @@ fake() {
     engine=(-m "$model" --engine "fake:$1")
 }
 
-# begin: the load is on its way, and decode is writing answers
+# begin: returns when the load is running and decode is writing answers
 begin() {
     gateway g < "$BATS_FILE_TMPDIR/load"
     until_true 30 busy d0 decode
@@ -204,7 +204,7 @@ begin() {
     accounts
 }
 
-# for how long, past the heartbeat (3 s), past the leases of sched and store (10 s), which name
+# stop_and_go NAME SECONDS: stops a service under load and continues it; the heartbeat is 3 s, leases are 10 s
 stop_and_go() {
     kill_service "$1" STOP
     sleep "$2"
@@ -294,7 +294,7 @@ stop_and_go() {
     stop_and_go g 1
 }
 
-# ---- between the phases ----
+# ---- between prefill and decode ----
 
 @test "decode dies between the end of prefill and the transfer in" {
     services
@@ -335,7 +335,7 @@ stop_and_go() {
     stop_and_go d0 2
 }
 
-# ---- too little ----
+# ---- full pools ----
 
 @test "the store is full: all requests wait their turn" {
     kv+=(--kv-cache-memory-bytes 4M)
@@ -413,7 +413,7 @@ P
     accounts
 }
 
-# ---- what does not fit ----
+# ---- mismatches ----
 
 # bats test_tags=quick
 @test "a worker with another model, or with other arithmetic, is refused with a reason" {
@@ -425,7 +425,7 @@ P
     [ "$status" -eq 2 ]
     run timeout 20 decode --run "$RUN" --name other -m "$model" --engine fake:1,1,1,1,1,1
     [ "$status" -eq 2 ]
-    # One that has a store of its own gets as far as the scheduler.
+    # A worker with a store of its own is refused by the scheduler only.
     start other_kv kvstore --listen unix:other.sock -m "$BATS_FILE_TMPDIR/b.gguf" --kv-cache-memory-bytes 16M
     decode --sched "ipc://$RUN/sched.sock" --kv unix:other.sock --name other -m "$BATS_FILE_TMPDIR/b.gguf" \
         2> other.err 3>&- &
@@ -475,7 +475,7 @@ P
     finish g
     [ "$(wc -l < g.out)" -eq 100 ]
     accounts
-    # Of all prompts the blocks that are common were computed once: what was not found is one prompt, and the ends.
+    # The common blocks were computed once: the misses are one prompt and the remainders.
     jq -s '(map(.usage.prompt_tokens - .usage.cached_tokens) | add) as $new | .[0].usage.prompt_tokens as $one
         | {new: $new, one: $one}' g.out
     jq -es '(map(.usage.prompt_tokens - .usage.cached_tokens) | add) as $new | .[0].usage.prompt_tokens as $one

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
-# Fields of requests through the services, on the real model: the same lines as through the pipe, with an empty store and
-# with one that has the prompts. Log-probabilities of a prompt need its logits, which no store has.
+# Fields of requests through the services, on the real model: the same lines as through the pipeline, with an empty store
+# and with cached prompts. Log-probabilities of a prompt need its logits, which are not cached.
 
 bats_require_minimum_version 1.5.0
 
@@ -20,8 +20,8 @@ pipe() { tokenize --jsonl 2> /dev/null | prefill | decode | stream --jsonl | jq 
 raw() { timeout -k 1 120 stream --run "$PWD/up" --jsonl "$@"; }
 ask() { raw "$@" | jq -cS "$same"; }
 
-# Prompts of 540 tokens, the first 480 of them shared: two chunks of a step, and 15 blocks that all have. lm-eval's
-# requests: lists of ids, one token, echo and one log-probability.
+# Prompts of 540 tokens, the first 480 of them shared: two chunks, and 15 common blocks. Requests as of lm-eval: lists of
+# ids, one token, echo and one log-probability.
 prompts() {
     local i ids
     for i in 1 2 3; do
@@ -39,7 +39,7 @@ prompts() {
     [ "$(jq -s 'map(select(.id | startswith("eval")) | .logprobs.token_logprobs | length) | unique | @json' want)" = '"[541]"' ]
     grep eval1 in | ask > cold
     diff <(grep eval1 want) cold
-    # the prompt is in the store now: who needs no logits of it takes it from there, who does computes it again
+    # the prompt is cached now: a request without its logits uses it, one with logits computes it again
     grep -E 'plain1|eval1|none1|apart1' in > warm.in
     raw < warm.in > warm
     diff <(grep -E 'plain1|eval1|none1|apart1' want) <(jq -cS "$same" warm)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bats
-# kvstore with real processes: clients that are killed and stopped, a store that is killed and one that takes over,
-# a store that is full, a file tier that is damaged, clients that do not fit, bytes that are no frames.
-# tests/tools/kv_client does one command a line; its kind of KV has 2 layers, a head of 64, int8: 12288 bytes a slot
+# kvstore with real processes: killed and stopped clients, a killed store and its successor, a full store, a damaged file
+# tier, clients that do not match, malformed bytes.
+# tests/tools/kv_client runs one command a line; its KV has 2 layers, a head of 64, int8: 12288 bytes a slot
 # (2 tiles of 2 × 32 × 64 and 2 × 32 × 4 bytes, rounded up to an odd number of pages of 4096).
 
 setup_file() {
-    # Built already by the targets of make; not anew here, where the flags of that build are not known.
+    # Built already by make; not built here, since the flags of that build are not known.
     [ -x "$PHASEPIPE_BUILD/tests/tools/kv_client" ] || make -s -C "$PHASEPIPE_TOP" B="$PHASEPIPE_BUILD" tools
 }
 
@@ -70,7 +70,7 @@ until_counts() {
     done
 }
 
-# six_blocks_on_disk: a store with a file has come, got six blocks of the prompt 1, and gone
+# six_blocks_on_disk: runs a store with a file until it has six blocks of prompt 1, and ends it
 six_blocks_on_disk() {
     start --disk kv.disk --disk-size 10M
     client a
@@ -99,7 +99,7 @@ six_blocks_on_disk() {
     [ "$(tell b check)" = ok ]
     [[ $(tell b lease 2 5) == *"blocks 2 tail 0" ]]
     # 4 blocks against 256: the times of a round trip, so the best of a few medians of 1001, all of the same client: two
-    # processes may lie differently to the store's for as long as they live.
+    # processes may have different memory placement for as long as they live.
     ratio() {
         local short=999999999 long=999999999 t
         for _ in 1 2 3 4 5; do
@@ -244,7 +244,7 @@ six_blocks_on_disk() {
     [ "$(tell a publish 2)" = "published 2" ]
     [ "$(tell a check)" = ok ]
     [[ $(tell b lease 1 6) == *"blocks 6 tail 0" ]]
-    # Killed together: what only the client held is free once it is known to be gone.
+    # Killed together: blocks leased only by the client are freed when its death is detected.
     kill -9 "$store_pid" $a_pid
     start -v
     [ "$(tell b check)" = ok ]
@@ -396,7 +396,7 @@ P
     [[ $(tell b nowait 1 6) == *"blocks 6 tail 0" ]] # answered when they are read
     [ "$(tell b check)" = ok ]
     kill -9 $b_pid "$store_pid"
-    # The fourth record: its bytes begin a page behind its head.
+    # The fourth record: its bytes begin a page after its header.
     printf X | dd of=kv.disk bs=1 seek=$((4096 + 3 * (4096 + 12288) + 4096 + 300)) conv=notrunc status=none
     start --disk kv.disk --disk-size 10M
     client c
@@ -416,7 +416,7 @@ P
 }
 
 @test "a full disk is logged once, and blocks in memory stay" {
-    # A disk of 13 pages: the head of the file, and three records of 4.
+    # A disk of 13 pages: the header of the file, and three records of 4.
     mkdir small
     mount -t tmpfs -o size=52k small small || skip "mounting needs root"
     start --disk small/kv.disk
@@ -432,7 +432,7 @@ P
 }
 
 @test "a blocked disk delays only requests that need it, by at most --disk-ms" {
-    # A disk that stands still while the file `still` is there.
+    # A disk that blocks while the file `still` exists.
     cat > still.c << 'C'
 #define _GNU_SOURCE
 #include <sys/syscall.h>
@@ -475,7 +475,8 @@ C
     for _ in 1 2 3 4 5 6 7 8 9 10; do grep -q "answers again" store.err && break || sleep 0.1; done
     [[ $(tell b nowait 1 6) == *"blocks 6 tail 0" ]]
     [ "$(tell b check)" = ok ]
-    # One that ends while the disk stands still does not wait for it for ever.
+    # Shutdown with a blocked disk does not wait for ever.
+
     tell b release
     tell d release
     touch still

@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
-# /metrics of stream --http before real services, whose engine computes nothing but takes the time that it is told to.
-# Counts and times are held against what a client saw that measures itself (metrics_client.py) and against the engine's
-# own times; the format against promtool and a real Prometheus, where there is one.
+# /metrics of stream --http with real services and the fake engine, which takes configured times. Counts and times are
+# compared with those of a measuring client (metrics_client.py) and of the engine; the format is checked by promtool and a
+# real Prometheus if they are installed.
 
 bats_require_minimum_version 1.5.0
 
@@ -35,7 +35,7 @@ pid_of() { phasepipe ps --run "$RUN" --json | jq -r --arg n "$1" '[.[] | select(
 client() { timeout 120 python3 "$PHASEPIPE_TOP/tests/service/metrics_client.py" "$SOCKET" "$@"; }
 scrape() { curl -sS --max-time 5 --unix-socket "$SOCKET" http://localhost/metrics > page; }
 
-# value NAME [LABEL=VALUE …]: of the series of the page `page` with these labels; nothing where there is none
+# value NAME [LABEL=VALUE …]: prints the value of the series with these labels in the file `page`; nothing if there is none
 value() {
     awk -v name="$1" -v labels="${*:2}" '
         BEGIN { n = split(labels, want, " ") }
@@ -52,7 +52,7 @@ value() {
         }' page
 }
 
-# so EXPRESSION: it is true of numbers
+# so EXPRESSION: succeeds if the numeric expression is true
 so() {
     awk "BEGIN { exit !($1) }" || {
         echo "not so: $1"
@@ -82,7 +82,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     [ "$(value vllm:request_success_total finished_reason=length model_name=smol engine=0)" = 0 ]
     command -v promtool > /dev/null || skip "no promtool: apt-get install prometheus"
     run promtool check metrics < page
-    # What its linter has against vLLM's names, and nothing else.
+    # The linter complains about vLLM's names only.
     echo "$output" | grep -v "should not contain ':'" |
         grep -vx 'vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix' > lint || true
     cat lint
@@ -150,7 +150,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     for s in free cached leased credited quarantined; do all=$((all + $(value phasepipe:store_blocks state=$s))); done
     [ "$all" = "$(value phasepipe:worker_blocks role=prefill)" ]
     so "$(value phasepipe:store_tier_bytes tier=memory) >= $(value phasepipe:store_tier_used_bytes tier=memory)"
-    # Steps computed what was not cached of the prompts, and each answer's tokens but its last, which nothing reads.
+    # Steps computed the uncached part of the prompts, and all tokens of each answer but the last.
     local computed=$(value vllm:prompt_tokens_by_source_total source=local_compute) answered=$(value vllm:generation_tokens_total)
     until_true 10 says vllm:iteration_tokens_total_sum $((computed + answered - choices))
     so "$(value vllm:iteration_tokens_total_sum) >= $(value vllm:iteration_tokens_total_count)"
@@ -250,7 +250,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
 
 @test "phasepipe-metrics(7) lists every family with type and labels" {
     scrape
-    # NAME TYPE LABEL …, of the page: those of buckets aside
+    # NAME TYPE LABEL … of the page, without the label of buckets
     awk '/^# TYPE/ { name = $3; type[name] = $4; next }
         /^#/ { next }
         {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
-# The Ollama API of stream --ollama with curl and jq, before real services and the real model. Fields, their types and
-# what is an error are those of Ollama's docs/api.md; counts are held against the OpenAI API beside it.
+# The Ollama API of stream --ollama with curl and jq, real services and the real model. Fields, types and errors are those
+# of Ollama's docs/api.md; counts are compared with the OpenAI API of the same server.
 
 bats_require_minimum_version 1.5.0
 
@@ -44,15 +44,15 @@ ollama_of() { sed -n 's/^OLLAMA=//p' "$1.addresses"; }
 
 pid_of() { phasepipe ps --run "$RUN" --json | jq -r --arg n "$1" '[.[] | select(.program == $n or .name == $n) | .pid][0]'; }
 
-# ask PATH BODY: what is answered; fails where curl does
+# ask PATH BODY: prints the response; fails if curl does
 ask() { curl -sS --max-time 20 "$U$1" -d "$2"; }
 # status PATH BODY: "CODE BODY"
 status() { curl -sS --max-time 20 -o body -w '%{http_code} ' "${@:3}" "$U$1" -d "$2" && cat body; }
-# is FILTER [FILE]: what jq says of it must be true
+# is FILTER [FILE]: succeeds if jq's result is true
 is() { jq -es "$1" "${2:-got}" > /dev/null || { echo "not so: $1"; head -c 3000 "${2:-got}"; return 1; }; }
 
 opt='"options":{"temperature":0,"num_predict":12}'
-# of the last object; integers, and the parts within the whole
+# durations of the last object: integers, and the parts within the total
 metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_duration] as $t |
     (all($t[]; type == "number" and . == floor and . >= 0)) and $t[0] >= ($t[1:] | add) and $t[0] > 0 and
     all(.prompt_eval_count, .prompt_eval_cached_count, .eval_count; type == "number")'
@@ -117,7 +117,7 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     curl -sS -o got -w '%{time_total}' "$U/api/generate" \
         -d '{"model":"smol","prompt":"Tell a long story.","stream":false,"options":{"num_predict":60}}' > wall
     is "$(cat wall) as \$wall | .[0].total_duration / 1e9 | . <= \$wall and . > \$wall * 0.95 - 0.05"
-    # what belongs to no part is little
+    # the time outside the parts is small
     is '.[0] | .load_duration + .prompt_eval_duration + .eval_duration > 0.7 * .total_duration'
 }
 
@@ -152,7 +152,7 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     [ "$(jq .response got)" = "$(jq '.response[:9]' greedy)" ]
     is '.[0].done_reason == "stop"'
     is '.[0] | .eval_count == 16 and .done_reason == "length"' greedy
-    # an answer ends where the window asked for does, and a prompt that is longer is refused with both numbers
+    # an answer ends at the requested context length, and a longer prompt is refused with both numbers
     gen '"temperature":0,"num_predict":-1,"num_ctx":50' > got
     is '.[0] | .prompt_eval_count + .eval_count == 50 and .done_reason == "length"'
     run -0 status /api/generate '{"model":"smol","prompt":"'"$(seq -s' ' 100)"'","options":{"num_ctx":128}}'
@@ -161,7 +161,7 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     [[ $output == 400\ * && $output == *context* && $output == *8192* ]]
 }
 
-# Of docs/api.md; the model's name alone is another.
+# From docs/api.md, with another model name.
 recipe='{
   "model": "smol",
   "prompt": "Why is the sky blue?",
@@ -196,7 +196,7 @@ recipe='{
     [[ $output == 200\ * ]]
     cp body whole
     is '.[0] | .done and .eval_count > 4 and .eval_count <= 100 and (.response | length > 10 and (test("\n") | not))' whole
-    # the same again, and another one without either of the two
+    # the same again, and different without either of the two
     ask /api/generate "$recipe" > got
     [ "$(jq .response got)" = "$(jq .response whole)" ]
     for without in typical_p repeat_last_n; do
@@ -259,7 +259,7 @@ recipe='{
     is '.[0].data[0].id == "smol"'
 }
 
-# expect CODE TEXT PATH BODY [CURL OPTION ...]: one object with the field error alone
+# expect CODE TEXT PATH BODY [CURL OPTION ...]: the response is an object with the field error only
 expect() {
     run -0 status "$3" "$4" "${@:5}"
     [[ $output == "$1 "* && $output == *"$2"* ]] || { echo "$3 $4: $output"; return 1; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# The OpenAI API of stream --http before the real services and the real model. The checks are openai_client.py's, a function each.
+# The OpenAI API of stream --http with the real services and the real model. Each check is a function of openai_client.py.
 
 bats_require_minimum_version 1.5.0
 

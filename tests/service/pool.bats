@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
-# Services whose pool is smaller than what is asked of them: workers that take their time and compute nothing, and a store
-# of 75 blocks of 32 tokens. Everything ends, and what nobody will come for is free at once.
+# Services with a pool smaller than the load: workers with the fake engine and a store of 75 blocks of 32 tokens. Every
+# request ends, and abandoned blocks are freed at once.
 
 setup() {
     cd "$BATS_TEST_TMPDIR"

@@ -1,15 +1,15 @@
 #!/usr/bin/env bats
-# The scheduler as a service, with real processes: workers, gateways and schedulers that are killed, stopped, swapped,
-# and peers that say what they should not. tests/tools/sched_client plays the others; its workers only take time.
+# The scheduler as a service, with real processes: workers, gateways and schedulers that are killed, stopped, replaced, and
+# hostile peers. tests/tools/sched_client acts as the other processes; its workers only take time.
 
 setup_file() {
-    # Built already by the targets of make; not anew here, where the flags of that build are not known.
+    # Built already by make; not built here, since the flags of that build are not known.
     [ -x "$PHASEPIPE_BUILD/tests/tools/sched_client" ] || make -s -C "$PHASEPIPE_TOP" B="$PHASEPIPE_BUILD" tools
 }
 
 setup() {
     cd "$BATS_TEST_TMPDIR"
-    # A path of a socket has little room.
+    # The path of a socket must be short.
     dir=$(mktemp -d /tmp/schedXXXXXX)
     url=ipc://$dir/s
     client=$PHASEPIPE_BUILD/tests/tools/sched_client
@@ -40,14 +40,14 @@ worker() {
     echo $! >> pids
 }
 
-# gateway NAME N OPEN MAX_TOKENS CANCEL_EVERY: in the background, what it says in NAME.out
+# gateway NAME N OPEN MAX_TOKENS CANCEL_EVERY: runs in the background, with its output in NAME.out
 gateway() {
     "$client" gateway "$url" "$@" > "$1.out" 2> "$1.err" 3>&- &
     eval "$1_pid=$!"
     echo $! >> pids
 }
 
-# said NAME: what the gateway said, once it has ended
+# said NAME: prints the gateway's output after it has ended
 said() {
     local pid="$1_pid"
     timeout 60 tail --pid="${!pid}" -f /dev/null
@@ -55,7 +55,7 @@ said() {
     cat "$1.out" "$1.err" >&2
 }
 
-# stat FILTER: of the accounting
+# stat FILTER: applies a jq filter to the scheduler's statistics
 stat() {
     timeout 10 "$client" stat "$url" | jq -r "select(.k == \"stat\") | $1"
 }
@@ -84,7 +84,7 @@ adds_up() {
 
 n='| tonumber? // 0'
 
-# gone PID: within ten seconds; its exit status in $status
+# gone PID: waits up to ten seconds for its end; exit status in $status
 gone() {
     timeout 10 tail --pid="$1" -f /dev/null
     status=0
@@ -142,7 +142,7 @@ gone() {
     gateway g1 20 20 8 1
     [ "$(said g1)" = "submitted 20 stop 0 length 0 cancelled 20 error 0 refused 0 twice 0 again 1" ]
     adds_up
-    # In prefill, and waiting for decode, which nobody does: the gateway goes and takes what it asked for along.
+    # In prefill, and waiting for decode without a decode worker: the gateway disconnects, which cancels its requests.
     worker p1 prefill 4 300 1
     gateway g2 30 30 50 0
     until_stat "(.running $n) > 0"
@@ -190,7 +190,7 @@ gone() {
     until_stat "(.running $n) == 0 and (.waiting $n) == 0"
     adds_up
     [ "$(grep -c "cancelled 0 error 0 .* again [34]$" g1.out)" = 1 ]
-    # Each request is counted once by each scheduler, but for those that ended while everything was submitted again.
+    # Each scheduler counts each request once, except those that ended during the resync.
     [ "$(stat "(.submitted $n) < 800")" = true ]
 }
 

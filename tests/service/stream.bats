@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
-# stream as a gateway: the same requests through the pipe and through services give the same lines, whatever dies in
-# between; and stream alone before a scheduler of the tests (tests/tools/sched_peer) that answers with numbers.
-# The pipe is the authority for answers: it is compared with other programs in tests/quality.
+# stream as a gateway: requests through services give the same lines as through the pipeline, also if services die; and
+# stream alone with a fake scheduler (tests/tools/sched_peer) that answers with numbers. The pipeline is the reference for
+# answers: tests/quality compares it with other programs.
 
 bats_require_minimum_version 1.5.0
 
@@ -36,7 +36,7 @@ ready() {
     [ "$(timeout 20 cat ready)" = ready ]
 }
 
-# peer [DELAY_MS]: the scheduler of the tests, and a real tokenize
+# peer [DELAY_MS]: starts the fake scheduler and a real tokenize
 peer() {
     "$PHASEPIPE_BUILD/tests/tools/sched_peer" "ipc://$PWD/sched.sock" "$@" > peer.log 2>&1 3>&- &
     echo $! | tee -a pids > peer.pid
@@ -61,7 +61,7 @@ up() {
 
 pid_of() { phasepipe ps --json --run "$PWD/up" | jq -r --arg n "$1" '.[] | select(.name == $n or .program == $n) | .pid'; }
 
-# What two runs of the same requests have in common: everything but times, and what a cache had.
+# The parts of lines that are equal in two runs: all but times and cached counts.
 same='del(.timings) | if .usage then .usage |= del(.cached_tokens) else . end'
 
 requests() {
@@ -237,7 +237,7 @@ long_lines() {
     "$PHASEPIPE_BUILD/tests/tools/sched_peer" "ipc://$PWD/sched.sock" 1000000 > peer.log 3>&- &
     echo $! >> pids
     eventually grep -q ready peer.log
-    # Not one byte is to be written yet when it goes.
+    # The reader closes before the first byte is written.
     (timeout -k 1 20 stream --run . -p x 2> err || echo $? > status) | sleep 0.5
     eventually test -s status
     [ "$(cat status)" = 111 ]

@@ -1,12 +1,12 @@
 #!/usr/bin/env bats
-# phasepipe up, ps, ctl, down: what is started, watched, started again and ended. Supervision is tested with a program
-# that stands for the services (tests/tools/stand_in.py), what only the real ones can show with them.
+# phasepipe up, ps, ctl, down: how services are started, supervised, restarted and ended. Most tests use a stand-in for the
+# services (tests/tools/stand_in.py), the others the real ones.
 
 setup() {
     cd "$BATS_TEST_TMPDIR"
     bats_require_minimum_version 1.5.0
     mkdir -p bin stand cache/phasepipe
-    # What up looks at before it starts anything: a model, at its default place and beside.
+    # up checks the model before it starts anything: at its default path, and at another.
     export XDG_CACHE_HOME=$PWD/cache
     ln -s "$PHASEPIPE_TEST_MODEL" cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf
     ln -s "$PHASEPIPE_TEST_MODEL" some.gguf
@@ -55,9 +55,9 @@ state_of() { phasepipe ps --run "$run" --json | jq -r ".[] | select(.name == \"$
 supervisor() { jq .pid "$run/state.json"; }
 is_state() { [ "$(state_of "$1")" = "$2" ]; }
 no() { ! "$@" || { echo "not wanted: $*"; false; }; }
-# gone PID: or dead, and not yet waited for by whoever has it now
+# gone PID: succeeds if the process has ended or is a zombie
 gone() { [ ! -e "/proc/$1" ] || grep -qs '^State:.Z' "/proc/$1/status"; }
-# changed NAME PID: it is ready again, as another process
+# changed NAME PID: succeeds if the service is ready again as another process
 changed() { [ "$(state_of "$1")" = ready ] && [ "$(pid_of "$1")" != "$2" ]; }
 
 # nothing_left: no process of the directory, no socket, no lock
@@ -79,13 +79,13 @@ sched sched scheduler ready
 tokenize tokenize tokenizer ready" ]
     for pid in $(jq '.[].pid' ps); do kill -0 "$pid"; done
     [ "$(PHASEPIPE_RUN=$run phasepipe ps | grep -c ' ready ')" -eq 6 ]
-    # The words each was given.
+    # The arguments of each service.
     args() { jq -r "select(.name == \"$1\").args | join(\" \")" stand/starts; }
     [[ $(args kvstore) == "--listen unix:$run/kv.sock --model some.gguf --kv-cache-dtype f16 --kv-cache-memory-bytes 1M --ready-fd "* ]]
     [[ $(args sched) == "--listen ipc://$run/sched.sock --kv unix:$run/kv.sock --ready-fd "* ]]
     [[ $(args tokenize) == "--listen ipc://$run/tokenize.sock --model some.gguf --ready-fd "* ]]
     [[ $(args decode-0) == *"--sched ipc://$run/sched.sock --kv unix:$run/kv.sock --name decode-0 --model some.gguf"*"--max-num-seqs 9 --engine cuda"* ]]
-    # Standard streams and the pipe of readiness; the descriptor of the listing itself is the next.
+    # Standard streams and the readiness pipe; the next descriptor is that of the listing itself.
     jq -e '.fds | length == 5 or (length == 6 and max < 7)' stand/starts > /dev/null
     for name in kvstore sched tokenize prefill-0 prefill-1 decode-0; do grep -q "^$name | $name says hello" up.err; done
     phasepipe down --run "$run"
@@ -109,7 +109,7 @@ tokenize tokenize tokenizer ready" ]
     for cpu in ${decode//,/ }; do no grep -qx "$cpu" others; done
     [ "$(jq -r 'select(.name == "decode-0").args | join(" ")' stand/starts | grep -c -e '--cores lease')" -eq 1 ]
     phasepipe down --run "$run"
-    # With one processor nobody is tied to it.
+    # With one processor no service is pinned.
     rm stand/starts
     run=$PWD/run1
     taskset -c 0 bash -c "exec bin/phasepipe up --cores fixed --run $run --detach" 3>&-
@@ -204,7 +204,7 @@ not_tried_again() {
     phasepipe down --run "$run"
 }
 
-# refused STATUS TEXT OPTION ...: up ends with both before it has started anything
+# refused STATUS TEXT OPTION ...: up ends with this status and text before it starts anything
 refused() {
     local rc=0 begin=$SECONDS
     rm -f stand/starts
@@ -263,7 +263,7 @@ time.sleep(60)' > port 3>&- &
     [ "$(jq -r 'select(.name == "decode-0").listen' stand/starts)" = "" ]
     grep -qx 'phasepipe up: the OpenAI API and metrics: http://example:1' up.err
     grep -qx 'phasepipe up: the Ollama API: unix:there' up.err
-    # What it writes to stderr is no address.
+    # Output on stderr is not taken for an address.
     [ "$(grep -c 'the OpenAI API and metrics' up.err)" -eq 1 ]
     connects() { python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect("http")'; }
     connects
@@ -380,7 +380,7 @@ P
         [ $((n + $(grep -c "decode-0 line [0-9]* x*$" "$run/log/decode-0.log"))) -eq 100 ]
     fi
     phasepipe down --run "$run"
-    # At the start there is nothing to go on with.
+    # At the start a full disk is fatal.
     fill
     run -111 timeout 30 phasepipe up --run "$run"
     [[ $output == *"$why"* ]]
@@ -405,7 +405,7 @@ P
     start # the stuck one is ended first
     until_true 10 gone "$stuck"
     [ "$(phasepipe ps --run "$run" | grep -c ' ready ')" -eq 5 ]
-    # down does the same where no other up comes
+    # down cleans up if no other up is started
     touch stand/stuck-sched
     phasepipe ctl restart sched --run "$run"
     kill -9 "$(supervisor)"
@@ -432,7 +432,7 @@ P
     grep -q "prefill-0 (pid [0-9]*) does not end: it is killed" up.err
     grep -q kvstore stand/ends
     nothing_left
-    # The second signal does not wait.
+    # A second signal ends at once.
     start
     kill -INT "$(cat up.pid)"
     sleep 0.3

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
-# The real services under phasepipe up: answers equal those of the pipe whatever dies meanwhile, the policy is replaced
-# under load, and the end leaves nothing. What is expected comes from tokenize | decode | stream on the same lines.
+# The real services under phasepipe up: answers equal those of the pipeline while services are killed and the policy is
+# replaced, and nothing is left at the end. The expected lines come from tokenize | decode | stream.
 
 setup_file() {
     cd "$BATS_FILE_TMPDIR"
@@ -55,7 +55,7 @@ loaded() {
 # running: some requests are being answered
 running() { [ "$(phasepipe ctl sched --json --run "$run" | jq .running)" -gt 0 ]; }
 
-# adds_up: what was submitted has ended, runs or waits; slots are free, cached, leased, in quarantine or lent
+# adds_up: submitted requests have ended, run or wait; slots are free, cached, leased, quarantined or reserved
 adds_up() {
     phasepipe ctl sched --json --run "$run" | jq -e '.submitted == ([.ended[]] | add) + .running + .waiting'
     phasepipe ctl kv --json --run "$run" | jq -e '.total == .free + .cached + .leased + .quarantined + .credited'
@@ -148,7 +148,7 @@ nothing_left() {
     until_true 10 running
     phasepipe down --run "$run"
     wait $load_pid || true
-    # Each line was answered in full, or refused in words because all ends.
+    # Each line was answered completely, or refused because of the shutdown.
     jq -c 'select(.error | not) | [.id, .token_ids, .finish_reason]' got > done
     [ "$(wc -l < done)" -ge 1 ]
     no_new=$(grep -vxF -f "$BATS_FILE_TMPDIR/want" done || true)
@@ -163,7 +163,7 @@ nothing_left() {
     [ "$rc" -eq 1 ]
     grep -q "^phasepipe up: short.gguf: " err
     nothing_left
-    # One that lacks a tensor: who loads it refuses it, and is asked once.
+    # A model that lacks a tensor: the service that loads it refuses it, and is not restarted.
     python3 "$PHASEPIPE_TOP/scripts/make-random-model" --type F16 --hidden 64 --layers 1 --ffn 64 --heads 1 --kv-heads 1 \
         --head-dim 64 --vocab 512 small.gguf
     sed 's/attn_q.weight/attn_x.weight/' small.gguf > lacks.gguf

@@ -1,10 +1,10 @@
 #!/usr/bin/env bats
-# prefill and decode as workers, with the real kvstore, scheduler, tokenize and gateway: answers are those of the pipe
-# `tokenize | prefill | decode`, to the bit (log-probabilities are printed with nine digits), whoever computed which part.
+# prefill and decode as workers, with the real kvstore, scheduler, tokenize and gateway: answers are those of the pipeline
+# `tokenize | prefill | decode`, to the bit (log-probabilities are printed with nine digits), on any placement.
 
 load ../pipe/pipe
 
-# Nine lines, eleven answers: what pipe.bash has, choices, a prompt longer than a step, scores only, one token.
+# Nine lines, eleven answers: those of pipe.bash, choices, a prompt longer than a step, scores only, one token.
 lines() {
     requests | sed 's/"18446744073709551615"/18446744073709551615/'
     cat <<J
@@ -60,7 +60,7 @@ ask() {
     timeout 120 stream --run . --jsonl "$@"
 }
 
-# same FILE: the answers of the pipe
+# same FILE: succeeds if FILE has the answers of the pipeline
 same() {
     jq -cS 'del(.timings, .usage.cached_tokens)' "$1" | diff "$want" -
 }
@@ -75,12 +75,12 @@ until_true() {
     done
 }
 
-# has ID CONDITION FILE: holds for the answer of this id
+# has ID CONDITION FILE: succeeds if the condition holds for the answer with this id
 has() {
     jq -es --arg id "$1" "map(select(.id == \$id)) | length == 1 and (.[0] | $2)" "$3"
 }
 
-# leased: how many slots the store has lent, credit apart
+# leased: prints the number of leased slots, without reserved ones
 leased() {
     phasepipe ctl --run . kv --json | jq .leased
 }
@@ -176,7 +176,7 @@ nothing_leased() {
     services
     start pre prefill --run . --max-num-seqs 4
     seq 40 | jq -c '{id: "\(.)", prompt: "a", max_tokens: 1}' > row
-    # ten turns of all places: of half a second each where they come back only then
+    # ten rounds of the whole capacity: half a second each if it is released only by the worker's report
     for try in 1 2 3; do
         begin=$(date +%s%N)
         ask --max-running 1 < row > out
@@ -202,7 +202,7 @@ nothing_leased() {
     ask < many.jsonl > got
     ms=$((($(date +%s%N) - begin) / 1000000))
     [ "$(jq -s 'map(select(.usage.completion_tokens == 50)) | length' got)" = 100 ]
-    # 100 prompts of about 100 tokens at 20 us a token: 0.2 s and what each step costs; 64 seats, two rounds of 50 steps
+    # 100 prompts of about 100 tokens at 20 us a token: 0.2 s and what each step costs; 64 slots, two rounds of 50 steps
     # of 2 to 8.4 ms.
     echo "$ms ms"
     [ $ms -gt 500 ]
