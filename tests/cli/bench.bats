@@ -48,14 +48,14 @@ small() {
     jq -s 'map(.test)' -c out | grep -qx '\["prefill","decode","prefill","decode"\]'
     keys=$((65536 + 2 * 32768)) rest=$((65536 + 3 * 131072))
     layer=$((keys + rest))
-    # a prompt: the last layer behind its keys, and the head, serve one row; 820 = 1 + 2 + … + 40
+    # a prompt: the last layer after its keys, and the head, compute one row; 820 = 1 + 2 + … + 40
     jq -se --argjson n $((40 * (2 * layer + keys) + rest + 131072)) '.[0].linear_macs == $n' out
     jq -se '.[0].attn_macs == (820 * 2 + 40) * 2 * 4 * 64' out
     jq -se --argjson l $((3 * layer)) '.[1] | .linear_macs == 15 * ($l + 131072) and .tokens == 15 and .threads == 2' out
-    # a token: 3 layers · 2 heads · (K and V of 64 bytes and a scale of 4); two steps come before those that are timed
+    # a token: 3 layers · 2 heads · (K and V of 64 bytes and a scale of 4); two steps precede the timed ones
     jq -se '.[1].kv_bytes == 3 * (33 + 2 + 3) * 3 * 2 * 2 * 68' out
     jq -se '.[2] | .key_bytes == 3 * 2 * 2 * 128 and .attn_macs == (5050 * 2 + 100) * 2 * 4 * 64' out
-    # Q8_0 as packed has the bytes of the file: 34 for 32
+    # packed Q8_0 has as many bytes as in the file: 34 for 32
     jq -se --argjson n $((3 * layer + 131072)) '.[1].weight_bytes == $n / 32 * 34' out
     for bad in 'pp' 'pp 0' 'tg 4 deep 3' 'pp 4 tg 4' 'pp 8 kv int4' 'depth 4'; do
         run "$tools/bench_engine" -m m.gguf --lines <<< "$bad"

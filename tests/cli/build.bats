@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# scripts/build: make for quickstart and check.
+# scripts/build: runs make for quickstart and check.
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return 1

@@ -1,6 +1,5 @@
 #!/usr/bin/env bats
-# phasepipe chat: a conversation, here with its input from a pipe. Its answers are those of the same history sent as a line
-# of JSON.
+# phasepipe chat with its input from a pipe. Its answers are those of the same history sent as a JSON line.
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return 1

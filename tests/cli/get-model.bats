@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# scripts/get-model against a server of our own that has the addresses of a model hub.
+# scripts/get-model with a local server that has the paths of a model hub.
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
@@ -86,7 +86,7 @@ serve() {
         skip "the tests run on another model"
     ln -s "$PHASEPIPE_TEST_MODEL" cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf
     [ "$(get-model)" = "$PWD/cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf" ]
-    # Without an index to fetch it from, a damaged one is an error and stays unprinted.
+    # Without an index to fetch it from, a damaged file is an error and its path is not printed.
     rm cache/phasepipe/*.gguf
     head -c 1000 model.gguf > cache/phasepipe/SmolLM2-135M-Instruct.Q4_1.gguf
     run env PIP_INDEX_URL=http://127.0.0.1:9/ PIP_RETRIES=0 PIP_NO_INDEX=1 get-model

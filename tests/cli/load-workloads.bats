@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# What bench asks for, as the server sees it: prompts, traces, lists, fields.
+# The requests of bench as the server receives them: prompts, traces, lists, fields.
 
 load stand_in
 
@@ -9,11 +9,11 @@ load stand_in
         load -n 5 --seed $seed --max-concurrency 1 --random-input-len 40 --random-output-len 2 --random-range-ratio 0.5 --random-prefix-len 10 > table
     done
     seen
-    # (new lists: jq 1.6 takes slices of one list for equal)
+    # (new lists: jq 1.6 considers slices of one list equal)
     jq -se '.[0].requests | map(.prompt) | [.[0:5][]] == [.[5:10][]] and [.[0:5][]] != [.[10:15][]]' seen
     jq -se '.[0].requests | all(.n_prompt >= 30 and .n_prompt <= 70 and .max_tokens >= 1 and .max_tokens <= 3)' seen
     jq -se '.[0].requests[0:5] | (map(.prompt[0:10]) | unique | length) == 1 and (map(.prompt[10:14]) | unique | length) == 5' seen
-    # these ids are those that the server's /tokenize gave for words
+    # these ids are those that the server's /tokenize returned for words
     jq -se '.[0].requests | all(.prompt | all(. >= 1000 and . < 6000))' seen
     jq -se '.[0].requests | all(.stream and .stream_options.include_usage and .ignore_eos and .model == "org/stand-in")' seen
 
@@ -51,7 +51,7 @@ load stand_in
     jq -se '.[0].requests | map(.prompt) | .[0][0:256] == .[1] and .[2][0:128] != .[0][0:128] and .[2][128:150] == .[0][128:150]' seen
     jq -se '.[0].requests | map(.at) | (.[1] - .[0] - 0.2 | fabs) < 0.02 and (.[2] - .[0] - 0.4 | fabs) < 0.02' seen
     holds '.num_prompts == 3 and .completed == 3'
-    # -n takes the first that fit, not those of the first lines
+    # -n selects the first that fit, not the first lines
     serve
     { cat m; sed '/60000/d' m; } > twice
     load --dataset-name trace --dataset-path twice --time-scale 0.01 --length-scale 0.25 -n 5 --save r 2> err
@@ -108,14 +108,14 @@ load stand_in
     holds '.num_prompts == 2'
     jq -se '.[0].requests | map(.prompt) == [[1, 2, 3, 4, 5, 6, 7, 8], "a b"]' seen
     serve
-    # what --extra-body says of the length is what counts
+    # a length in --extra-body has precedence
     load --dataset-name jsonl --dataset-path l --max-model-len 10 --extra-body '{"max_tokens": 1}' --save r 2> err
     holds '.num_prompts == 4'
     run load --dataset-name jsonl --dataset-path l --max-model-len 1
     [ "$status" -eq 1 ]
     [[ $output == *"l: no requests"* ]]
     seen
-    # of messages the server counts the template too; a text that is short by its bytes is not asked about
+    # for messages the server counts the template too; a text with few bytes is not sent to /tokenize
     printf '{"messages": [{"role": "user", "content": "%s"}], "max_tokens": 2}\n' 'a b c d e' 'a b c d e f' > c
     serve --window 10
     load --dataset-name jsonl --dataset-path c --endpoint /v1/chat/completions --save r 2> err
@@ -150,7 +150,7 @@ load stand_in
     load --dataset-name jsonl --dataset-path c --endpoint /v1/chat/completions --warmup 1 --save r
     seen
     jq -se '.[0].requests | map(.n_prompt) == [10, 10] and (map(.messages[0].content | split(" ")[0]) | unique | length) == 2' seen
-    # where nobody counts, one for four bytes
+    # without a count, one token for four bytes
     serve --no-tokenize
     load --dataset-name jsonl --dataset-path l --warmup 2 --max-concurrency 1 --save r 2> err
     grep -q guesses err

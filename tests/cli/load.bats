@@ -1,14 +1,14 @@
 #!/usr/bin/env bats
-# bench against a server whose delays and tokens are known (tests/tools/openai_stand_in.py): its figures are compared with
-# that script and with what the server saw. Names of keys are those of `vllm bench serve` (vllm/benchmarks/serve.py, 0.32).
+# bench with a server whose delays and tokens are known (tests/tools/openai_stand_in.py): its figures are compared with that
+# script and with the server's log. Names of keys are those of `vllm bench serve` (vllm/benchmarks/serve.py, 0.32).
 
 load stand_in
 
-# The times of the script, which nothing makes shorter and who else has the processors makes longer.
+# The times of the script are lower bounds; load on the machine makes them longer.
 times_of_the_script() {
     load -n 20 --request-rate 40 --random-input-len 30 --random-output-len 10 --metric-percentiles 50,100 --save r \
         --percentile-metrics ttft,tpot,itl,e2el
-    # 80 ms, then eight gaps of 10 ms and one of 100: none can be shorter on the whole, few are longer
+    # 80 ms, then eight gaps of 10 ms and one of 100: the total cannot be shorter, and few are longer
     holds '.completed == 20 and .failed == 0' &&
         holds '.median_ttft_ms >= 80 and .median_ttft_ms < 120' &&
         holds '.median_e2el_ms >= 260 and .median_e2el_ms < 320' &&
@@ -20,7 +20,7 @@ times_of_the_script() {
 
 @test "the figures are those of the server's script" {
     serve --ttft 0.08 --itl 0.01 --slow-every 5
-    # a moment in which the processors were others' says nothing of bench
+    # a measurement disturbed by other load does not count
     times_of_the_script || times_of_the_script || times_of_the_script || times_of_the_script
     holds '.total_input_tokens == 600 and .total_output_tokens == 200'
     holds '.p50_itl_ms == .median_itl_ms'
@@ -65,8 +65,8 @@ times_of_the_script() {
 
 gaps() { jq -c '[.requests[].at] | [range(1; length) as $i | .[$i] - .[$i - 1]] | sort' seen; }
 
-# arrives EXPRESSION OPTION …: of the gaps between requests as the server sees them, in one of four tries: a moment in which the
-# processors were others' says nothing of bench
+# arrives EXPRESSION OPTION …: checks the gaps between requests as the server sees them, in one of four tries, since other load
+# may disturb one
 arrives() {
     local try
     for try in 1 2 3 4; do
@@ -97,7 +97,7 @@ three_at_once() {
     load -n 9 --max-concurrency 3 --request-rate 1000 --random-input-len 5 --random-output-len 1 --save r \
         --percentile-metrics ttft,client_queue_time,e2el,e2el_including_client_queue
     seen
-    # three at once wait for nothing, three for 0.1 s, three for 0.2 s
+    # three at once do not wait, three wait for 0.1 s, three for 0.2 s
     holds '.median_ttft_ms >= 100 and .median_ttft_ms < 200' &&
         holds '.median_client_queue_time_ms > 85 and .median_client_queue_time_ms < 200' &&
         holds '.client.send_lag_p99_ms < 20'
@@ -134,11 +134,11 @@ half_a_second() {
         holds '.num_prompts == 16 and .completed == 16 and .duration > 0.79 and .duration < 1.8'
         holds '[.rps_change_events[].rps] == [range(5; 51)]'
     done
-    # as many as have a prefix each are no more than the rate has
+    # a list with a prefix for each request is not longer than the rate allows
     load --duration 0.5 --request-rate 8 --dataset-name prefix --prefix-repetition-prefix-len 5 --prefix-repetition-suffix-len 5 \
         --prefix-repetition-output-len 1 --save r
     holds '.num_prompts == 4 and .completed == 4'
-    # of a number those that come in the time, the one at its end too
+    # with -n, the requests within the duration, including one at its end
     load -n 40 --duration 0.5 --request-rate 40 --burstiness inf --random-input-len 5 --random-output-len 1 --save r
     holds '.num_prompts == 20 and .completed == 20'
 }
@@ -162,7 +162,7 @@ half_a_second() {
     serve --no-usage --burst 3 --itl 0.01
     load -n 3 --random-input-len 12 --random-output-len 9 --save r --save-detailed
     holds '.total_input_tokens == 36 and .total_output_tokens == 27'
-    # three of a read have one stamp
+    # three events of one read have one time stamp
     holds '.itls | all([.[0], .[1], .[3], .[4], .[6], .[7]] == [0, 0, 0, 0, 0, 0] and .[2] > 0.015 and .[5] > 0.015)'
     seen
     serve --split
@@ -220,7 +220,7 @@ half_a_second() {
 
 @test "a server that closes connections gets new ones" {
     serve --ttft 0.02 --once
-    # sixteen are kept when the last request comes, and none of them takes it
+    # sixteen connections are open when the last request is sent, and none of them is used for it
     { echo TIMESTAMP,ContextTokens,GeneratedTokens; printf '2024-01-01 00:00:00,5,3\n%.0s' {1..16}; echo '2024-01-01 00:00:01,5,3'; } > trace
     load --dataset-name trace --dataset-path trace --save r
     holds '.completed == 17 and .failed == 0'
@@ -241,7 +241,7 @@ half_a_second() {
 @test "a run is compared with a saved one" {
     serve --ttft 0.03 --itl 0.005
     load -n 4 --max-concurrency 1 --random-input-len 5 --random-output-len 8 --save was > table
-    # against itself nothing is worse by so much, whatever else this machine does
+    # compared with itself nothing is worse by so much, under any load of the machine
     load -n 4 --max-concurrency 1 --random-input-len 5 --random-output-len 8 --compare was --fail-above 500 > table
     grep -Eq '^mean_ttft_ms +[0-9.]+ +[0-9.]+ +[0-9.]+$' table
     seen
@@ -271,7 +271,7 @@ half_a_second() {
     run load -n 3 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --compare from-nothing --fail-above 1e6
     [ "$status" -eq 1 ]
     grep -Eq '^median_ttft_ms +0\.000 +[0-9.]+ +-  worse$' <<< "$output"
-    # nothing got worse, also where it was nothing before
+    # nothing got worse, also if the value was 0 before
     jq '.request_goodput = 0' was > none-good
     load -n 3 --max-concurrency 1 --random-input-len 5 --random-output-len 2 --compare none-good --fail-above 1e6 --goodput ttft:1
 }

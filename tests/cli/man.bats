@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
-# The manual: every page renders without a warning, its options are those of the program, and its examples do what they
-# say. Examples are taken from the rendered page (and from README.md), as a reader would type them: "$ " begins a command,
-# "> " goes on with it, the lines behind are what it prints. "..." stands for any output.
+# The manual: every page renders without a warning, its options are those of the program, and its examples print what they
+# show. Examples are extracted from the rendered page (and from README.md): "$ " begins a command, "> " continues it, the
+# lines after it are its output, and "..." matches any output.
 
 ROOT="$BATS_TEST_DIRNAME/../.."
 
@@ -53,7 +53,7 @@ examples_of_text() {
     awk '/^```/ { on = $0 == "```console"; next } on' "$1"
 }
 
-# run_examples: runs the examples on stdin, in one shell; says which printed something else
+# run_examples: runs the examples on stdin, in one shell; reports those with other output
 run_examples() {
     rm -rf run && mkdir run
     awk '/^\$ / { n++; file = sprintf("run/%03d", n); typing = 1; print substr($0, 3) > (file ".cmd"); next }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# What reads the metrics: the scrape configuration of examples/, by Prometheus' own reader of it.
+# The scrape configuration of examples/, checked by Prometheus' own tool.
 
 ROOT="$BATS_TEST_DIRNAME/../.."
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# What all programs share: help, version, misuse, exit codes, the man page.
+# Behaviour common to all programs: help, version, misuse, exit codes, the man page.
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
@@ -64,7 +64,7 @@ setup() {
 }
 
 @test "a closed standard stream is not replaced by another file" {
-    # As 0, 1 or 2 a model would be read as a prompt, and a message be written into what is packed.
+    # As descriptor 0, 1 or 2 a model would be read as a prompt, and an error text be written into the packed file.
     export XDG_CACHE_HOME=$PWD/cache
     tokenize -m "$PHASEPIPE_TEST_MODEL" -n 2 -p hi > tok
     for p in "tokenize -m $PHASEPIPE_TEST_MODEL" "prefill -m $PHASEPIPE_TEST_MODEL" "decode -m $PHASEPIPE_TEST_MODEL" stream frames; do

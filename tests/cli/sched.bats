@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# The scheduler's programs as filters: frames and lines, faults in words, policies of one's own.
+# The scheduler's programs as filters: frames and lines, reported faults, custom policies.
 
 ROOT="$BATS_TEST_DIRNAME/../.."
 

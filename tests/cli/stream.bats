@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# stream: order, forms, statistics and errors, from frames written by hand.
+# stream: order, formats, statistics and errors, from frames written by hand.
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
-# The units of examples/systemd: systemd takes them without a word, they are locked down, and their flags are those of
-# the programs.
+# The units of examples/systemd: systemd accepts them without a warning, they are sandboxed, and their flags are those of the
+# programs.
 
 setup() {
     cd "$BATS_TEST_TMPDIR"
@@ -19,7 +19,7 @@ setup() {
     done
 }
 
-# wanted: the target wants all of them, as it does once they are enabled, and what it starts is put into an order
+# wanted: makes the target want all units, as if they were enabled
 wanted() {
     mkdir -p units/phasepipe.target.wants units/sockets.target.wants
     for unit in units/*.service; do
@@ -35,7 +35,7 @@ ordered() { SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no units/
     wanted
     ordered > out || { cat out; false; }
     [ ! -s out ] || { cat out; false; }
-    # The stop order is the start order reversed. That a begins after b is seen by claiming the contrary: systemd finds a cycle.
+    # The stop order is the start order reversed. To show that a starts after b, the test adds the contrary: systemd finds a cycle.
     for pair in {kvstore,sched,tokenize,prefill@0,decode@0}:stream {kvstore,sched,tokenize}:{prefill@0,decode@0}; do
         claim=units/phasepipe-${pair%:*}.service.d
         mkdir "$claim"
@@ -44,7 +44,7 @@ ordered() { SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no units/
         grep -q 'Found ordering cycle' out || { echo "${pair#*:} does not begin after ${pair%:*}"; false; }
         rm -r "$claim"
     done
-    # Time to drain is shorter than the time to stop.
+    # The time to drain is shorter than the stop timeout.
     drain=$(sed -n 's/^ExecStart=.*--drain-seconds \([0-9]*\).*/\1/p' units/phasepipe-stream.service)
     [ "$drain" -lt "$(sed -n 's/^TimeoutStopSec=//p' units/phasepipe-stream.service)" ]
 }

@@ -1,17 +1,17 @@
 #!/usr/bin/env bats
-# tokenize: its flags, JSON lines, errors, and the way back. Ids of whole texts are compared with Hugging Face's in
-# tests/unit; here the frames count.
+# tokenize: its flags, JSON lines, errors, and detokenizing. tests/unit compares ids of texts with Hugging Face's; the frames
+# are tested here.
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
 }
 
-# has 'FILTER': it is true for one of the JSON lines on stdin
+# has 'FILTER': succeeds if it is true for one of the JSON lines on stdin
 has() {
     jq -es "[.[]|($1)]|any" > /dev/null
 }
 
-# jsonl 'JSON' …: the frames of these lines as JSON
+# jsonl 'JSON' …: prints the frames of these lines as JSON
 jsonl() {
     printf '%s\n' "$@" | tokenize --jsonl | frames
 }
@@ -52,7 +52,7 @@ jsonl() {
     grep -q 'Be brief' a
     run tokenize --raw -p hi --system x
     [ "$status" -eq 100 ]
-    # A chat that brings its own keeps it.
+    # A chat with a system message keeps it.
     printf '%s\n' '{"messages":[{"role":"system","content":"Mine."},{"role":"user","content":"hi"}]}' |
         tokenize --jsonl --system 'Yours.' | tokenize -d > b
     grep -q 'Mine' b
@@ -265,7 +265,7 @@ T
     [ "$(t "{\"prompt\":$long,\"truncate_prompt_tokens\":-1,\"max_tokens\":4294967295}")" = "$(seq -s' ' 809 8999)" ]
     jsonl '{"prompt":[7],"prefix_token_ids":[1,49152]}' |
         has 'select(.k=="err").text=="line 1: prefix_token_ids[1]: id 49152, the model has 49152"'
-    # the blocks are named by what is left
+    # the digests are those of the remaining ids
     [ "$(jsonl "{\"prompt\":$long,\"truncate_prompt_tokens\":70}" | jq -r 'select(.k=="tok").digests')" = \
         "$(jsonl "{\"prompt\":$(jq -cn '[range(8930;9000)]')}" | jq -r 'select(.k=="tok").digests')" ]
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
-# The determinism promise: the same request gives the same ids and log-probabilities, bit for bit, whatever the batch mates,
-# the chunk size, the threads, the instruction set, and whether the phases are split. Log-probabilities are printed with
-# nine digits, which tell two float32 apart.
+# The determinism promise: the same request gives the same ids and log-probabilities, bit for bit, for any batch, chunk size,
+# number of threads and instruction set, in one process or two. Log-probabilities are printed with nine digits, which
+# distinguish all float32.
 
 load pipe
 
@@ -112,7 +112,7 @@ delayed() {
             same got
         done
     done
-    # six of either, which share two processors and come and go
+    # six processes of each kind, which share two processors
     for i in 1 2 3 4 5; do
         { sleep 0.0$i; prefill --cpus "$first" --cores-file cores --max-num-batched-tokens 64 < all.tok |
             decode --cpus "$last" --cores-file cores | stream --jsonl | answers > got.$i; } 3>&- &

@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# What goes wrong in a pipe is said by name, with the documented exit status; nothing hangs, nothing is taken for an end.
+# A fault in a pipeline is reported by name, with the documented exit status; nothing hangs, and no fault looks like an end.
 
 load pipe
 
@@ -15,7 +15,7 @@ setup() {
     cd "$BATS_FILE_TMPDIR" || return 1
 }
 
-# A stage that dies ($1) while all of them have much to do. The others end by themselves and say what happened.
+# Kills stage $1 while all stages are busy. The others end by themselves and report the fault.
 kill_stage() {
     rm -f p1 p2
     mkfifo p1 p2
@@ -139,7 +139,7 @@ kill_stage() {
     wait $a || rc=$?
     [ $rc = 111 ]
     grep -q 'packed weights' cut.err
-    # the next one makes them anew
+    # the next run packs them again
     prefill -m "$PHASEPIPE_TEST_MODEL" < three.tok | decode -m "$PHASEPIPE_TEST_MODEL" > again.out
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
-# Fields that change which tokens are chosen or what of them is text, on the real model. What they must do is vLLM's
-# documentation of them; that ids and log-probabilities do not depend on how they are computed is tests/pipe/determinism.
+# Fields that change the choice of tokens or their text, on the real model. The expected behaviour is that of vLLM's
+# documentation; tests/pipe/determinism tests that results do not depend on how they are computed.
 
 load pipe
 
@@ -8,7 +8,7 @@ setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
 }
 
-# ask 'JSON' …: the answers, by both phases in turn, which one process alone gives too
+# ask 'JSON' …: prints the answers of prefill | decode, and checks that decode alone gives the same
 ask() {
     printf '%s\n' "$@" | tokenize --jsonl > tok
     pipe < tok > got
@@ -16,7 +16,7 @@ ask() {
     cat got
 }
 
-# of FILTER 'JSON': what the filter finds in the answer
+# of FILTER 'JSON': prints the result of the filter on the answer
 of() {
     ask "$2" | jq -r "$1"
 }
@@ -45,7 +45,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
     [ -n "$other" ]
     two=$(of .text "{\"prompt\":\"Monday, Tuesday, Wednesday, Thursday,\",\"max_tokens\":6}")
     [[ "$two" == " Friday, and Saturday"* ]]
-    # of two words only the second is masked, and only behind the first
+    # of two words only the second is masked, and only after the first
     two=$(of .text "{\"prompt\":\"Monday, Tuesday, Wednesday, Thursday,\",\"max_tokens\":6,\"bad_words\":[\"and Saturday\"]}")
     [[ "$two" == " Friday, and"* ]]
     [[ "$two" != *"and Saturday"* ]]
@@ -94,7 +94,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
 
 @test "prefix ids, a truncated prompt and a continued message equal the resulting ids" {
     ids() { tokenize --jsonl --ids <<< "$1" | tr ' ' ,; }
-    # same 'JSON' IDS: the answer is that of these ids
+    # same 'JSON' IDS: checks that the answer is that of these ids
     same() { [ "$(of .text "{$1,\"max_tokens\":10}")" = "$(of .text "{\"prompt\":[$2],\"max_tokens\":10}")" ]; }
     x=$(ids '{"prompt":"The capital of"}')
     y=$(ids '{"prompt":" France is"}')
@@ -113,7 +113,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
         [ "$(of .token_ids "{$france,\"temperature\":$t,\"seed\":-9223372036854775808}")" = "$plain" ]
     done
     [ "$(of .token_ids "{$france,\"temperature\":10000,\"top_p\":0,\"seed\":-1}")" = "$plain" ]
-    # eight of either at once, half of them with a ban: each is as it is alone
+    # eight of each at once, half of them with a ban: each equals its answer alone
     for i in 1 2 3 4; do
         echo "{$france}" "{$france,\"temperature\":1,\"seed\":$i}" \
             "{$france,\"logit_bias\":{\"7042\":-100}}" "{$france,\"temperature\":1e-5,\"seed\":$i,\"bad_words\":[\"Paris\"]}"
@@ -131,7 +131,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
     one=$(of .token_ids "{$hot,\"seed\":4,\"typical_p\":1e-9}")
     [ "$one" = "$(of .token_ids "{$hot,\"seed\":5,\"typical_p\":1e-9}")" ]
     [ "$one" != "$plain" ]
-    # of the best token alone there is no other to choose
+    # with only the best token left there is no other choice
     [ "$(of .token_ids "{$hot,\"seed\":5,\"typical_p\":0.5,\"top_k\":1}")" = "$plain" ]
 }
 
@@ -145,7 +145,7 @@ france='"prompt":"The capital of France is","max_tokens":12'
     [ "$(of .token_ids "{$rep,\"repeat_last_n\":1000}")" = "$all" ]
     [ "$(of .token_ids "{$rep,\"repeat_last_n\":0}")" = "$plain" ]
     [ "$(of .token_ids "{$rep,\"repeat_last_n\":2}")" != "$all" ]
-    # uses in the prompt count where there is a number: its words do not come again
+    # with a number, uses in the prompt count: its words do not occur again
     pres="$rain,\"presence_penalty\":2,\"frequency_penalty\":2"
     [[ "$(of .text "{$pres}")" == *"gentle rain"* ]]
     [[ "$(of .text "{$pres,\"repeat_last_n\":1000}")" != *gentle* ]]

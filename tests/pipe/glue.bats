@@ -56,7 +56,7 @@ setup() {
 }
 
 @test "a stage works at the far end of a byte stream" {
-    # ssh's stand-in: bytes pass through another process in odd pieces
+    # in place of ssh: another process passes the bytes on in odd pieces
     prefill < eight.tok | dd bs=61 iflag=fullblock status=none | dd bs=4099 status=none | decode |
         dd bs=13 status=none | stream --jsonl | answers > got
     diff eight.want got

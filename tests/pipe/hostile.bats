@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# Streams that no program of ours writes, or only at an unlucky moment: each ends by itself, by its rule.
+# Streams that our programs never write, or only in rare cases: each is handled by its rule, and nothing hangs.
 
 load pipe
 
@@ -20,7 +20,7 @@ edited() {
     jq -sc "$1 | .[]" "$2" | frames -e
 }
 
-# Runs a command with a limit of time on standard input; sets rc.
+# Runs a command on standard input with a time limit; sets rc.
 bounded() {
     rc=0
     timeout 60 "$@" 2> err || rc=$?
@@ -49,7 +49,7 @@ bounded() {
 }
 
 @test "unknown fields of a span are forwarded" {
-    # what comes behind goes through the same memory of the reader
+    # the following frames use the same memory of the reader
     edited '(.[] | select(.k == "kv")).spans[0].x_mine = "A" * 3000 | [.[] | if .k == "kv" and .seq == "0" then
         ., ({k:"err",seq:"\(range(100; 140))",index:0,id:"",code:1,text:("B" * 60000)}) else . end]' two.json > span.kv
     bounded decode < span.kv > out

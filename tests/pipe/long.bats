@@ -1,9 +1,9 @@
 #!/usr/bin/env bats
-# A window of 262,144 tokens, filled to its end: sizes, tables and bookkeeping at full length. The weights are random, so
-# what is compared is one run with another: the answer must not depend on how the prompt was cut.
+# A context of 262,144 tokens, filled to its end: sizes, tables and bookkeeping at full length. The weights are random, so
+# runs are compared with each other: the answer must not depend on the chunks.
 #
-# Of a model of one layer only the rows that are wanted need attention, so it runs the full length in a second, in chunks
-# of 64 rows a thread on. With two layers all rows attend to all before them: 65,536 tokens here, the full length where
+# A model of one layer needs attention only for requested rows, so it runs the full length in a second, in chunks of 64 rows
+# a thread and more. With two layers all rows attend to all before them: 65,536 tokens here, the full length if
 # PHASEPIPE_LONG is set (make check-long; half a minute a run on two cores).
 
 load pipe
@@ -28,7 +28,7 @@ teardown() {
     [ ! -e run/up.sock ] || timeout 60 phasepipe down --run run || true
 }
 
-# prompt TOKENS [MORE FIELDS]: a request of so many ids that asks for more than fits behind them
+# prompt TOKENS [MORE FIELDS]: a request of so many ids that asks for more tokens than fit after them
 prompt() {
     python3 -c 'import json, random, sys
 r = random.Random(3)
@@ -43,7 +43,7 @@ through() {
         stream -m "layers$1.gguf" --jsonl | answers
 }
 
-# The answer fills the window to its end.
+# The answer fills the context length.
 ends_at() {
     jq -e --argjson n "$2" '.finish_reason == "length" and .usage.prompt_tokens + .usage.completion_tokens == $n and
         (.token_ids | length) == .usage.completion_tokens and (.logprobs.token_logprobs | all(. <= 0))' "$1"

@@ -1,6 +1,6 @@
 # Helpers of the pipe tests. Programs come from PATH, the model is the default one.
 
-# An answer without its times: what must be equal between two runs.
+# An answer without its times: the part that must be equal in two runs.
 answers() {
     jq -cS 'del(.timings)'
 }
@@ -10,7 +10,8 @@ pipe() {
     prefill "$@" | decode | stream --jsonl | answers
 }
 
-# Seven requests that use what a request can: greedy and sampled, log-probabilities, echo, stops, penalties, masks.
+# Seven requests that use most fields: greedy and sampled, log-probabilities, echo, stops, penalties, masks.
+
 requests() {
     cat <<'J'
 {"id":"greedy","messages":[{"role":"user","content":"What is the capital of France?"}],"max_tokens":24,"logprobs":3}
