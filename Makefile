@@ -107,7 +107,7 @@ check: all unit tools
 # cores.
 .PHONY: check-long
 check-long: all unit tools
-	@PHASEPIPE_LONG=1 B=$(B) scripts/run-tests pipe/long pipe/determinism cli/bench service/edge service/clients service/stream
+	@PHASEPIPE_LONG=1 B=$(B) scripts/run-tests pipe/long pipe/determinism cli/bench service/gateway service/clients service/stream
 
 .PHONY: test-
 test-:

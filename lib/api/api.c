@@ -1,4 +1,4 @@
-/* The edge: what it opens, and its loop. */
+/* The HTTP gateway: opening, and its event loop. */
 #include "api/api_impl.h"
 
 #include <signal.h>

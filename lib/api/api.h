@@ -130,8 +130,8 @@ int generation_start(struct err *e, struct generation **out, struct api *a, stru
                      const struct generation_ops *ops, void *state, const json_t *const *line, uint32_t n_line,
                      uint32_t n, struct api_error *why);
 void generation_cancel(struct generation *c); /* cancels the choices in flight; done follows */
-void generation_flush_later(
-    struct generation *c); /* requests `flush` before the event loop blocks again; dropped if done comes first */
+/* Requests a call of `flush` before the event loop blocks again; dropped if `done` is called first. */
+void generation_flush_later(struct generation *c);
 void *generation_state(struct generation *c);
 struct http_request *generation_http(struct generation *c);
 /* CLOCK_MONOTONIC: arrival of the request; the first token of any choice (0: none yet). */

@@ -29,11 +29,11 @@ static uint64_t value(const void *p, size_t offset)
 /* A counter that has fallen shows that the process restarted and all its counters began at 0. */
 static void add(void *sum, const void *last, const void *now, const size_t *offset, size_t n)
 {
-    bool anew = false;
+    bool restarted = false;
     for (size_t i = 0; i < n; i++)
-        anew = anew || value(now, offset[i]) < value(last, offset[i]);
+        restarted = restarted || value(now, offset[i]) < value(last, offset[i]);
     for (size_t i = 0; i < n; i++)
-        *at(sum, offset[i]) += value(now, offset[i]) - (anew ? 0 : value(last, offset[i]));
+        *at(sum, offset[i]) += value(now, offset[i]) - (restarted ? 0 : value(last, offset[i]));
 }
 
 void stat_add(struct wire_stat *sum, struct wire_stat *last, const struct wire_stat *now)

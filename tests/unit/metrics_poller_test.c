@@ -394,9 +394,9 @@ static void worker_steps_are_counted_from_our_start(void **state)
     struct wire_worker swap = x.worker[0];
     x.worker[0] = x.worker[1];
     x.worker[1] = swap;
-    uint32_t anew[WIRE_STEPS_MAX] = {[1] = 1};
+    uint32_t fresh[WIRE_STEPS_MAX] = {[1] = 1};
     x.worker[0].inc++; /* restarted */
-    x.worker[0].steps = anew;
+    x.worker[0].steps = fresh;
     x.worker[0].step_tokens = 6;
     rounds(&x, 1);
     look(&x);

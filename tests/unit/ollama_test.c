@@ -51,7 +51,7 @@ static void expect_no(const char *body, bool chat, const char *in_text)
     if (read_body(&e, body, chat) != ERR_NO)
         fail_msg("%s: is taken", body);
     if (!strstr(e.text, in_text))
-        fail_msg("%s: says %s", body, e.text);
+        fail_msg("%s: error %s", body, e.text);
     assert_null(q.line);
 }
 
@@ -195,7 +195,7 @@ static void invalid_fields_are_refused_by_name(void **state)
 {
     (void)state;
     static const struct {
-        const char *body, *says;
+        const char *body, *error;
     } generate[] = {
         {"{\"prompt\":5}", "prompt: expected a string, got 5"},
         {"{\"prompt\":\"a\",\"suffix\":\"b\"}", "suffix:"},
@@ -228,7 +228,7 @@ static void invalid_fields_are_refused_by_name(void **state)
         {"{\"prompt\":\"a\",\"options\":{\"num_ctx\":{}}}", "options.num_ctx: expected an integer, got an object"},
     };
     static const struct {
-        const char *body, *says;
+        const char *body, *error;
     } chat[] = {
         {"{\"messages\":{}}", "messages: expected a list of messages, got an object"},
         {"{\"messages\":[7]}", "messages[0]: expected an object with role and content"},
@@ -239,9 +239,9 @@ static void invalid_fields_are_refused_by_name(void **state)
         {"{" ASK_A ",\"tools\":[{\"type\":\"function\"}]}", "does not support tools"},
     };
     for (size_t i = 0; i < sizeof generate / sizeof *generate; i++)
-        expect_no(generate[i].body, false, generate[i].says);
+        expect_no(generate[i].body, false, generate[i].error);
     for (size_t i = 0; i < sizeof chat / sizeof *chat; i++)
-        expect_no(chat[i].body, true, chat[i].says);
+        expect_no(chat[i].body, true, chat[i].error);
 }
 
 static void a_request_without_prompt_loads_or_unloads(void **state)

@@ -196,7 +196,7 @@ const char *http_body(const struct http_request *r, size_t *n)
     return r->body ? r->body : "";
 }
 
-/* Parses in this thread; tests/service/edge.bats covers the parse thread. */
+/* Parses in this thread; tests/service/gateway.bats covers the parse thread. */
 struct api_parsed *api_body(struct http_request *r)
 {
     if (!r->parsed) {

@@ -1,4 +1,4 @@
-"""What a client of stream --http does to it, for edge.bats: edge_client.py SOCKET CHECK [ARG …]. Standard library only."""
+"""Misbehaving clients of stream --http, for gateway.bats: gateway_client.py SOCKET CHECK [ARG …]. Standard library only."""
 
 import http.client
 import json

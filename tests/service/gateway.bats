@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # The HTTP gateway with misbehaving clients and services: stream --http with real services and the fake engine, which takes
-# time but computes nothing. The clients are in edge_client.py.
+# time but computes nothing. The clients are in gateway_client.py.
 
 bats_require_minimum_version 1.5.0
 
@@ -21,7 +21,7 @@ teardown_file() {
 
 setup() { cd "$BATS_FILE_TMPDIR" || return 1; }
 
-check() { timeout 120 python3 "$PHASEPIPE_TOP/tests/service/edge_client.py" "$SOCKET" "$@"; }
+check() { timeout 120 python3 "$PHASEPIPE_TOP/tests/service/gateway_client.py" "$SOCKET" "$@"; }
 
 # serve NAME [OPTION ...]: another gateway of the same services, at the socket NAME.s
 serve() {
