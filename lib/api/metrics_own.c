@@ -181,7 +181,7 @@ static double of_context(const struct wire_worker *w)
 
 static void orders(struct page *p, const struct row *r, size_t n)
 {
-    page_family(p, "phasepipe:worker_orders", "gauge", "Orders that a worker has, by phase.");
+    page_family(p, "phasepipe:worker_orders", "gauge", "Work items assigned to a worker, by phase.");
     for (size_t i = 0; i < n; i++) {
         static const char *const phases[] = {"prefill", "decode", "whole"};
         const uint32_t v[] = {r[i].w->n_prefill, r[i].w->n_decode, r[i].w->n_whole};
@@ -195,14 +195,15 @@ static void orders(struct page *p, const struct row *r, size_t n)
 static void worker_rows(struct page *p, const struct row *r, size_t n)
 {
     orders(p, r, n);
-    worker_gauge(p, r, n, "phasepipe:worker_running", "Orders that a worker has.", of_running);
+    worker_gauge(p, r, n, "phasepipe:worker_running", "Work items assigned to a worker.", of_running);
     worker_gauge(p, r, n, "phasepipe:worker_draining", "1: it gets no new work.", of_draining);
-    worker_gauge(p, r, n, "phasepipe:worker_sequences", "Sequences that it can have at once.", of_seqs);
-    worker_gauge(p, r, n, "phasepipe:worker_sequences_free", "Sequences that it can still take.", of_seqs_free);
+    worker_gauge(p, r, n, "phasepipe:worker_sequences", "Its capacity in sequences.", of_seqs);
+    worker_gauge(p, r, n, "phasepipe:worker_sequences_free", "Its free capacity in sequences.", of_seqs_free);
     worker_gauge(p, r, n, "phasepipe:worker_blocks", "KV blocks of its pool, which workers of a host share.",
                  of_blocks);
-    worker_gauge(p, r, n, "phasepipe:worker_blocks_free", "KV blocks that are free or only cached.", of_blocks_free);
-    worker_gauge(p, r, n, "phasepipe:worker_step_seconds", "Its newest step of answers alone: time.", of_step);
+    worker_gauge(p, r, n, "phasepipe:worker_blocks_free", "KV blocks that are free or cached without a lease.",
+                 of_blocks_free);
+    worker_gauge(p, r, n, "phasepipe:worker_step_seconds", "Its newest step without prompts: duration.", of_step);
     worker_gauge(p, r, n, "phasepipe:worker_step_sequences", "The same step: sequences.", of_batch);
     worker_gauge(p, r, n, "phasepipe:worker_step_context_tokens", "The same step: tokens of context.", of_context);
 }

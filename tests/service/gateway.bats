@@ -77,7 +77,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     serve deaf --drain-seconds 2
     SOCKET=$PWD/deaf.s check reads_on "$(cat deaf.pid)" deaf
     wait "$(cat deaf.pid)"
-    grep -q 'answers that are not read to their end: 1, and the time to drain has passed' deaf.log
+    grep -q 'shutdown deadline reached: 1 responses were not read to their end' deaf.log
 }
 
 @test "API keys come from a file, which SIGHUP reloads" {
@@ -96,7 +96,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     [ "$(code keys /v1/models -H 'Authorization: Bearer first')" = 401 ]
     : > none
     run -1 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/none.s" --api-key-file none
-    [[ $output == *"holds no key"* ]]
+    [[ $output == *"contains no API key"* ]]
 }
 
 @test "TLS with PEM files" {
