@@ -174,7 +174,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(body, data + 1, r.n_body);
     body[r.n_body] = 0;
     r.request_id = data[0] & 8 ? "h-1" : NULL;
-    server.n_said = 0;
+    server.n_log = 0;
     fake_ask(&server, &r, "POST", paths[data[0] & 3], body);
     bool called = fake_call.state != NULL;
     if (called)
