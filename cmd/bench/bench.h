@@ -1,7 +1,7 @@
 /*
- * bench: a load generator for servers of the OpenAI API. flags.c says what is wanted, asks.c asks the server what the
- * run needs to know, workload.c makes prompts, client.c sends and stamps, result.c makes figures, and report.c, save.c
- * and compare.c show them.
+ * bench: a load generator for servers of the OpenAI API. flags.c reads the options, probe.c gets from the server what
+ * the run needs, workload.c makes prompts, client.c sends requests and stamps tokens, result.c computes the figures,
+ * and report.c, save.c and compare.c present them.
  */
 #ifndef BENCH_H
 #define BENCH_H
@@ -33,7 +33,7 @@ struct opts {
     /* traffic */
     struct load_plan plan;
     uint64_t max_concurrency; /* 0: none */
-    uint64_t n_prompts;       /* UINT64_MAX: as many as the duration takes */
+    uint64_t n_prompts;       /* UINT64_MAX: as many as fit into the duration */
     double duration_s;        /* 0: none */
     uint64_t n_warmup, seed;
     /* workload */
@@ -44,7 +44,7 @@ struct opts {
     uint64_t n_prefixes, repeat_prefix_len, repeat_suffix_len, repeat_out_len;
     double time_scale, length_scale;
     uint64_t vocab, model_len; /* 0: not given */
-    bool ids;                  /* prompts that are made are token ids, else text */
+    bool ids;                  /* generated prompts are token ids, else text */
     bool ignore_eos, has_temperature;
     double temperature;
     const char *extra_body;
@@ -53,7 +53,7 @@ struct opts {
     size_t n_percentile;
     bool shown[N_METRIC];
     bool goodput;
-    double slo_ms[N_METRIC]; /* < 0: none */
+    double slo_ms[N_METRIC]; /* < 0: no limit */
     const char *save, *result_dir, *result_name, *compare;
     bool save_result, detailed;
     double fail_above; /* percent; < 0: never */
@@ -62,33 +62,33 @@ struct opts {
 int opts_read(struct err *e, struct opts *o, int argc, char **argv);
 void opts_free(struct opts *o);
 
-/* ---- asks.c: before the run ---- */
+/* ---- probe.c: requests to the server before the run ---- */
 
 struct server {
     char model[256];    /* id, for requests */
-    uint64_t n_vocab;   /* 0: it does not say */
-    uint64_t model_len; /* 0: it does not say */
+    uint64_t n_vocab;   /* 0: not reported */
+    uint64_t model_len; /* 0: not reported */
 };
-struct asks;
-int asks_open(struct err *e, struct asks **out, const struct opts *o);
-void asks_close(struct asks *a);
-/* Headers, path and trust of a transfer, a CURL *; a outlives it. */
-void asks_reach(void *curl, const struct asks *a);
-/* Waits until it answers where o says so; the model's name from o or from the server. */
-int asks_server(struct err *e, struct server *s, struct asks *a);
-/* Ids of a text, owned; *n 0: the server has no /tokenize. */
-int asks_tokenize(struct err *e, uint32_t **ids, size_t *n, struct asks *a, const char *text);
-/* Tokens of a prompt or of messages, JSON, as a request has them; 0: the server does not say, and *again: it may of
- * others. */
-int asks_count(struct err *e, uint32_t *n, bool *again, struct asks *a, const struct server *s, const char *body,
-               bool chat);
+struct probe;
+int probe_open(struct err *e, struct probe **out, const struct opts *o);
+void probe_close(struct probe *a);
+/* Sets headers, path and TLS verification of a transfer, a CURL *. a must outlive it. */
+void probe_setup_transfer(void *curl, const struct probe *a);
+/* Waits until the server is ready, if o->ready_s > 0, and reads its model. The name in o takes precedence. */
+int probe_server(struct err *e, struct server *s, struct probe *a);
+/* Ids of a text, owned; *n is 0 if the server has no /tokenize. */
+int probe_tokenize(struct err *e, uint32_t **ids, size_t *n, struct probe *a, const char *text);
+/* Counts the tokens of a prompt or messages, JSON as in a request. *n is 0 if the server does not report it; *again: it
+ * may for other prompts. */
+int probe_count_tokens(struct err *e, uint32_t *n, bool *again, struct probe *a, const struct server *s,
+                       const char *body, bool chat);
 
-/* ---- workload.c, pool.c: what is asked ---- */
+/* ---- workload.c, pool.c: the requests ---- */
 
 extern const char *const bench_words[];
 extern const size_t n_bench_words;
 
-/* Of what prompts are made: each piece is one token. */
+/* Material of prompts: each element is one token. */
 struct pool {
     uint32_t *ids; /* [n_ids] owned */
     size_t n_ids;
@@ -96,17 +96,18 @@ struct pool {
     size_t n_words;
     uint64_t vocab; /* > 0: ids are any below it */
 };
-int pool_open(struct err *e, struct pool *p, const struct opts *o, const struct server *s, struct asks *a);
+int pool_open(struct err *e, struct pool *p, const struct opts *o, const struct server *s, struct probe *a);
 void pool_close(struct pool *p);
 
 struct workload;
-int workload_open(struct err *e, struct workload **out, const struct opts *o, const struct server *s, struct asks *a,
+int workload_open(struct err *e, struct workload **out, const struct opts *o, const struct server *s, struct probe *a,
                   const struct pool *p);
 void workload_close(struct workload *w);
 uint64_t workload_count(const struct workload *w); /* UINT64_MAX: no end */
-/* Seconds from the start at which request i of a trace comes. */
+/* Time of request i of a trace, seconds from the start. */
 double workload_at(const struct workload *w, uint64_t i);
-/* The body of request i, and what it asks for. `warm`: of another stream, so that nothing of the run is cached. */
+/* Writes the body of request i; returns its planned lengths. `warm`: of another random sequence, so that no prompt of
+ * the run is cached by the warm-up. */
 int workload_body(struct err *e, struct str *out, uint32_t *n_prompt, uint32_t *n_out, struct workload *w, uint64_t i,
                   bool warm);
 
@@ -116,31 +117,31 @@ enum fail { FAIL_NO, FAIL_CONNECT, FAIL_STATUS, FAIL_EVENT, FAIL_CUT, FAIL_EMPTY
 extern const char *const fail_names[N_FAIL];
 
 struct request {
-    uint64_t arrive_ns, start_ns; /* by the plan; sent. CLOCK_MONOTONIC */
-    uint64_t *stamp;              /* [n_stamp] owned: each token's time */
+    uint64_t arrive_ns, start_ns; /* arrive: as planned; start: sent. CLOCK_MONOTONIC */
+    uint64_t *stamp;              /* [n_stamp] owned: arrival of each token */
     uint32_t n_stamp;
     size_t size_stamp;
-    uint32_t n_prompt, n_out;       /* as planned */
-    uint32_t said_prompt, said_out; /* as the server counts; UINT32_MAX: it does not say */
-    bool over, held;                /* it ended; it waited for others to end */
+    uint32_t n_prompt, n_out;               /* as planned */
+    uint32_t reported_prompt, reported_out; /* as counted by the server; UINT32_MAX: not reported */
+    bool over, held;                        /* over: it ended; held: it waited for --max-concurrency */
     enum fail fail;
-    char *error;     /* owned, where it failed */
-    struct str text; /* of the answer as JSON has it, with --save-detailed */
+    char *error;     /* owned; set if the request failed */
+    struct str text; /* of the answer, JSON as received, with --save-detailed */
 };
 
-#define DELAY_BUCKETS 1024 /* 16 to an octave of nanoseconds */
+#define DELAY_BUCKETS 1024 /* 16 per octave of nanoseconds */
 
 struct run {
     struct request **v; /* [n] owned, as sent */
     size_t n, size;
     uint64_t n_plan; /* requests of the plan; UINT64_MAX: no end */
     uint64_t begin_ns, end_ns;
-    uint64_t n_event, n_in_flight_max, n_cut; /* n_cut: of n, not over when it was interrupted */
+    uint64_t n_event, n_in_flight_max, n_cut; /* n_cut: requests that were in flight when the run was interrupted */
     double cpu_s;
-    uint64_t delay[DELAY_BUCKETS]; /* of stamps behind what was readable, at most */
+    uint64_t delay[DELAY_BUCKETS]; /* of stamps after the data became readable, upper bounds */
     bool interrupted;
 };
-int client_run(struct err *e, struct run *out, const struct opts *o, const struct server *s, struct asks *a,
+int client_run(struct err *e, struct run *out, const struct opts *o, const struct server *s, struct probe *a,
                struct workload *w, uint64_t n, bool warm);
 void run_free(struct run *r);
 double run_delay_s(const struct run *r, double percent);
@@ -161,24 +162,25 @@ struct result {
     double *v[N_METRIC]; /* [n_v] owned, seconds, sorted */
     size_t n_v[N_METRIC];
     struct load_stat stat[N_METRIC];
-    double lag_p99_s, lag_max_s; /* sent after the plan, of those that waited for nothing else */
+    double lag_p99_s,
+        lag_max_s; /* delay of sending against the plan, of requests that did not wait for --max-concurrency */
     uint64_t n_fail[N_FAIL];
 };
 int result_make(struct err *e, struct result *r, const struct opts *o, const struct server *s, const struct run *run);
 void result_free(struct result *r);
 void result_date(struct result *r);            /* now */
 void percentile_word(char out[32], double p);  /* "p99" or "p99.9" */
-bool metric_made(const struct opts *o, int m); /* shown, and one that such a run has */
+bool metric_made(const struct opts *o, int m); /* shown, and produced by a run with these options */
 
 int report_print(struct err *e, const struct result *r);
-/* Before the run: whether what is to be saved has a place. Nothing is written. */
+/* Before the run: checks that the result can be saved. Writes nothing. */
 int save_check(struct err *e, const struct opts *o, const struct server *s);
 int save_write(struct err *e, const struct result *r);
 /* *out: owned JSON, json_t. */
 int save_json(struct err *e, void **out, const struct result *r);
-/* Before the run: the saved one, owned JSON, json_t. ERR_NO: no figure of it is one that the run will have. */
+/* Before the run: loads the saved run, owned JSON, json_t. ERR_NO: it has no figure in common with this run. */
 int compare_open(struct err *e, void **was, const struct opts *o);
-/* ERR_NO: worse than --fail-above takes. */
+/* ERR_NO: a figure is worse by more than --fail-above. */
 int compare_print(struct err *e, const struct result *r);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The run: one thread, one epoll, libcurl's transfers by their sockets. Requests leave by the plan; each event of an
- * answer is stamped when its bytes have been read.
+ * The run: one thread with one epoll set, in which libcurl's sockets are. Requests are sent by the plan; each event of
+ * an answer is stamped when its bytes have been read.
  */
 #include <curl/curl.h>
 #include <errno.h>
@@ -20,10 +20,10 @@
 #include "proc/proc.h"
 
 #define EVENTS_MAX 512
-#define WAIT_MS_MAX 100 /* a signal that came just before a wait is seen after so long */
-#define SLEPT_NS 20000  /* a wait that took so long found nothing there when it began */
+#define WAIT_MS_MAX 100 /* bounds the delay of a signal that arrives just before a wait */
+#define SLEPT_NS 20000  /* a wait that took this long found nothing ready when it began */
 #define FAR_NS UINT64_MAX
-#define ROUNDING_NS 1000 /* times of a plan are sums of doubles */
+#define ROUNDING_NS 1000 /* the plan's times are sums of doubles */
 
 static double cpu_s(void)
 {
@@ -32,7 +32,7 @@ static double cpu_s(void)
     return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
 }
 
-/* Each stream is a connection. */
+/* Raises the limit of descriptors: each stream is a connection. */
 static void many_descriptors(void)
 {
     struct rlimit r;
@@ -42,7 +42,7 @@ static void many_descriptors(void)
     }
 }
 
-/* ---- what libcurl wants of us ---- */
+/* ---- callbacks of libcurl ---- */
 
 static int on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *known)
 {
@@ -133,9 +133,9 @@ static bool on_event(void *arg, const char *data, size_t n, bool error)
     if (ev.choices && s->client->o->detailed && ev.text)
         str_add(&r->text, ev.text, ev.n_text);
     if (ev.has_prompt && ev.prompt_tokens < UINT32_MAX)
-        r->said_prompt = (uint32_t)ev.prompt_tokens;
+        r->reported_prompt = (uint32_t)ev.prompt_tokens;
     if (ev.has_completion && ev.completion_tokens < UINT32_MAX)
-        r->said_out = (uint32_t)ev.completion_tokens;
+        r->reported_out = (uint32_t)ev.completion_tokens;
     s->done |= ev.done;
     return true;
 }
@@ -173,10 +173,10 @@ static int stream_new(struct err *e, struct stream **out, struct client *c)
     s->easy = curl_easy_init();
     if (!s->easy) {
         free(s);
-        return err_set(e, ERR_SYS, "libcurl makes no transfer: out of memory");
+        return err_set(e, ERR_SYS, "libcurl cannot create a transfer: out of memory");
     }
     curl_easy_setopt(s->easy, CURLOPT_URL, c->url);
-    asks_reach(s->easy, c->asks);
+    probe_setup_transfer(s->easy, c->probe);
     curl_easy_setopt(s->easy, CURLOPT_WRITEFUNCTION, on_bytes);
     curl_easy_setopt(s->easy, CURLOPT_WRITEDATA, s);
     curl_easy_setopt(s->easy, CURLOPT_PRIVATE, s);
@@ -199,7 +199,7 @@ static int keep_request(struct err *e, struct run *run, struct request *r)
     return rc;
 }
 
-/* The next request with its body, before its time. */
+/* Makes the next request with its body before its time. */
 static int prepare(struct err *e, struct client *c)
 {
     struct stream *s = c->idle;
@@ -217,7 +217,7 @@ static int prepare(struct err *e, struct client *c)
         s->request = NULL;
         return rc;
     }
-    r->said_prompt = r->said_out = UINT32_MAX;
+    r->reported_prompt = r->reported_out = UINT32_MAX;
     rc = workload_body(e, &s->body, &r->n_prompt, &r->n_out, c->work, c->n_sent, c->warm);
     size_t n_stamp = r->n_out < 4096 ? r->n_out + 4 : 4096;
     rc = rc ? rc : vec_reserve(e, &r->stamp, &r->size_stamp, n_stamp, sizeof *r->stamp, "stamps");
@@ -231,7 +231,7 @@ static int prepare(struct err *e, struct client *c)
     return rc;
 }
 
-/* When request i should be sent. */
+/* Time at which request i should be sent. */
 static uint64_t due_ns(const struct client *c, uint64_t i)
 {
     if (c->warm)
@@ -253,7 +253,7 @@ static int send_ready(struct err *e, struct client *c)
     if (++c->n_in_flight > c->run->n_in_flight_max)
         c->run->n_in_flight_max = c->n_in_flight;
     CURLMcode code = curl_multi_add_handle(c->multi, s->easy);
-    return code ? err_set(e, ERR_SYS, "libcurl takes no transfer: %s", curl_multi_strerror(code)) : 0;
+    return code ? err_set(e, ERR_SYS, "libcurl refused a transfer: %s", curl_multi_strerror(code)) : 0;
 }
 
 static bool room(const struct client *c)
@@ -261,8 +261,8 @@ static bool room(const struct client *c)
     return !c->o->max_concurrency || c->n_in_flight < c->o->max_concurrency;
 }
 
-/* After --duration: what the plan has later, and what found no place in time. What the plan has until then is sent,
- * also where the loop comes to it a little late. */
+/* True if no more requests are sent because of --duration: the next one is planned later, or waits for
+ * --max-concurrency at the end. A request planned before the end is sent even if the loop is a little late. */
 static bool closed(const struct client *c)
 {
     if (!c->at_s && c->o->dataset != DATA_TRACE)
@@ -273,7 +273,7 @@ static bool closed(const struct client *c)
     return c->now_ns >= c->stop_ns && (!room(c) || c->freed_ns > due);
 }
 
-/* Those whose time has come; c->next_ns: when the next one's does, or never. */
+/* Sends the requests that are due. Sets c->next_ns to the time of the next one, or never. */
 static int send_due(struct err *e, struct client *c)
 {
     int rc = 0;
@@ -303,9 +303,10 @@ static void failed_status(struct stream *s)
     request_fail(s->request, FAIL_STATUS, text, sizeof text);
 }
 
-/* Servers close connections after so many requests or seconds, just when the next one is under way. libcurl then takes
- * another of those that are kept, and gives up where some of them end so: a new one is what is left. */
-static bool sent_afresh(struct client *c, struct stream *s, CURLcode code)
+/* Servers close connections after a number of requests or seconds, possibly just as the next request is sent. libcurl
+ * then tries another kept connection, and fails if several of them are closed. This sends the request once more, on a
+ * new connection. */
+static bool retry_on_new_connection(struct client *c, struct stream *s, CURLcode code)
 {
     long n_new = 1;
     curl_easy_getinfo(s->easy, CURLINFO_NUM_CONNECTS, &n_new);
@@ -336,7 +337,7 @@ static void finish(struct client *c, struct stream *s, CURLcode code)
     else if (!s->done)
         request_fail(r, FAIL_CUT, "the stream ended without [DONE]", 64);
     else if (!r->n_stamp)
-        request_fail(r, FAIL_EMPTY, "no token came", 64);
+        request_fail(r, FAIL_EMPTY, "the answer has no token", 64);
     r->over = true;
     s->request = NULL;
     load_sse_free(&s->sse);
@@ -359,9 +360,9 @@ static void finished(struct client *c)
             continue;
         CURLcode code = m->data.result;
         curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&s);
-        if (!s->status) /* a head without a body */
+        if (!s->status) /* a response with headers only */
             curl_easy_getinfo(s->easy, CURLINFO_RESPONSE_CODE, &s->status);
-        if (!sent_afresh(c, s, code))
+        if (!retry_on_new_connection(c, s, code))
             finish(c, s, code);
     }
 }
@@ -392,16 +393,17 @@ static int one_turn(struct err *e, struct client *c)
     uint64_t entered = time_now_ns(), ticks;
     int running, n = epoll_wait(c->epoll, ev, EVENTS_MAX, wait_ms(c));
     if (n < 0 && errno != EINTR)
-        return err_sys(e, "wait for sockets");
+        return err_sys(e, "epoll_wait");
     c->now_ns = time_now_ns();
-    /* What is readable now was not so when the last wait returned; nor when this one began, if it slept. */
+    /* Data that is readable now was not readable when the last wait returned, and, if this wait slept, not when it
+     * began. */
     c->readable_ns = c->now_ns - entered > SLEPT_NS ? c->now_ns : c->returned_ns;
     c->returned_ns = c->now_ns;
     for (int i = 0; i < n; i++) {
         unsigned got = ev[i].events;
         if (ev[i].data.fd == c->timer) {
             if (read(c->timer, &ticks, sizeof ticks) < 0 && errno != EAGAIN)
-                return err_sys(e, "the timer");
+                return err_sys(e, "setting the timer");
             c->armed_ns = 0;
         } else {
             curl_multi_socket_action(c->multi, ev[i].data.fd,
@@ -462,7 +464,7 @@ static int open_client(struct err *e, struct client *c)
         return err_sys(e, "epoll");
     c->multi = curl_multi_init();
     if (!c->multi)
-        return err_set(e, ERR_SYS, "libcurl does not start: out of memory");
+        return err_set(e, ERR_SYS, "libcurl failed to initialise: out of memory");
     curl_multi_setopt(c->multi, CURLMOPT_SOCKETFUNCTION, on_socket);
     curl_multi_setopt(c->multi, CURLMOPT_SOCKETDATA, c);
     curl_multi_setopt(c->multi, CURLMOPT_TIMERFUNCTION, on_timer);
@@ -491,7 +493,7 @@ static void close_client(struct client *c)
     free(c->at_s);
 }
 
-/* Requests that were made ready but not sent are no part of the run; those not over are, when it was interrupted. */
+/* Drops requests that were prepared but not sent. Counts requests in flight as cut if the run was interrupted. */
 static void settle(struct client *c)
 {
     struct run *run = c->run;
@@ -504,11 +506,11 @@ static void settle(struct client *c)
         run->n_cut += !run->v[i]->over;
 }
 
-int client_run(struct err *e, struct run *out, const struct opts *o, const struct server *s, struct asks *a,
+int client_run(struct err *e, struct run *out, const struct opts *o, const struct server *s, struct probe *a,
                struct workload *w, uint64_t n, bool warm)
 {
     struct client c = {.o = o,
-                       .asks = a,
+                       .probe = a,
                        .work = w,
                        .run = out,
                        .warm = warm,

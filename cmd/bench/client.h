@@ -1,4 +1,4 @@
-/* The state of a run, for client.c. */
+/* The state of a run, private to client.c. */
 #ifndef BENCH_CLIENT_H
 #define BENCH_CLIENT_H
 
@@ -6,11 +6,11 @@
 
 #include "cmd/bench/bench.h"
 
-#define ANSWER_BYTES_KEPT 4096 /* of an answer that is no stream, for its error */
+#define ANSWER_BYTES_KEPT 4096 /* of an error response, for its error text */
 
 struct client;
 
-/* A transfer, used for one request after the other. */
+/* A transfer, reused for one request after another. */
 struct stream {
     struct client *client;
     CURL *easy;
@@ -18,15 +18,15 @@ struct stream {
     struct load_sse sse;
     struct str body, answer;
     long status;
-    bool done;  /* [DONE] came */
-    bool fresh; /* on a connection of its own, after others were found closed */
+    bool done;  /* [DONE] was received */
+    bool fresh; /* on a new connection, because kept ones were closed */
     char why[CURL_ERROR_SIZE];
     struct stream *next, *next_idle;
 };
 
 struct client {
     const struct opts *o;
-    struct asks *asks;
+    struct probe *probe;
     struct workload *work;
     struct run *run;
     bool warm;
@@ -35,13 +35,13 @@ struct client {
     CURLM *multi;
     int epoll, timer;
     char url[1024];
-    struct stream *all, *idle, *ready; /* ready: with the body of the next request */
-    uint64_t now_ns;                   /* the last look at the clock */
-    uint64_t next_ns, armed_ns;        /* the next request's time; that of the timer */
-    uint64_t timer_ns;                 /* when libcurl wants to be called */
-    uint64_t stop_ns;                  /* none is sent after it */
-    uint64_t returned_ns, readable_ns; /* the last wait; before it nothing that is read now was readable */
-    uint64_t freed_ns;                 /* when a place became free last, of those that --max-concurrency gives */
+    struct stream *all, *idle, *ready; /* ready: has the body of the next request */
+    uint64_t now_ns;                   /* last reading of the clock */
+    uint64_t next_ns, armed_ns;        /* time of the next request; setting of the timer */
+    uint64_t timer_ns;                 /* time at which libcurl must be called */
+    uint64_t stop_ns;                  /* no request is sent after it */
+    uint64_t returned_ns, readable_ns; /* end of the last wait; data read now became readable after readable_ns */
+    uint64_t freed_ns;                 /* when --max-concurrency last had room again */
     struct cli_progress bar;
 };
 

@@ -1,4 +1,4 @@
-/* A run beside a saved one. */
+/* Compares a run with a saved one. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -6,11 +6,11 @@
 
 #include "cmd/bench/bench.h"
 
-/* More of these is better; of what ends in _ms less is. */
+/* Higher is better for these figures; lower is better for those ending in _ms. */
 static const char *const rates[] = {"request_throughput", "request_goodput", "output_throughput",
                                     "total_token_throughput", "max_output_tokens_per_s"};
 
-/* 1: more is better, -1: less is better, 0: neither is judged. */
+/* 1: higher is better, -1: lower is better, 0: not judged. */
 static int better(const char *key)
 {
     size_t n = strlen(key);
@@ -26,7 +26,7 @@ static bool shown(const char *key)
            !strcmp(key, "failed");
 }
 
-/* By how many percent it is worse than it was: without end where a rate fell to nothing, or a latency came from it. */
+/* By how many percent the figure is worse; infinite if a rate fell to 0 or a latency rose from 0. */
 static double worse(int way, double was, double is)
 {
     double less = way > 0 ? is : was, more = way > 0 ? was : is;
@@ -35,7 +35,7 @@ static double worse(int way, double was, double is)
     return less > 0 ? (more / less - 1) * 100 : INFINITY;
 }
 
-/* A run of no requests has the keys that any run with these flags has. */
+/* The figures of a run of no requests, which has the keys of any run with these options. */
 static int own_keys(struct err *e, void **out, const struct opts *o)
 {
     static const struct server nobody;
@@ -58,12 +58,12 @@ int compare_open(struct err *e, void **was, const struct opts *o)
     size_t n = 0;
     *was = old;
     if (!json_is_object(old))
-        return err_set(e, ERR_NO, "%.300s: %s", o->compare, old ? "no result of a run" : at.text);
+        return err_set(e, ERR_NO, "%.300s: %s", o->compare, old ? "not a result of bench" : at.text);
     int rc = own_keys(e, &own, o);
     json_object_foreach(old, key, value) n +=
         better(key) && json_is_number(value) && json_is_number(json_object_get(own, key));
     json_decref(own);
-    return rc || n ? rc : err_set(e, ERR_NO, "%.300s: no figure to compare with", o->compare);
+    return rc || n ? rc : err_set(e, ERR_NO, "%.300s: no figure to compare with this run", o->compare);
 }
 
 int compare_print(struct err *e, const struct result *r)
@@ -76,7 +76,7 @@ int compare_print(struct err *e, const struct result *r)
     int rc = save_json(e, &now, r);
     FILE *out = r->opts->save && !strcmp(r->opts->save, "-") ? stderr : stdout;
     if (!rc)
-        fprintf(out, "\n%-36s %12s %12s %8s\n", "against the saved run", "was", "is", "ratio");
+        fprintf(out, "\n%-36s %12s %12s %8s\n", "against the saved run", "saved", "this run", "ratio");
     json_object_foreach((json_t *)now, key, value)
     {
         const json_t *was = json_object_get(r->was, key);

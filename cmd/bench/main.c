@@ -7,7 +7,7 @@
 #include "cmd/bench/bench.h"
 #include "proc/proc.h"
 
-static int warm_up(struct err *e, const struct opts *o, const struct server *s, struct asks *a, struct workload *w)
+static int warm_up(struct err *e, const struct opts *o, const struct server *s, struct probe *a, struct workload *w)
 {
     struct run run;
     int rc = o->n_warmup ? client_run(e, &run, o, s, a, w, o->n_warmup, true) : 0;
@@ -16,7 +16,7 @@ static int warm_up(struct err *e, const struct opts *o, const struct server *s, 
     return rc;
 }
 
-/* Everything that is to be seen of a run, also when it was interrupted or requests failed. */
+/* Reports the run, also if it was interrupted or requests failed. */
 static int show(struct err *e, const struct result *r)
 {
     const struct opts *o = r->opts;
@@ -30,14 +30,14 @@ static int show(struct err *e, const struct result *r)
     return rc;
 }
 
-static int measure(struct err *e, const struct opts *o, const struct server *s, struct asks *a, struct workload *w,
+static int measure(struct err *e, const struct opts *o, const struct server *s, struct probe *a, struct workload *w,
                    const void *was)
 {
     struct run run = {0};
     struct result result = {0};
     uint64_t n = workload_count(w);
     n = n < o->n_prompts ? n : o->n_prompts;
-    if (proc_term_count()) /* there may be no request at all */
+    if (proc_term_count()) /* interrupted, perhaps before the first request */
         return 0;
     int rc = warm_up(e, o, s, a, w);
     if (rc || proc_term_count())
@@ -56,7 +56,7 @@ int main(int argc, char **argv)
     struct err e = {0};
     struct opts o;
     struct server server;
-    struct asks *asks = NULL;
+    struct probe *probe = NULL;
     struct pool pool = {0};
     struct workload *work = NULL;
     void *was = NULL;
@@ -64,21 +64,21 @@ int main(int argc, char **argv)
     if (rc == CLI_DONE)
         return 0;
     if (!rc && curl_global_init(CURL_GLOBAL_DEFAULT))
-        rc = err_set(&e, ERR_SYS, "libcurl does not start");
+        rc = err_set(&e, ERR_SYS, "libcurl failed to initialise");
     rc = rc ? rc : proc_signals(&e);
     rc = rc ? rc : o.compare ? compare_open(&e, &was, &o) : 0;
-    rc = rc ? rc : asks_open(&e, &asks, &o);
-    rc = rc ? rc : asks_server(&e, &server, asks);
-    rc = rc ? rc : pool_open(&e, &pool, &o, &server, asks);
-    rc = rc ? rc : workload_open(&e, &work, &o, &server, asks, &pool);
+    rc = rc ? rc : probe_open(&e, &probe, &o);
+    rc = rc ? rc : probe_server(&e, &server, probe);
+    rc = rc ? rc : pool_open(&e, &pool, &o, &server, probe);
+    rc = rc ? rc : workload_open(&e, &work, &o, &server, probe, &pool);
     rc = rc ? rc : save_check(&e, &o, &server);
     if (!rc) {
         proc_wake_soon(true);
-        rc = measure(&e, &o, &server, asks, work, was);
+        rc = measure(&e, &o, &server, probe, work, was);
     }
     workload_close(work);
     pool_close(&pool);
-    asks_close(asks);
+    probe_close(probe);
     json_decref(was);
     opts_free(&o);
     struct err late = {0};

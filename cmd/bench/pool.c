@@ -1,11 +1,11 @@
-/* Of what prompts are made: ids or words of which each is one token, so that a prompt has as many as it should. */
+/* Material of prompts: ids or words that are one token each, so that a prompt has the intended length. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cmd/bench/bench.h"
 
-#define POOL_MIN 32 /* fewer words than these make prompts too much alike */
+#define POOL_MIN 32 /* with fewer words, prompts would be too similar */
 
 static int join(struct err *e, struct str *out, const char *const *words, size_t n)
 {
@@ -31,8 +31,8 @@ static size_t once(uint32_t *ids, size_t n)
     return kept;
 }
 
-/* Ids of common words: no control token is among them. */
-static int ids_pool(struct err *e, struct pool *p, const struct opts *o, const struct server *s, struct asks *a)
+/* Ids of common words, so that no control token is among them. */
+static int ids_pool(struct err *e, struct pool *p, const struct opts *o, const struct server *s, struct probe *a)
 {
     struct str text = {0};
     if (o->vocab) {
@@ -40,7 +40,7 @@ static int ids_pool(struct err *e, struct pool *p, const struct opts *o, const s
         return 0;
     }
     int rc = join(e, &text, bench_words, n_bench_words);
-    rc = rc ? rc : asks_tokenize(e, &p->ids, &p->n_ids, a, text.p);
+    rc = rc ? rc : probe_tokenize(e, &p->ids, &p->n_ids, a, text.p);
     str_free(&text);
     if (rc)
         return rc;
@@ -50,18 +50,18 @@ static int ids_pool(struct err *e, struct pool *p, const struct opts *o, const s
         p->vocab = s->n_vocab;
     if (!p->n_ids && !p->vocab)
         return err_set(e, ERR_NO,
-                       "the server does not say its ids (no /tokenize): give --vocab N, or --prompt-kind text");
+                       "the server has no /tokenize for the ids of prompts: give --vocab N, or --prompt-kind text");
     return 0;
 }
 
-/* "w w" has two tokens: the word is one at the front of a text, and one behind a blank. */
-static int single(struct err *e, bool *is, struct str *text, struct asks *a, const char *word)
+/* True if the word is one token both at the start of a text and after a space: "w w" has two tokens. */
+static int single(struct err *e, bool *is, struct str *text, struct probe *a, const char *word)
 {
     const char *twice[] = {word, word};
     uint32_t *ids;
     size_t n;
     int rc = join(e, text, twice, 2);
-    rc = rc ? rc : asks_tokenize(e, &ids, &n, a, text->p);
+    rc = rc ? rc : probe_tokenize(e, &ids, &n, a, text->p);
     if (!rc) {
         free(ids);
         *is = n == 2;
@@ -69,7 +69,7 @@ static int single(struct err *e, bool *is, struct str *text, struct asks *a, con
     return rc;
 }
 
-static int words_pool(struct err *e, struct pool *p, struct asks *a)
+static int words_pool(struct err *e, struct pool *p, struct probe *a)
 {
     struct str text = {0};
     uint32_t *ids = NULL;
@@ -78,7 +78,7 @@ static int words_pool(struct err *e, struct pool *p, struct asks *a)
     if (!p->words)
         return err_nomem(e, "words", n_bench_words * sizeof *p->words);
     int rc = join(e, &text, bench_words, n_bench_words);
-    rc = rc ? rc : asks_tokenize(e, &ids, &n, a, text.p);
+    rc = rc ? rc : probe_tokenize(e, &ids, &n, a, text.p);
     bool all = n == n_bench_words || !n;
     for (size_t i = 0; i < n_bench_words && !rc; i++) {
         bool is = true;
@@ -92,14 +92,14 @@ static int words_pool(struct err *e, struct pool *p, struct asks *a)
         return rc;
     if (n && p->n_words >= POOL_MIN)
         return 0;
-    cli_warn(PROG, "%s: the lengths of prompts are guesses, a token a word",
-             n ? "few words are one token here" : "the server has no /tokenize");
+    cli_warn(PROG, "%s: lengths of prompts are estimates of one token per word",
+             n ? "few words are one token in this vocabulary" : "the server has no /tokenize");
     p->n_words = n_bench_words;
     memcpy(p->words, bench_words, n_bench_words * sizeof *p->words);
     return 0;
 }
 
-int pool_open(struct err *e, struct pool *p, const struct opts *o, const struct server *s, struct asks *a)
+int pool_open(struct err *e, struct pool *p, const struct opts *o, const struct server *s, struct probe *a)
 {
     *p = (struct pool){0};
     if (o->dataset == DATA_LIST && !o->n_warmup)

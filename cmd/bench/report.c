@@ -1,4 +1,4 @@
-/* The table for people. */
+/* The table on stdout. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@ static void counts(const struct result *r)
     printf("%-12s %" PRIu64 " done, %" PRIu64 " failed in %.2f s: %.2f a second\n", "requests", r->completed, r->failed,
            r->duration_s, r->request_rate);
     if (run->interrupted)
-        printf("%-12s %" PRIu64 " were cut off\n", "interrupted", run->n_cut);
+        printf("%-12s %" PRIu64 " were in flight and are not counted\n", "interrupted", run->n_cut);
     if (r->opts->goodput)
         printf("%-12s %.2f requests a second\n", "goodput", r->goodput);
     printf("%-12s %" PRIu64 " in, %" PRIu64 " out: %.1f out a second, %.1f in all; in the best second %.0f out\n",
@@ -51,7 +51,7 @@ static void own(const struct result *r)
         per_event, r->lag_p99_s * 1e3, r->lag_max_s * 1e3, run_delay_s(run, 99) * 1e3, run_delay_s(run, 100) * 1e3);
 }
 
-/* What a server said may hold anything, and a terminal would obey its control characters. */
+/* A server's text may contain control characters, which a terminal would execute. */
 static void print_safe(const char *text)
 {
     for (const unsigned char *c = (const unsigned char *)text; *c; c++) {

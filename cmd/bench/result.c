@@ -1,5 +1,5 @@
-/* Figures of a run, by the definitions of `vllm bench serve`: only requests that succeeded count, a request ends with
- * its last token, and TPOT is the time after the first token by the tokens after it. */
+/* Figures of a run, by the definitions of `vllm bench serve`: only successful requests count, a request ends with its
+ * last token, and TPOT is the time after the first token divided by the tokens after it. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static double between(uint64_t from, uint64_t to)
 
 static uint64_t out_tokens(const struct request *r)
 {
-    return r->said_out != UINT32_MAX && r->said_out ? r->said_out : r->n_stamp;
+    return r->reported_out != UINT32_MAX && r->reported_out ? r->reported_out : r->n_stamp;
 }
 
 static int room(struct err *e, struct result *r)
@@ -52,7 +52,7 @@ static bool good(const struct opts *o, double ttft, double tpot, double e2el)
            (o->slo_ms[M_E2EL] < 0 || e2el <= o->slo_ms[M_E2EL] / 1e3);
 }
 
-/* When requests come by a plan, those that found no place have a time that both waits add to. */
+/* Queue times exist only if requests arrive by a plan and --max-concurrency may delay them. */
 bool metric_made(const struct opts *o, int m)
 {
     bool timed = o->plan.ramp != LOAD_STEADY || !isinf(o->plan.rate) || o->dataset == DATA_TRACE;
@@ -65,7 +65,7 @@ static void count(struct result *r, const struct request *x, uint64_t *n_good)
     double ttft = between(x->start_ns, x->stamp[0]), e2el = between(x->start_ns, x->stamp[x->n_stamp - 1]);
     double tpot = n_out > 1 ? (e2el - ttft) / (double)(n_out - 1) : 0, queue = between(x->arrive_ns, x->start_ns);
     r->completed++;
-    r->total_in += x->said_prompt != UINT32_MAX ? x->said_prompt : x->n_prompt;
+    r->total_in += x->reported_prompt != UINT32_MAX ? x->reported_prompt : x->n_prompt;
     r->total_out += n_out;
     add(r, M_TTFT, ttft);
     add(r, M_E2EL, e2el);
@@ -81,7 +81,7 @@ static void count(struct result *r, const struct request *x, uint64_t *n_good)
     *n_good += r->opts->goodput && good(r->opts, ttft, tpot, e2el);
 }
 
-/* Tokens, and requests that lived, in each whole second from the first request on. */
+/* Tokens, and requests in flight, in each whole second from the first request on. */
 static int peaks(struct err *e, struct result *r)
 {
     uint64_t first = UINT64_MAX, last = 0;
@@ -117,7 +117,7 @@ static int peaks(struct err *e, struct result *r)
     return 0;
 }
 
-/* How far behind the plan requests were sent, of those that did not wait for a free place. */
+/* Delay of sending against the plan, of requests that did not wait for --max-concurrency. */
 static int lag(struct err *e, struct result *r)
 {
     double *v = malloc((r->run->n + 1) * sizeof *v);

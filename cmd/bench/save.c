@@ -1,4 +1,4 @@
-/* The result as JSON, with the keys of `vllm bench serve`; what it has no key for is under "client". */
+/* The result as JSON, with the keys of `vllm bench serve`; figures without a key there are under "client". */
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
@@ -139,7 +139,7 @@ static json_t *itls(const struct request *x)
     return list;
 }
 
-/* What came is JSON between its quotes already. */
+/* The text is JSON between quotes already. */
 static json_t *text_of(const struct request *x)
 {
     struct str quoted = {0};
@@ -154,10 +154,10 @@ static json_t *text_of(const struct request *x)
 static json_t *error_of(const struct request *x)
 {
     json_t *j = json_string(x->fail && x->error ? x->error : "");
-    return j ? j : json_string(fail_names[x->fail]); /* not UTF-8 */
+    return j ? j : json_string(fail_names[x->fail]); /* not valid UTF-8 */
 }
 
-/* One list a figure, in the order in which the requests were sent. */
+/* One list per figure, in the order in which the requests were sent. */
 static void details(json_t *j, const struct result *r)
 {
     static const char *const names[] = {"input_lens",  "output_lens", "ttfts",           "itls",  "latencies",
@@ -171,8 +171,9 @@ static void details(json_t *j, const struct result *r)
         uint64_t first = x->n_stamp ? x->stamp[0] : x->start_ns, last = x->n_stamp ? x->stamp[x->n_stamp - 1] : first;
         if (!x->over)
             continue;
-        uint32_t n_out = x->fail ? 0 : x->said_out != UINT32_MAX && x->said_out ? x->said_out : x->n_stamp;
-        json_array_append_new(list[0], json_integer(x->said_prompt != UINT32_MAX ? x->said_prompt : x->n_prompt));
+        uint32_t n_out = x->fail ? 0 : x->reported_out != UINT32_MAX && x->reported_out ? x->reported_out : x->n_stamp;
+        json_array_append_new(list[0],
+                              json_integer(x->reported_prompt != UINT32_MAX ? x->reported_prompt : x->n_prompt));
         json_array_append_new(list[1], json_integer(n_out));
         json_array_append_new(list[2], json_real((double)(first - x->start_ns) / 1e9));
         json_array_append_new(list[3], itls(x));
@@ -183,7 +184,7 @@ static void details(json_t *j, const struct result *r)
         json_array_append_new(list[8], error_of(x));
     }
     for (int i = 0; i < N; i++) {
-        if (r->opts->detailed || i == 4 || i == 6) /* as vLLM: these two are always there */
+        if (r->opts->detailed || i == 4 || i == 6) /* always present, as in vLLM */
             json_object_set(j, names[i], list[i]);
         json_decref(list[i]);
     }
@@ -234,7 +235,7 @@ static int write_file(struct err *e, const char *path, const json_t *j)
     return rc;
 }
 
-/* Opening it would empty what is there, or leave an empty file behind a run that fails. */
+/* Checked without opening the file, which would empty it, or leave an empty file if the run fails. */
 static int writable(struct err *e, const char *path)
 {
     struct stat st;

@@ -1,4 +1,4 @@
-/* What is asked: lengths and prompts of each request, made when it is sent, from the seed and its number. */
+/* The requests: lengths and prompts, made when a request is sent, from the seed and its number. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -9,24 +9,24 @@
 #include "cmd/bench/bench.h"
 #include "proc/proc.h"
 
-/* What a stream of numbers is for: two of them never meet. */
+/* Purposes of random sequences: different ones are independent. */
 enum { OF_LENGTHS = 1, OF_OWN, OF_PREFIX, OF_BLOCK, OF_TURN, OF_WARM };
 
 struct workload {
     const struct opts *o;
     const struct pool *pool;
     const struct server *server;
-    struct asks *asks;
+    struct probe *probe;
     struct load_items items;
-    char *tail;         /* owned: ,"model":…} */
-    bool has_length;    /* it has the answer's length, or none is to be sent */
+    char *tail;         /* owned: the end of a body, ,"model":…} */
+    bool has_length;    /* tail has the answer's length, or none is sent */
     uint32_t n_out_all; /* that length; 0: the workload's */
-    uint64_t *turn;     /* [n_prefixes] the order of a round */
+    uint64_t *turn;     /* [n_prefixes] the order of the current round */
     uint64_t round;
     size_t n_left_out, n_unknown;
-    uint64_t window;     /* tokens that a request may take; 0: any */
-    bool no_count;       /* the server does not say how many tokens a text or messages have */
-    uint32_t n_template; /* tokens around the text of a chat */
+    uint64_t token_limit; /* limit of tokens per request; 0: none */
+    bool no_count;        /* the server does not report token counts */
+    uint32_t n_template;  /* tokens that the chat template adds */
 };
 
 static uint64_t stream(uint64_t tag, uint64_t i)
@@ -39,7 +39,7 @@ static const char *length_field(const struct opts *o)
     return o->chat ? "max_completion_tokens" : "max_tokens";
 }
 
-/* All fields but the prompt and what the workload says of the length, as the end of an object. */
+/* Makes the end of a body: all fields but the prompt and those that the workload sets per request. */
 static int make_tail(struct err *e, struct workload *w, const struct server *s)
 {
     const struct opts *o = w->o;
@@ -52,7 +52,7 @@ static int make_tail(struct err *e, struct workload *w, const struct server *s)
         json_object_set_new(j, "ignore_eos", json_true());
     if (o->has_temperature)
         json_object_set_new(j, "temperature", json_real(o->temperature));
-    json_t *length = json_object_get(extra, length_field(o)); /* the API's other name of it counts as well */
+    json_t *length = json_object_get(extra, length_field(o)); /* the API's other name for it counts as well */
     length = length ? length : json_object_get(extra, o->chat ? "max_tokens" : "max_completion_tokens");
     json_int_t n = json_integer_value(length);
     w->has_length = length != NULL;
@@ -69,7 +69,7 @@ static int make_tail(struct err *e, struct workload *w, const struct server *s)
     json_decref(extra);
     if (!w->tail)
         return err_set(e, ERR_SYS, "out of memory for the request");
-    w->tail[0] = w->tail[1] == '}' ? ' ' : ','; /* in place of its brace */
+    w->tail[0] = w->tail[1] == '}' ? ' ' : ','; /* replaces its brace */
     return 0;
 }
 
@@ -83,22 +83,22 @@ static int count_template(struct err *e, struct workload *w)
     char one[80];
     bool again;
     snprintf(one, sizeof one, "[{\"role\":\"user\",\"content\":\"%s\"}]", bench_words[0]);
-    int rc = asks_count(e, &w->n_template, &again, w->asks, w->server, one, true);
+    int rc = probe_count_tokens(e, &w->n_template, &again, w->probe, w->server, one, true);
     w->n_template -= w->n_template > 0;
     return rc;
 }
 
-/* How many tokens a text or messages are, where that matters: it may not fit, or a warm-up is to be as long. A text has
- * no more tokens than bytes, and a few. */
+/* Counts the tokens of a text or messages if the request may not fit, or if a warm-up must have its length. A text has
+ * at most as many tokens as bytes, and a few more. */
 static int count_tokens(struct err *e, struct workload *w, struct load_item *x)
 {
-    bool may_fail = w->window && (x->chat || strlen(x->body) + 8 + planned_out(w, x) > w->window);
+    bool may_fail = w->token_limit && (x->chat || strlen(x->body) + 8 + planned_out(w, x) > w->token_limit);
     bool again = true;
     int rc = 0;
     if (x->n_prompt || (!may_fail && w->items.n > w->o->n_warmup))
         return 0;
     if (!w->no_count)
-        rc = asks_count(e, &x->n_prompt, &again, w->asks, w->server, x->body, x->chat);
+        rc = probe_count_tokens(e, &x->n_prompt, &again, w->probe, w->server, x->body, x->chat);
     if (!rc && x->n_prompt && x->chat && w->o->n_warmup && !w->n_template)
         rc = count_template(e, w);
     w->no_count |= !again;
@@ -112,7 +112,7 @@ static uint32_t scaled(uint32_t n, double by)
     return x < 1 ? 1 : x > LOAD_TOKENS_MAX ? LOAD_TOKENS_MAX : (uint32_t)x;
 }
 
-/* The newest: lengths and times by their scales; what does not fit the window goes. */
+/* Scales lengths and times of the newest item; drops it if it does not fit the context length. */
 static int admit(struct err *e, struct workload *w)
 {
     const struct opts *o = w->o;
@@ -122,12 +122,12 @@ static int admit(struct err *e, struct workload *w)
         x->n_prompt = scaled(x->n_prompt, o->length_scale);
         x->n_out = scaled(x->n_out, o->length_scale);
     } else if (x->chat != o->chat) {
-        return err_set(e, ERR_NO, "%s: this endpoint wants %s", o->chat ? "a prompt" : "messages",
+        return err_set(e, ERR_NO, "%s: this endpoint requires %s", o->chat ? "a prompt" : "messages",
                        o->chat ? "messages" : "a prompt");
     } else if (count_tokens(e, w, x)) {
         return e->code;
     }
-    if (w->window && (uint64_t)x->n_prompt + planned_out(w, x) > w->window) {
+    if (w->token_limit && (uint64_t)x->n_prompt + planned_out(w, x) > w->token_limit) {
         free(x->hash);
         free(x->body);
         w->items.n--;
@@ -136,13 +136,13 @@ static int admit(struct err *e, struct workload *w)
     return 0;
 }
 
-static void say_lengths(const struct workload *w)
+static void warn_lengths(const struct workload *w)
 {
     if (w->n_left_out)
-        cli_warn(PROG, "%s: %zu requests take more than %llu tokens, and are left out", w->o->path, w->n_left_out,
-                 (unsigned long long)w->window);
+        cli_warn(PROG, "%s: skipped %zu requests that take more than %llu tokens", w->o->path, w->n_left_out,
+                 (unsigned long long)w->token_limit);
     if (w->n_unknown)
-        cli_warn(PROG, "%s: the server does not say how many tokens %zu requests have: they are sent", w->o->path,
+        cli_warn(PROG, "%s: the server does not report the token count of %zu requests: they are sent", w->o->path,
                  w->n_unknown);
 }
 
@@ -173,11 +173,11 @@ static int read_file(struct err *e, struct workload *w)
         fclose(in);
     if (rc)
         return rc;
-    say_lengths(w);
+    warn_lengths(w);
     return w->items.n || proc_term_count() ? 0 : err_set(e, ERR_NO, "%s: no requests", o->path);
 }
 
-int workload_open(struct err *e, struct workload **out, const struct opts *o, const struct server *s, struct asks *a,
+int workload_open(struct err *e, struct workload **out, const struct opts *o, const struct server *s, struct probe *a,
                   const struct pool *p)
 {
     struct workload *w = calloc(1, sizeof *w);
@@ -187,8 +187,8 @@ int workload_open(struct err *e, struct workload **out, const struct opts *o, co
     w->o = o;
     w->pool = p;
     w->server = s;
-    w->asks = a;
-    w->window = o->model_len ? o->model_len : s->model_len;
+    w->probe = a;
+    w->token_limit = o->model_len ? o->model_len : s->model_len;
     w->round = UINT64_MAX;
     if (o->dataset == DATA_PREFIX && !(w->turn = malloc(o->n_prefixes * sizeof *w->turn)))
         return err_nomem(e, "prefixes", o->n_prefixes * sizeof *w->turn);
@@ -206,7 +206,7 @@ void workload_close(struct workload *w)
     free(w);
 }
 
-/* A trace is gone through once, a list again and again where a number or a time is given. */
+/* A trace is sent once; a list is repeated if a number of requests or a duration is given. */
 uint64_t workload_count(const struct workload *w)
 {
     const struct opts *o = w->o;
@@ -228,7 +228,7 @@ struct writing {
     bool first;
 };
 
-/* Bodies have an id a token: printf would take longer than the rest. */
+/* Bodies have one number per token: printf would take longer than everything else. */
 static void add_u64(struct str *s, uint64_t v)
 {
     char digits[20];
@@ -240,7 +240,7 @@ static void add_u64(struct str *s, uint64_t v)
     str_add(s, digits + n, sizeof digits - n);
 }
 
-/* n tokens of a stream of numbers. */
+/* Appends n tokens of a random sequence. */
 static int tokens(struct writing *t, uint64_t of, uint64_t n)
 {
     const struct pool *p = t->w->pool;
@@ -258,7 +258,7 @@ static int tokens(struct writing *t, uint64_t of, uint64_t n)
     return str_check(t->e, t->out, "a request");
 }
 
-/* A whole number from floor(mean · (1 - range)) to ceil(mean · (1 + range)), at least `least`. */
+/* A random integer from floor(mean · (1 - range)) to ceil(mean · (1 + range)), at least `least`. */
 static uint64_t length(struct load_rng *r, uint64_t mean, double range, uint64_t least)
 {
     uint64_t low = (uint64_t)floor((double)mean * (1 - range)), high = (uint64_t)ceil((double)mean * (1 + range));
@@ -266,7 +266,7 @@ static uint64_t length(struct load_rng *r, uint64_t mean, double range, uint64_t
     return n < least ? least : n;
 }
 
-/* Every round of n_prefixes requests has each prefix once, in an order of its own. */
+/* Every round of n_prefixes requests has each prefix once, in a random order. */
 static uint64_t prefix_of(struct workload *w, uint64_t i)
 {
     uint64_t n = w->o->n_prefixes, round = i / n;
@@ -305,7 +305,7 @@ static int prefix_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out,
     return rc ? rc : tokens(t, stream(warm ? OF_WARM : OF_OWN, i), o->repeat_suffix_len);
 }
 
-/* Blocks of equal hash ids are equal; what a trace does not name is the request's own. */
+/* Blocks with equal hash ids are equal; the rest of a prompt is unique to the request. */
 static int trace_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64_t i, bool warm)
 {
     const struct load_item *x = &t->w->items.v[i % t->w->items.n];
@@ -324,7 +324,7 @@ static int trace_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, 
     return tokens(t, stream(warm ? OF_WARM : OF_OWN, i), left);
 }
 
-/* A warm-up is as long, of words: where nobody has counted, one for four bytes. */
+/* A warm-up has the same length, in words; if it was not counted, one word for four bytes. */
 static int list_prompt(struct writing *t, uint32_t *n_prompt, uint32_t *n_out, uint64_t i, bool warm)
 {
     const struct load_item *x = &t->w->items.v[i % t->w->items.n];

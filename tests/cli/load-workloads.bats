@@ -23,7 +23,7 @@ load stand_in
     [ "$rc" -eq 1 ] && grep -q -e '--vocab' err
     load -n 5 --vocab 100 --random-input-len 300 --random-output-len 1 > table
     load -n 5 --prompt-kind text --random-input-len 30 --random-output-len 1 > table 2> err
-    grep -q guesses err
+    grep -q estimates err
     seen
     jq -se '.[0].requests[0:5] | all((.prompt | max) < 100 and (.prompt | unique | length) > 80)' seen
     jq -se '.[0].requests[5:] | all(.prompt | type == "string" and (split(" ") | length) == 30)' seen
@@ -45,7 +45,7 @@ load stand_in
         '{"timestamp": 4000, "input_length": 60000, "output_length": 10}' > m
     serve
     load --dataset-name trace --dataset-path m --time-scale 0.1 --length-scale 0.25 --save r 2> err
-    grep -q '1 requests take more than 4096 tokens' err # the model's window, as the server says
+    grep -q 'skipped 1 requests that take more than 4096 tokens' err # the model's window, as the server says
     seen
     jq -se '.[0].requests | map([.n_prompt, .max_tokens]) == [[275, 10], [256, 5], [150, 2]]' seen
     jq -se '.[0].requests | map(.prompt) | .[0][0:256] == .[1] and .[2][0:128] != .[0][0:128] and .[2][128:150] == .[0][128:150]' seen
@@ -56,7 +56,7 @@ load stand_in
     { cat m; sed '/60000/d' m; } > twice
     load --dataset-name trace --dataset-path twice --time-scale 0.01 --length-scale 0.25 -n 5 --save r 2> err
     holds '.num_prompts == 5 and .completed == 5'
-    grep -q '1 requests take more' err
+    grep -q 'skipped 1 requests that take more' err
     load --dataset-name trace --dataset-path m --time-scale 0.01 --length-scale 0.25 -n 5 --save r 2> err
     holds '.num_prompts == 3 and .completed == 3'
     seen
@@ -93,7 +93,7 @@ load stand_in
     serve
     run load --dataset-name jsonl --dataset-path l --endpoint /v1/chat/completions
     [ "$status" -eq 1 ]
-    [[ $output == *"line 1: a prompt: this endpoint wants messages"* ]]
+    [[ $output == *"line 1: a prompt: this endpoint requires messages"* ]]
 }
 
 @test "requests of a list that do not fit are omitted" {
@@ -103,7 +103,7 @@ load stand_in
         "{\"prompt\": \"$fifteen\", \"max_tokens\": 2}" '{"prompt": "a b", "max_tokens": 8}' '{"prompt": "a b", "max_tokens": 9}' > l
     serve --window 10
     load --dataset-name jsonl --dataset-path l --output-len 3 --save r 2> err
-    grep -q '4 requests take more than 10 tokens' err
+    grep -q 'skipped 4 requests that take more than 10 tokens' err
     seen
     holds '.num_prompts == 2'
     jq -se '.[0].requests | map(.prompt) == [[1, 2, 3, 4, 5, 6, 7, 8], "a b"]' seen
@@ -119,7 +119,7 @@ load stand_in
     printf '{"messages": [{"role": "user", "content": "%s"}], "max_tokens": 2}\n' 'a b c d e' 'a b c d e f' > c
     serve --window 10
     load --dataset-name jsonl --dataset-path c --endpoint /v1/chat/completions --save r 2> err
-    grep -q '1 requests take more than 10 tokens' err
+    grep -q 'skipped 1 requests that take more than 10 tokens' err
     seen
     jq -se '.[0].requests | map(.messages[0].content) == ["a b c d e"]' seen
     [ "$(jq .tokenized seen)" -eq 2 ]
@@ -131,7 +131,7 @@ load stand_in
     serve --window 10 --no-tokenize
     load --dataset-name jsonl --dataset-path l --output-len 3 --save r 2> err
     holds '.num_prompts == 4'
-    grep -q 'does not say how many tokens 3 requests have' err
+    grep -q 'does not report the token count of 3 requests' err
     seen
 }
 
@@ -153,7 +153,7 @@ load stand_in
     # without a count, one token for four bytes
     serve --no-tokenize
     load --dataset-name jsonl --dataset-path l --warmup 2 --max-concurrency 1 --save r 2> err
-    grep -q guesses err
+    grep -q estimates err
     seen
     jq -se '.[0].requests[0:2] | map(.n_prompt) == [12, 7]' seen
 }
