@@ -1,7 +1,7 @@
 /*
- * One stream dealt out: the first frame of a request picks the next output, the others follow it. Each output has a
- * thread, which opens it too (opening a fifo waits for its reader), and a queue of bounded bytes, so that a slow
- * consumer does not hold up another before its queue is full.
+ * Deals one stream out to several: the first frame of a request selects the next output, its other frames follow it.
+ * Each output has a thread, which also opens it (opening a fifo waits for its reader), and a queue bounded in bytes, so
+ * that a slow consumer delays the others only when its queue is full.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,7 @@ struct item {
 struct output {
     const char *name;
     pthread_t thread;
-    pthread_mutex_t lock; /* over all below */
+    pthread_mutex_t lock; /* protects all fields below */
     pthread_cond_t changed;
     struct item *first, **last;
     size_t n_bytes;
@@ -32,7 +32,7 @@ struct output {
     struct err e;
 };
 
-/* The oldest frame; NULL when the queue is closed and empty. */
+/* Returns the oldest frame; NULL: the queue is closed and empty. */
 static struct item *pop(struct output *o)
 {
     pthread_mutex_lock(&o->lock);
@@ -87,7 +87,7 @@ static void *output_main(void *arg)
     return NULL;
 }
 
-/* Takes the frame; waits while the queue is full. */
+/* Queues the frame, which it owns from here on; waits while the queue is full. */
 static int push(struct err *e, struct output *o, uint8_t *frame, size_t n)
 {
     struct item *it = malloc(sizeof *it);
@@ -113,8 +113,10 @@ static int push(struct err *e, struct output *o, uint8_t *frame, size_t n)
     return rc;
 }
 
-/* hello and bye, under the name of this program: whoever ends early, it is the stage before that is named. */
-static int to_all(struct err *e, struct output *o, size_t n_out, const struct wire_frame *f, const struct owners *who)
+/* Sends hello and bye to all outputs with this program as sender, so that readers name the previous stage if a stream
+ * ends early. */
+static int to_all(struct err *e, struct output *o, size_t n_out, const struct wire_frame *f,
+                  const struct owners *owners)
 {
     struct wire_frame g = *f;
     int rc = 0;
@@ -126,27 +128,27 @@ static int to_all(struct err *e, struct output *o, size_t n_out, const struct wi
         uint8_t *frame;
         size_t n;
         if (g.kind == WIRE_BYE)
-            owners_count(who, (uint32_t)i, &g.bye.n_ok, &g.bye.n_error);
+            owners_count(owners, (uint32_t)i, &g.bye.n_ok, &g.bye.n_error);
         rc = wire_encode(e, &frame, &n, &g);
         rc = rc ? rc : push(e, &o[i], frame, n);
     }
     return rc;
 }
 
-static int to_one(struct err *e, struct output *o, size_t n_out, struct owners *who, size_t *turn,
+static int to_one(struct err *e, struct output *o, size_t n_out, struct owners *owners, size_t *turn,
                   struct wire_reader *r, const struct wire_frame *f)
 {
     uint64_t seq;
     uint32_t index, to;
     bool is_new;
     if (!frames_key(f, &seq, &index))
-        return err_set(e, ERR_PROTO, "stdin: %s frames belong to no request", wire_kind_name(f->kind));
-    int rc = owners_get(e, &to, &is_new, who, seq, index, (uint32_t)(*turn % n_out));
+        return err_set(e, ERR_PROTO, "stdin: %s frames are not expected here", wire_kind_name(f->kind));
+    int rc = owners_get(e, &to, &is_new, owners, seq, index, (uint32_t)(*turn % n_out));
     if (rc)
         return rc;
     *turn += is_new;
     if (f->kind == WIRE_ERR)
-        owners_fail(who, seq, index);
+        owners_fail(owners, seq, index);
     uint8_t *frame;
     size_t n;
     rc = frames_take(e, &frame, &n, r, f);
@@ -155,25 +157,25 @@ static int to_one(struct err *e, struct output *o, size_t n_out, struct owners *
 
 static int deal(struct err *e, struct output *o, size_t n_out, struct wire_reader *r)
 {
-    struct owners *who = owners_new();
+    struct owners *owners = owners_new();
     size_t turn = 0;
-    int rc = who ? 0 : err_nomem(e, "the table of requests", 0);
+    int rc = owners ? 0 : err_nomem(e, "the table of requests", 0);
     for (struct wire_frame *f = NULL; !rc;) {
         rc = wire_read(e, r, &f);
         if (rc || !f)
             break;
         if (f->kind != WIRE_HELLO && f->kind != WIRE_BYE) {
-            rc = to_one(e, o, n_out, who, &turn, r, f);
+            rc = to_one(e, o, n_out, owners, &turn, r, f);
             continue;
         }
-        rc = to_all(e, o, n_out, f, who);
-        if (f->kind == WIRE_BYE && !rc) { /* the next stream counts its requests anew */
-            owners_free(who);
-            who = owners_new();
-            rc = who ? 0 : err_nomem(e, "the table of requests", 0);
+        rc = to_all(e, o, n_out, f, owners);
+        if (f->kind == WIRE_BYE && !rc) { /* the next stream has its own requests */
+            owners_free(owners);
+            owners = owners_new();
+            rc = owners ? 0 : err_nomem(e, "the table of requests", 0);
         }
     }
-    owners_free(who);
+    owners_free(owners);
     return rc;
 }
 
@@ -184,10 +186,10 @@ static int start(struct err *e, struct output *o, const char *name)
     pthread_mutex_init(&o->lock, NULL);
     pthread_cond_init(&o->changed, NULL);
     errno = pthread_create(&o->thread, NULL, output_main, o);
-    return errno ? err_sys(e, "a thread for %s", name) : 0;
+    return errno ? err_sys(e, "cannot create a thread for %s", name) : 0;
 }
 
-/* Nothing more comes: the thread writes what is queued, then closes its output. */
+/* Closes the queue: the thread writes what is queued, then closes its output. */
 static void end(struct output *o)
 {
     pthread_mutex_lock(&o->lock);
@@ -196,7 +198,7 @@ static void end(struct output *o)
     pthread_mutex_unlock(&o->lock);
 }
 
-/* Waits for the thread; its error. */
+/* Waits for the thread and returns its error. */
 static int join(struct err *e, struct output *o)
 {
     pthread_join(o->thread, NULL);
@@ -205,8 +207,8 @@ static int join(struct err *e, struct output *o)
     return o->e.code;
 }
 
-/* On an error this returns at once and leaves the threads to the end of the process: one may wait for a fifo's reader
- * that never comes. Streams cut so have no bye, and the stages behind say so. */
+/* On an error this returns without waiting for the threads, because one may wait for a fifo's reader that never comes;
+ * they end with the process. Streams ended so have no bye, which the next stages report. */
 int frames_deal(struct err *e, char **out, size_t n_out)
 {
     struct wire_reader *r;

@@ -15,7 +15,7 @@ int frames_open_in(struct err *e, int *fd, const char **name, const char *file)
     return *fd < 0 ? err_sys(e, "%s", *name) : 0;
 }
 
-/* The payload of a blk, malloc'd, NULL for other kinds. */
+/* Reads the payload of a blk, allocated; *data is NULL for other kinds. */
 static int payload(struct err *e, uint8_t **data, struct wire_reader *r, const struct wire_frame *f)
 {
     *data = NULL;
@@ -57,7 +57,7 @@ int frames_show(struct err *e, const char *file, bool full)
         rc = show_frame(e, r, f, full);
     }
     if (rc)
-        fflush(stdout); /* what came before the fault is shown */
+        fflush(stdout); /* shows the frames before the fault */
     wire_reader_free(r);
     close(fd);
     return rc;

@@ -1,4 +1,4 @@
-/* frames: a stream of frames to JSON lines and back; dealt out to several processes, and merged again. */
+/* frames: converts a stream of frames to JSON lines and back; deals it out to several processes, and merges streams. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,14 +11,15 @@ static int run(struct err *e, char **args, size_t n_arg, bool encode, bool full)
 {
     bool deal = n_arg && !strcmp(args[0], "deal"), merge = n_arg && !strcmp(args[0], "merge");
     if ((encode || deal || merge) && full)
-        return err_set(e, ERR_USAGE, "--full is for showing frames only");
+        return err_set(e, ERR_USAGE, "--full applies to showing frames only");
     if (encode && n_arg)
-        return err_set(e, ERR_USAGE, "-e takes no argument, it reads stdin");
+        return err_set(e, ERR_USAGE, "-e takes no file: it reads stdin");
     if ((deal || merge) && n_arg < 2)
-        return err_set(e, ERR_USAGE, "%s needs the names of files or fifos", args[0]);
+        return err_set(e, ERR_USAGE, "%s requires the names of files or fifos", args[0]);
     if (!deal && !merge && n_arg > 1)
-        return err_set(e, ERR_USAGE, "one FILE, or deal or merge with their files; '%s' is none of those", args[0]);
-    if (!encode && !deal && !merge) /* a reader that leaves (head) ends this by SIGPIPE, in silence */
+        return err_set(e, ERR_USAGE, "'%s': expected one FILE, or deal or merge with files", args[0]);
+    if (!encode && !deal && !merge) /* SIGPIPE stays at its default: if the reader leaves (head), the program ends
+                                       without an error message */
         return frames_show(e, n_arg ? args[0] : NULL, full);
     signal(SIGPIPE, SIG_IGN);
     int rc = deal ? 0 : cli_no_tty(e, STDOUT_FILENO, "frames");
@@ -55,5 +56,5 @@ int main(int argc, char **argv)
         return 0;
     cli_fail(PROG, &e);
     fflush(stdout);
-    _exit(rc); /* threads of deal and merge may still wait for a fifo; nothing is torn down under them */
+    _exit(rc); /* threads of deal and merge may still wait for a fifo, so nothing is freed */
 }

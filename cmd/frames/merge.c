@@ -1,6 +1,6 @@
 /*
- * Several streams merged into one. Each input has a thread, which opens it too (opening a fifo waits for its writer).
- * All wait until every hello is in and the same; then whole frames go out as they come, by one writer.
+ * Merges several streams into one. Each input has a thread, which also opens it (opening a fifo waits for its writer).
+ * All wait until every hello has been read and compared; then whole frames are written as they arrive, one at a time.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -12,13 +12,13 @@
 
 struct merge {
     struct wire_writer *w;
-    pthread_mutex_t lock; /* over all below */
+    pthread_mutex_t lock; /* protects all fields below */
     pthread_cond_t changed;
     size_t n_in, n_hello, n_done;
-    uint8_t *hello; /* the first, encoded */
+    uint8_t *hello; /* the first one, encoded */
     size_t n_hello_bytes;
     const char *hello_of;
-    struct owners *who;
+    struct owners *owners;
     uint64_t n_ok, n_error;
     struct err e;
 };
@@ -40,20 +40,20 @@ static struct wire_bytes bytes(struct wire_str s)
     return (struct wire_bytes){(const uint8_t *)s.p, s.n};
 }
 
-/* What differs between two hellos, in words. */
+/* Names the difference between two hellos. */
 static const char *difference(const struct wire_hello *a, const struct wire_hello *b)
 {
     if (a->has_vocab != b->has_vocab || a->has_kv != b->has_kv)
-        return "one has a section that the other has not";
+        return "one has a section that the other lacks";
     if (!same(a->vocab_fp, b->vocab_fp) || a->vocab_n != b->vocab_n)
-        return "they are of different vocabularies";
+        return "different vocabularies";
     if (!same(a->model_fp, b->model_fp))
-        return "their KV is of different models";
+        return "KV of different models";
     if (!same(bytes(a->kv_type), bytes(b->kv_type)))
-        return "their KV is of different types";
+        return "KV of different types";
     if (!same(bytes(a->arith), bytes(b->arith)))
-        return "their KV is of different arithmetic";
-    return "their hello differs";
+        return "KV of different arithmetic";
+    return "different hello frames";
 }
 
 static int join_hello(struct err *e, struct merge *m, const struct wire_hello *h, uint8_t *enc, size_t n,
@@ -69,17 +69,17 @@ static int join_hello(struct err *e, struct merge *m, const struct wire_hello *h
     if (n != m->n_hello_bytes || memcmp(enc, m->hello, n)) {
         struct wire_frame first;
         struct wire_arena *a = wire_arena_new();
-        const char *why = "their hello differs";
+        const char *why = "different hello frames";
         if (a && !wire_decode(e, &first, a, m->hello, m->n_hello_bytes))
             why = difference(&first.hello, h);
-        rc = err_set(e, ERR_PROTO, "%s and %s do not go together: %s", m->hello_of, name, why);
+        rc = err_set(e, ERR_PROTO, "%s and %s cannot be merged: %s", m->hello_of, name, why);
         wire_arena_free(a);
     }
     free(enc);
     return rc;
 }
 
-/* Adds one hello; the first of an input waits for those of all others, and the last of these writes it. */
+/* Adds one hello. The first one of an input waits for those of all others; the last of these writes it. */
 static int take_hello(struct err *e, struct merge *m, const struct wire_frame *f, const char *name, bool first)
 {
     struct wire_frame g = *f;
@@ -104,18 +104,18 @@ static int take_hello(struct err *e, struct merge *m, const struct wire_frame *f
 static int claim(struct err *e, struct input *in, const char *name, const struct wire_frame *f)
 {
     uint64_t seq;
-    uint32_t index, got;
+    uint32_t index, owner;
     bool is_new;
     if (!frames_key(f, &seq, &index))
-        return err_set(e, ERR_PROTO, "%s: %s frames belong to no request", name, wire_kind_name(f->kind));
+        return err_set(e, ERR_PROTO, "%s: %s frames are not expected here", name, wire_kind_name(f->kind));
     pthread_mutex_lock(&in->m->lock);
-    int rc = owners_get(e, &got, &is_new, in->m->who, seq, index, in->number);
+    int rc = owners_get(e, &owner, &is_new, in->m->owners, seq, index, in->number);
     pthread_mutex_unlock(&in->m->lock);
     bool begins = f->kind == WIRE_TOK || f->kind == WIRE_OPEN;
-    if (rc || is_new || (got == in->number && !begins))
+    if (rc || is_new || (owner == in->number && !begins))
         return rc;
-    return err_set(e, ERR_PROTO, "%s: request %llu, %u came before, from %s", name, (unsigned long long)seq, index,
-                   got == in->number ? "the same input" : "another input");
+    return err_set(e, ERR_PROTO, "%s: request %llu, %u is a duplicate: it came before from %s", name,
+                   (unsigned long long)seq, index, owner == in->number ? "the same input" : "another input");
 }
 
 static int pass(struct err *e, struct input *in, const char *name, struct wire_reader *r, const struct wire_frame *f)
@@ -140,9 +140,9 @@ static int read_input(struct err *e, struct input *in, const char *name, struct 
         if (rc)
             return rc;
         if (!f)
-            return first
-                       ? err_set(e, ERR_PROTO, "%s: ended without hello: the program before failed or was killed", name)
-                       : 0;
+            return first ? err_set(e, ERR_PROTO, "%s: ended without hello: the previous program failed or was killed",
+                                   name)
+                         : 0;
         if (f->kind == WIRE_HELLO) {
             rc = take_hello(e, in->m, f, name, first);
             first = false;
@@ -190,7 +190,7 @@ static int run(struct err *e, struct merge *m, struct input *in, char **files)
         in[i] = (struct input){.m = m, .file = files[i], .number = i};
         errno = pthread_create(&in[i].thread, NULL, input_main, &in[i]);
         if (errno)
-            return err_sys(e, "a thread for %s", files[i]);
+            return err_sys(e, "cannot create a thread for %s", files[i]);
     }
     pthread_mutex_lock(&m->lock);
     while (!m->e.code && m->n_done < m->n_in)
@@ -208,14 +208,15 @@ static int run(struct err *e, struct merge *m, struct input *in, char **files)
     return wire_write(e, m->w, &f);
 }
 
-/* On an error this returns at once and leaves the threads to the end of the process: others may wait in reads. */
+/* On an error this returns without waiting for the threads, because one may wait in a read; they end with the
+ * process. */
 int frames_merge(struct err *e, char **files, size_t n_in)
 {
     struct merge *m = calloc(1, sizeof *m);
     struct input *in = calloc(n_in, sizeof *in);
     if (m)
-        m->who = owners_new();
-    if (!m || !in || !m->who)
+        m->owners = owners_new();
+    if (!m || !in || !m->owners)
         return err_nomem(e, "inputs", n_in * sizeof *in);
     m->n_in = n_in;
     pthread_mutex_init(&m->lock, NULL);
@@ -225,7 +226,7 @@ int frames_merge(struct err *e, char **files, size_t n_in)
     if (rc)
         return rc;
     wire_writer_free(m->w);
-    owners_free(m->who);
+    owners_free(m->owners);
     free(m->hello);
     free(m);
     free(in);

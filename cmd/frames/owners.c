@@ -1,4 +1,4 @@
-/* Requests by (seq, index): an open hash table, doubled when half full. */
+/* Requests by (seq, index): a hash table with open addressing, doubled when half full. */
 #include <stdlib.h>
 
 #include "cmd/frames/frames.h"
@@ -60,7 +60,7 @@ static int grow(struct err *e, struct owners *o)
     return 0;
 }
 
-int owners_get(struct err *e, uint32_t *got, bool *is_new, struct owners *o, uint64_t seq, uint32_t index,
+int owners_get(struct err *e, uint32_t *found, bool *is_new, struct owners *o, uint64_t seq, uint32_t index,
                uint32_t owner)
 {
     struct slot *s = find(o, seq, index);
@@ -75,13 +75,13 @@ int owners_get(struct err *e, uint32_t *got, bool *is_new, struct owners *o, uin
         *s = (struct slot){.seq = seq, .index = index, .owner = owner, .used = true};
         o->n++;
     }
-    *got = s->owner;
+    *found = s->owner;
     return 0;
 }
 
 void owners_fail(struct owners *o, uint64_t seq, uint32_t index)
 {
-    find(o, seq, index)->failed = true; /* of a free slot it changes nothing that is read */
+    find(o, seq, index)->failed = true; /* no effect if the request is unknown: the slot is free */
 }
 
 void owners_count(const struct owners *o, uint32_t owner, uint64_t *n_ok, uint64_t *n_error)

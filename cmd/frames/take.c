@@ -1,4 +1,4 @@
-/* Frames whole, as bytes to be passed on. */
+/* Encodes whole frames as bytes to be forwarded. */
 #include <stdlib.h>
 
 #include "cmd/frames/frames.h"

@@ -131,11 +131,11 @@ blocks() {
     requests 3 5 | frames -e > b
     run bash -c 'frames merge a b > ab'
     [ "$status" -eq 2 ]
-    [[ "$output" == *"request 3, 0 came before, from another input"* ]]
+    [[ "$output" == *"request 3, 0 is a duplicate: it came before from another input"* ]]
     requests 4 5 | sed 's/49152/7/' | frames -e > other
     run bash -c 'frames merge a other > ab'
     [ "$status" -eq 2 ]
-    [[ "$output" == *"do not go together: they are of different vocabularies"* ]]
+    [[ "$output" == *"cannot be merged: different vocabularies"* ]]
     requests 4 5 | frames -e | head -c 150 > cut
     run bash -c 'frames merge a cut > ab'
     [ "$status" -eq 2 ]
