@@ -46,7 +46,7 @@ static void put_quants(uint8_t *dst, const struct layout *l, int r, const uint8_
 }
 
 /* Reads the 32 stored values of one block of a type with f16 scales: [d][m if has_min][u32 fifth bits][quants]. */
-static void take_block(uint8_t q[32], const struct layout *l, const uint8_t *src)
+static void unpack_block(uint8_t q[32], const struct layout *l, const uint8_t *src)
 {
     src += l->has_min ? 4 : 2;
     if (l->hi == 8) {
@@ -71,7 +71,7 @@ static void pack_row_simple(uint8_t *dst, const struct layout *l, int r, const u
 {
     for (int64_t b = 0; b < n_block; b++, src += l->src_bytes) {
         uint8_t q[32], *scale = dst + layout_scale_at(l, b) + 2 * r;
-        take_block(q, l, src);
+        unpack_block(q, l, src);
         put_quants(dst + layout_quant_at(l, b), l, r, q);
         memcpy(scale, src, 2);
         if (l->has_min)
@@ -81,7 +81,7 @@ static void pack_row_simple(uint8_t *dst, const struct layout *l, int r, const u
 
 /* Scale and minimum j of the eight 6-bit pairs in 12 bytes: the first four are stored whole, the others in 4 + 2
  * bits. */
-static void take_6bit(uint8_t *sc, uint8_t *mn, const uint8_t s[12], int j)
+static void unpack_6bit(uint8_t *sc, uint8_t *mn, const uint8_t s[12], int j)
 {
     if (j < 4) {
         *sc = s[j] & 63;
@@ -105,7 +105,7 @@ static void pack_row_k45(uint8_t *dst, const struct layout *l, int r, const uint
                 q[i] |= (uint8_t)((qh[i] >> j & 1) << 4);
         }
         put_quants(dst + layout_quant_at(l, b), l, r, q);
-        take_6bit(scale, scale + 16, blk + 4, j);
+        unpack_6bit(scale, scale + 16, blk + 4, j);
         if (j == 0) {
             memcpy(dst + layout_head_at(l, b) + 2 * r, blk, 2);
             memcpy(dst + layout_head_at(l, b) + 32 + 2 * r, blk + 2, 2);

@@ -63,7 +63,7 @@ int kern_type_form(enum kern_type t)
 }
 
 /* Returns the next n bytes of mem; if mem is NULL, only counts them. */
-static void *take(uint8_t *mem, size_t *used, size_t n)
+static void *allot(uint8_t *mem, size_t *used, size_t n)
 {
     void *at = mem ? mem + *used : NULL;
     *used += up64(n);
@@ -76,15 +76,15 @@ static size_t place(struct kern_act *a, uint8_t *mem, int64_t n_row, int64_t k, 
     *a = (struct kern_act){.n_row = n_row, .k = k};
     if (forms & KERN_FORM_Q) {
         size_t n_block = n_tile * (cols / 32);
-        a->q = take(mem, &used, n_block * KERN_TILE * 32);
-        a->d = take(mem, &used, n_block * KERN_TILE * sizeof(float));
-        a->z = take(mem, &used, n_block * KERN_TILE * sizeof(float));
-        a->s = take(mem, &used, n_block * KERN_TILE * 2 * sizeof(int32_t));
+        a->q = allot(mem, &used, n_block * KERN_TILE * 32);
+        a->d = allot(mem, &used, n_block * KERN_TILE * sizeof(float));
+        a->z = allot(mem, &used, n_block * KERN_TILE * sizeof(float));
+        a->s = allot(mem, &used, n_block * KERN_TILE * 2 * sizeof(int32_t));
     }
     if (forms & KERN_FORM_B)
-        a->b = take(mem, &used, n_tile * ((cols + 1) / 2) * KERN_TILE * 2 * sizeof(uint16_t));
+        a->b = allot(mem, &used, n_tile * ((cols + 1) / 2) * KERN_TILE * 2 * sizeof(uint16_t));
     if (forms & KERN_FORM_F)
-        a->f = take(mem, &used, n_tile * cols * KERN_TILE * sizeof(float));
+        a->f = allot(mem, &used, n_tile * cols * KERN_TILE * sizeof(float));
     return used;
 }
 

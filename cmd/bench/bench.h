@@ -153,7 +153,7 @@ struct result {
     const struct run *run;
     const struct opts *opts;
     const struct server *server;
-    const void *was; /* JSON of the run that --compare names, or NULL */
+    const void *saved; /* JSON of the run that --compare names, or NULL */
     double duration_s;
     uint64_t completed, failed, total_in, total_out;
     double request_rate, goodput, out_rate, total_rate;
@@ -179,7 +179,7 @@ int save_write(struct err *e, const struct result *r);
 /* *out: owned JSON, json_t. */
 int save_json(struct err *e, void **out, const struct result *r);
 /* Before the run: loads the saved run, owned JSON, json_t. ERR_NO: it has no figure in common with this run. */
-int compare_open(struct err *e, void **was, const struct opts *o);
+int compare_open(struct err *e, void **saved, const struct opts *o);
 /* ERR_NO: a figure is worse by more than --fail-above. */
 int compare_print(struct err *e, const struct result *r);
 

@@ -180,7 +180,7 @@ static int stream_new(struct err *e, struct stream **out, struct client *c)
     curl_easy_setopt(s->easy, CURLOPT_WRITEFUNCTION, on_bytes);
     curl_easy_setopt(s->easy, CURLOPT_WRITEDATA, s);
     curl_easy_setopt(s->easy, CURLOPT_PRIVATE, s);
-    curl_easy_setopt(s->easy, CURLOPT_ERRORBUFFER, s->why);
+    curl_easy_setopt(s->easy, CURLOPT_ERRORBUFFER, s->curl_error);
     curl_easy_setopt(s->easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(s->easy, CURLOPT_TCP_NODELAY, 1L);
     curl_easy_setopt(s->easy, CURLOPT_DNS_CACHE_TIMEOUT, -1L);
@@ -223,7 +223,7 @@ static int prepare(struct err *e, struct client *c)
     rc = rc ? rc : vec_reserve(e, &r->stamp, &r->size_stamp, n_stamp, sizeof *r->stamp, "stamps");
     s->status = 0;
     s->done = s->fresh = false;
-    s->why[0] = 0;
+    s->curl_error[0] = 0;
     curl_easy_setopt(s->easy, CURLOPT_FRESH_CONNECT, 0L);
     str_clear(&s->answer);
     curl_easy_setopt(s->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)s->body.n);
@@ -298,8 +298,8 @@ static int send_due(struct err *e, struct client *c)
 static void failed_status(struct stream *s)
 {
     char text[400];
-    const char *why = str_text(&s->answer);
-    snprintf(text, sizeof text, "%ld: %.300s", s->status, why);
+    const char *reason = str_text(&s->answer);
+    snprintf(text, sizeof text, "%ld: %.300s", s->status, reason);
     request_fail(s->request, FAIL_STATUS, text, sizeof text);
 }
 
@@ -314,7 +314,7 @@ static bool retry_on_new_connection(struct client *c, struct stream *s, CURLcode
         n_new)
         return false;
     s->fresh = true;
-    s->why[0] = 0;
+    s->curl_error[0] = 0;
     curl_easy_setopt(s->easy, CURLOPT_FRESH_CONNECT, 1L);
     curl_multi_remove_handle(c->multi, s->easy);
     return !curl_multi_add_handle(c->multi, s->easy);
@@ -323,17 +323,17 @@ static bool retry_on_new_connection(struct client *c, struct stream *s, CURLcode
 static void finish(struct client *c, struct stream *s, CURLcode code)
 {
     struct request *r = s->request;
-    const char *why = *s->why ? s->why : curl_easy_strerror(code);
+    const char *reason = *s->curl_error ? s->curl_error : curl_easy_strerror(code);
     if (code == CURLE_COULDNT_CONNECT || code == CURLE_COULDNT_RESOLVE_HOST)
-        request_fail(r, FAIL_CONNECT, why, CURL_ERROR_SIZE);
+        request_fail(r, FAIL_CONNECT, reason, CURL_ERROR_SIZE);
     else if (code == CURLE_OPERATION_TIMEDOUT)
-        request_fail(r, FAIL_TIMEOUT, why, CURL_ERROR_SIZE);
+        request_fail(r, FAIL_TIMEOUT, reason, CURL_ERROR_SIZE);
     else if (s->status && s->status != 200)
         failed_status(s);
     else if (code && s->status)
-        request_fail(r, FAIL_CUT, why, CURL_ERROR_SIZE);
+        request_fail(r, FAIL_CUT, reason, CURL_ERROR_SIZE);
     else if (code)
-        request_fail(r, FAIL_OTHER, why, CURL_ERROR_SIZE);
+        request_fail(r, FAIL_OTHER, reason, CURL_ERROR_SIZE);
     else if (!s->done)
         request_fail(r, FAIL_CUT, "the stream ended without [DONE]", 64);
     else if (!r->n_stamp)

@@ -20,7 +20,7 @@ struct stream {
     long status;
     bool done;  /* [DONE] was received */
     bool fresh; /* on a new connection, because kept ones were closed */
-    char why[CURL_ERROR_SIZE];
+    char curl_error[CURL_ERROR_SIZE];
     struct stream *next, *next_idle;
 };
 

@@ -27,9 +27,9 @@ static bool shown(const char *key)
 }
 
 /* By how many percent the figure is worse; infinite if a rate fell to 0 or a latency rose from 0. */
-static double worse(int way, double was, double is)
+static double worse(int way, double saved, double now)
 {
-    double less = way > 0 ? is : was, more = way > 0 ? was : is;
+    double less = way > 0 ? now : saved, more = way > 0 ? saved : now;
     if (!way || more <= 0)
         return 0;
     return less > 0 ? (more / less - 1) * 100 : INFINITY;
@@ -48,7 +48,7 @@ static int own_keys(struct err *e, void **out, const struct opts *o)
     return rc;
 }
 
-int compare_open(struct err *e, void **was, const struct opts *o)
+int compare_open(struct err *e, void **saved, const struct opts *o)
 {
     json_error_t at;
     json_t *old = json_load_file(o->compare, 0, &at);
@@ -56,7 +56,7 @@ int compare_open(struct err *e, void **was, const struct opts *o)
     json_t *value;
     void *own = NULL;
     size_t n = 0;
-    *was = old;
+    *saved = old;
     if (!json_is_object(old))
         return err_set(e, ERR_NO, "%.300s: %s", o->compare, old ? "not a result of bench" : at.text);
     int rc = own_keys(e, &own, o);
@@ -79,10 +79,10 @@ int compare_print(struct err *e, const struct result *r)
         fprintf(out, "\n%-36s %12s %12s %8s\n", "against the saved run", "saved", "this run", "ratio");
     json_object_foreach((json_t *)now, key, value)
     {
-        const json_t *was = json_object_get(r->was, key);
-        if (rc || !shown(key) || !json_is_number(value) || !json_is_number(was))
+        const json_t *saved = json_object_get(r->saved, key);
+        if (rc || !shown(key) || !json_is_number(value) || !json_is_number(saved))
             continue;
-        double a = json_number_value(was), b = json_number_value(value);
+        double a = json_number_value(saved), b = json_number_value(value);
         bool bad = limit >= 0 && worse(better(key), a, b) > limit;
         fprintf(out, "%-36s %12.3f %12.3f ", key, a, b);
         if (a > 0)

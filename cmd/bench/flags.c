@@ -236,7 +236,7 @@ static int figures(struct err *e, struct opts *o, const struct words *w, char **
         int m = metric_of(word, strlen(word));
         if (m < 0)
             return err_set(e, ERR_USAGE,
-                           "--percentile-metrics: '%s' is none of ttft, tpot, itl, e2el, "
+                           "--percentile-metrics: '%s' is not one of ttft, tpot, itl, e2el, "
                            "client_queue_time, e2el_including_client_queue",
                            word);
         o->shown[m] = true;

@@ -31,7 +31,7 @@ static int show(struct err *e, const struct result *r)
 }
 
 static int measure(struct err *e, const struct opts *o, const struct server *s, struct probe *a, struct workload *w,
-                   const void *was)
+                   const void *saved)
 {
     struct run run = {0};
     struct result result = {0};
@@ -44,7 +44,7 @@ static int measure(struct err *e, const struct opts *o, const struct server *s, 
         return rc;
     rc = client_run(e, &run, o, s, a, w, n, false);
     rc = rc ? rc : result_make(e, &result, o, s, &run);
-    result.was = was;
+    result.saved = saved;
     rc = rc ? rc : show(e, &result);
     result_free(&result);
     run_free(&run);
@@ -59,14 +59,14 @@ int main(int argc, char **argv)
     struct probe *probe = NULL;
     struct pool pool = {0};
     struct workload *work = NULL;
-    void *was = NULL;
+    void *saved = NULL;
     int rc = opts_read(&e, &o, argc, argv);
     if (rc == CLI_DONE)
         return 0;
     if (!rc && curl_global_init(CURL_GLOBAL_DEFAULT))
         rc = err_set(&e, ERR_SYS, "libcurl failed to initialise");
     rc = rc ? rc : proc_signals(&e);
-    rc = rc ? rc : o.compare ? compare_open(&e, &was, &o) : 0;
+    rc = rc ? rc : o.compare ? compare_open(&e, &saved, &o) : 0;
     rc = rc ? rc : probe_open(&e, &probe, &o);
     rc = rc ? rc : probe_server(&e, &server, probe);
     rc = rc ? rc : pool_open(&e, &pool, &o, &server, probe);
@@ -74,12 +74,12 @@ int main(int argc, char **argv)
     rc = rc ? rc : save_check(&e, &o, &server);
     if (!rc) {
         proc_wake_soon(true);
-        rc = measure(&e, &o, &server, probe, work, was);
+        rc = measure(&e, &o, &server, probe, work, saved);
     }
     workload_close(work);
     pool_close(&pool);
     probe_close(probe);
-    json_decref(was);
+    json_decref(saved);
     opts_free(&o);
     struct err late = {0};
     if (cli_close_stdout(&late) && !rc) {

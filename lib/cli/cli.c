@@ -48,7 +48,7 @@ static const char *spelled(char *buf, size_t n, const struct cli_opt *o, bool by
     return buf;
 }
 
-static int take(struct err *e, const struct cli_opt *o, const char *what, const char *value)
+static int store_value(struct err *e, const struct cli_opt *o, const char *what, const char *value)
 {
     if (o->given)
         *o->given = true;
@@ -150,12 +150,12 @@ static int long_option(struct err *e, const struct cli_prog *p, int argc, char *
             continue;
         spelled(what, sizeof what, o, false);
         if (o->kind == CLI_FLAG)
-            return eq ? err_set(e, ERR_USAGE, "%s: takes no value", what) : take(e, o, what, NULL);
+            return eq ? err_set(e, ERR_USAGE, "%s: takes no value", what) : store_value(e, o, what, NULL);
         if (eq)
-            return take(e, o, what, eq + 1);
+            return store_value(e, o, what, eq + 1);
         if (*i + 1 >= argc)
             return err_set(e, ERR_USAGE, "%s: requires a value: %s", what, o->arg);
-        return take(e, o, what, argv[++*i]);
+        return store_value(e, o, what, argv[++*i]);
     }
     return err_set(e, ERR_USAGE, "unknown option --%.*s", (int)(n > 60 ? 60 : n), name);
 }
@@ -173,15 +173,15 @@ static int short_options(struct err *e, const struct cli_prog *p, int argc, char
         char what[80];
         spelled(what, sizeof what, o, true);
         if (o->kind == CLI_FLAG) {
-            if (take(e, o, what, NULL))
+            if (store_value(e, o, what, NULL))
                 return e->code;
             continue;
         }
         if (c[1])
-            return take(e, o, what, c + 1);
+            return store_value(e, o, what, c + 1);
         if (*i + 1 >= argc)
             return err_set(e, ERR_USAGE, "%s: requires a value: %s", what, o->arg);
-        return take(e, o, what, argv[++*i]);
+        return store_value(e, o, what, argv[++*i]);
     }
     return 0;
 }

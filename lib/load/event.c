@@ -16,7 +16,7 @@ static void blanks(struct cursor *c)
         c->p++;
 }
 
-static bool take(struct cursor *c, char what)
+static bool accept_char(struct cursor *c, char what)
 {
     blanks(c);
     if (c->p == c->end || *c->p != what)
@@ -28,7 +28,7 @@ static bool take(struct cursor *c, char what)
 /* The bytes between the quotes, with escapes as they are. */
 static bool string(struct cursor *c, const char **s, size_t *n)
 {
-    if (!take(c, '"'))
+    if (!accept_char(c, '"'))
         return false;
     *s = c->p;
     for (; c->p < c->end; c->p++) {
@@ -43,7 +43,7 @@ static bool string(struct cursor *c, const char **s, size_t *n)
 }
 
 /* Skips a value: a string, a word, or all between matching brackets. */
-static bool pass(struct cursor *c)
+static bool skip_value(struct cursor *c)
 {
     const char *s;
     size_t n, depth = 0;
@@ -78,7 +78,7 @@ static bool pass(struct cursor *c)
     return true;
 }
 
-static bool is(const char *s, size_t n, const char *name)
+static bool equals(const char *s, size_t n, const char *name)
 {
     return n == strlen(name) && !memcmp(s, name, n);
 }
@@ -86,12 +86,12 @@ static bool is(const char *s, size_t n, const char *name)
 /* Reads the next name of an object and its ':'. 1: there is one, 0: the object has ended, -1: not an object. */
 static int next_name(struct cursor *c, bool *first, const char **name, size_t *n)
 {
-    if (*first && take(c, '}'))
+    if (*first && accept_char(c, '}'))
         return 0;
-    if (!*first && !take(c, ','))
-        return take(c, '}') ? 0 : -1;
+    if (!*first && !accept_char(c, ','))
+        return accept_char(c, '}') ? 0 : -1;
     *first = false;
-    return string(c, name, n) && take(c, ':') ? 1 : -1;
+    return string(c, name, n) && accept_char(c, ':') ? 1 : -1;
 }
 
 static bool count(struct cursor *c, bool *has, uint64_t *out)
@@ -102,10 +102,10 @@ static bool count(struct cursor *c, bool *has, uint64_t *out)
     while (c->p < c->end && *c->p >= '0' && *c->p <= '9' && v < UINT64_MAX / 100)
         v = v * 10 + (uint64_t)(*c->p++ - '0');
     if (c->p == from)
-        return pass(c); /* null */
+        return skip_value(c); /* null */
     *has = true;
     *out = v;
-    return c->p == c->end || strchr(" \t\r\n,}", *c->p) ? true : pass(c);
+    return c->p == c->end || strchr(" \t\r\n,}", *c->p) ? true : skip_value(c);
 }
 
 static bool usage(struct cursor *c, struct load_event *out)
@@ -113,14 +113,14 @@ static bool usage(struct cursor *c, struct load_event *out)
     const char *name;
     size_t n;
     bool first = true;
-    if (!take(c, '{'))
-        return pass(c);
+    if (!accept_char(c, '{'))
+        return skip_value(c);
     out->usage = true;
     for (int more; (more = next_name(c, &first, &name, &n)) != 0;) {
-        bool good =
-            more > 0 && (is(name, n, "prompt_tokens")       ? count(c, &out->has_prompt, &out->prompt_tokens)
-                         : is(name, n, "completion_tokens") ? count(c, &out->has_completion, &out->completion_tokens)
-                                                            : pass(c));
+        bool good = more > 0 &&
+                    (equals(name, n, "prompt_tokens")       ? count(c, &out->has_prompt, &out->prompt_tokens)
+                     : equals(name, n, "completion_tokens") ? count(c, &out->has_completion, &out->completion_tokens)
+                                                            : skip_value(c));
         if (!good)
             return false;
     }
@@ -132,22 +132,22 @@ static bool text_value(struct cursor *c, struct load_event *out)
     blanks(c);
     if (c->p < c->end && *c->p == '"')
         return string(c, &out->text, &out->n_text);
-    return pass(c);
+    return skip_value(c);
 }
 
 /* Reads an object in which the member `text` holds the text; its member `inner` is an object that may hold it too. */
-static bool holder(struct cursor *c, struct load_event *out, const char *text, const char *inner,
-                   const char *inner_text)
+static bool text_holder(struct cursor *c, struct load_event *out, const char *text, const char *inner,
+                        const char *inner_text)
 {
     const char *name;
     size_t n;
     bool first = true;
-    if (!take(c, '{'))
-        return pass(c);
+    if (!accept_char(c, '{'))
+        return skip_value(c);
     for (int more; (more = next_name(c, &first, &name, &n)) != 0;) {
-        bool good = more > 0 && (is(name, n, text)             ? text_value(c, out)
-                                 : inner && is(name, n, inner) ? holder(c, out, inner_text, NULL, NULL)
-                                                               : pass(c));
+        bool good = more > 0 && (equals(name, n, text)             ? text_value(c, out)
+                                 : inner && equals(name, n, inner) ? text_holder(c, out, inner_text, NULL, NULL)
+                                                                   : skip_value(c));
         if (!good)
             return false;
     }
@@ -156,26 +156,26 @@ static bool holder(struct cursor *c, struct load_event *out, const char *text, c
 
 static bool choices(struct cursor *c, struct load_event *out)
 {
-    if (!take(c, '['))
-        return pass(c);
-    if (take(c, ']'))
+    if (!accept_char(c, '['))
+        return skip_value(c);
+    if (accept_char(c, ']'))
         return true;
     out->choices = true;
-    if (!holder(c, out, "text", "delta", "content"))
+    if (!text_holder(c, out, "text", "delta", "content"))
         return false;
-    while (take(c, ','))
-        if (!pass(c))
+    while (accept_char(c, ','))
+        if (!skip_value(c))
             return false;
-    return take(c, ']');
+    return accept_char(c, ']');
 }
 
 static bool error(struct cursor *c, struct load_event *out)
 {
     blanks(c);
     const char *from = c->p;
-    if (!pass(c))
+    if (!skip_value(c))
         return false;
-    if (!is(from, (size_t)(c->p - from), "null")) {
+    if (!equals(from, (size_t)(c->p - from), "null")) {
         out->error = from;
         out->n_error = (size_t)(c->p - from);
     }
@@ -194,11 +194,11 @@ int load_event_read(struct err *e, struct load_event *out, const char *data, siz
         out->done = true;
         return 0;
     }
-    bool good = take(&c, '{');
+    bool good = accept_char(&c, '{');
     for (int more; good && (more = next_name(&c, &first, &name, &n_name)) != 0;)
-        good = more > 0 && (is(name, n_name, "choices") ? choices(&c, out)
-                            : is(name, n_name, "usage") ? usage(&c, out)
-                            : is(name, n_name, "error") ? error(&c, out)
-                                                        : pass(&c));
+        good = more > 0 && (equals(name, n_name, "choices") ? choices(&c, out)
+                            : equals(name, n_name, "usage") ? usage(&c, out)
+                            : equals(name, n_name, "error") ? error(&c, out)
+                                                            : skip_value(&c));
     return good ? 0 : err_set(e, ERR_PROTO, "the event is not valid JSON: %.*s", n > 200 ? 200 : (int)n, data);
 }

@@ -53,7 +53,7 @@ static int need(struct err *e, struct gguf *g, uint64_t n, const char *what)
 }
 
 /* Reads an unsigned number of `n` bytes. */
-static int take(struct err *e, struct gguf *g, uint64_t *out, unsigned n, const char *what)
+static int read_number(struct err *e, struct gguf *g, uint64_t *out, unsigned n, const char *what)
 {
     int rc = need(e, g, n, what);
     if (rc)
@@ -64,20 +64,20 @@ static int take(struct err *e, struct gguf *g, uint64_t *out, unsigned n, const 
     return 0;
 }
 
-static int take_u32(struct err *e, struct gguf *g, uint32_t *out, const char *what)
+static int read_u32(struct err *e, struct gguf *g, uint32_t *out, const char *what)
 {
     uint64_t v;
-    int rc = take(e, g, &v, 4, what);
+    int rc = read_number(e, g, &v, 4, what);
     if (!rc)
         *out = (uint32_t)v;
     return rc;
 }
 
 /* Reads a string. The buffer may still move, so `p` holds the offset until settle() turns it into a pointer. */
-static int take_str(struct err *e, struct gguf *g, struct gguf_str *out, uint64_t n_max, const char *what)
+static int read_str(struct err *e, struct gguf *g, struct gguf_str *out, uint64_t n_max, const char *what)
 {
     uint64_t n;
-    int rc = take(e, g, &n, 8, what);
+    int rc = read_number(e, g, &n, 8, what);
     if (rc)
         return rc;
     if (n > n_max)
@@ -103,20 +103,20 @@ static unsigned value_bytes(uint32_t type)
     return bytes[type];
 }
 
-static int take_strs(struct err *e, struct gguf *g, struct gguf_kv *kv)
+static int read_strs(struct err *e, struct gguf *g, struct gguf_kv *kv)
 {
     kv->strs = calloc(kv->n ? kv->n : 1, sizeof *kv->strs);
     if (!kv->strs)
         return err_nomem(e, "a GGUF string array", kv->n * sizeof *kv->strs);
     for (uint64_t i = 0; i < kv->n; i++) {
-        int rc = take_str(e, g, &kv->strs[i], GGUF_HEADER_BYTES_MAX, "a string of an array");
+        int rc = read_str(e, g, &kv->strs[i], GGUF_HEADER_BYTES_MAX, "a string of an array");
         if (rc)
             return rc;
     }
     return 0;
 }
 
-static int take_numbers(struct err *e, struct gguf *g, struct gguf_kv *kv)
+static int read_numbers(struct err *e, struct gguf *g, struct gguf_kv *kv)
 {
     uint64_t n_bytes = kv->n * value_bytes(kv->etype);
     int rc = need(e, g, n_bytes, "an array");
@@ -132,11 +132,11 @@ static int take_numbers(struct err *e, struct gguf *g, struct gguf_kv *kv)
     return 0;
 }
 
-static int take_array(struct err *e, struct gguf *g, struct gguf_kv *kv)
+static int read_array(struct err *e, struct gguf *g, struct gguf_kv *kv)
 {
-    int rc = take_u32(e, g, &kv->etype, "an array's type");
+    int rc = read_u32(e, g, &kv->etype, "an array's type");
     if (!rc)
-        rc = take(e, g, &kv->n, 8, "an array's length");
+        rc = read_number(e, g, &kv->n, 8, "an array's length");
     if (rc)
         return rc;
     if (kv->etype == GGUF_ARRAY)
@@ -149,24 +149,24 @@ static int take_array(struct err *e, struct gguf *g, struct gguf_kv *kv)
     if (kv->n > room / value_bytes(kv->etype))
         return err_set(e, ERR_NO, "%s: key %s claims %" PRIu64 " elements, only %" PRIu64 " bytes can follow", g->path,
                        show_unsettled(g, kv->key).s, kv->n, room);
-    return kv->etype == GGUF_STRING ? take_strs(e, g, kv) : take_numbers(e, g, kv);
+    return kv->etype == GGUF_STRING ? read_strs(e, g, kv) : read_numbers(e, g, kv);
 }
 
-static int take_kv(struct err *e, struct gguf *g, struct gguf_kv *kv)
+static int read_kv(struct err *e, struct gguf *g, struct gguf_kv *kv)
 {
-    int rc = take_str(e, g, &kv->key, GGUF_KEY_BYTES_MAX, "a key");
+    int rc = read_str(e, g, &kv->key, GGUF_KEY_BYTES_MAX, "a key");
     if (!rc)
-        rc = take_u32(e, g, &kv->type, "a value's type");
+        rc = read_u32(e, g, &kv->type, "a value's type");
     if (rc)
         return rc;
     if (kv->type >= GGUF_VALUES)
         return err_set(e, ERR_NO, "%s: key %s has unknown type %" PRIu32, g->path, show_unsettled(g, kv->key).s,
                        kv->type);
     if (kv->type == GGUF_STRING)
-        return take_str(e, g, &kv->str, GGUF_HEADER_BYTES_MAX, "a string");
+        return read_str(e, g, &kv->str, GGUF_HEADER_BYTES_MAX, "a string");
     if (kv->type == GGUF_ARRAY)
-        return take_array(e, g, kv);
-    rc = take(e, g, &kv->raw, value_bytes(kv->type), "a value");
+        return read_array(e, g, kv);
+    rc = read_number(e, g, &kv->raw, value_bytes(kv->type), "a value");
     if (rc)
         return rc;
     if (kv->type == GGUF_BOOL && kv->raw > 1)
@@ -205,12 +205,12 @@ static int tensor_bytes(struct err *e, struct gguf *g, struct gguf_tensor *t)
     return 0;
 }
 
-static int take_tensor(struct err *e, struct gguf *g, struct gguf_tensor *t)
+static int read_tensor(struct err *e, struct gguf *g, struct gguf_tensor *t)
 {
     uint32_t n_dim;
-    int rc = take_str(e, g, &t->name, GGUF_NAME_BYTES_MAX, "a tensor's name");
+    int rc = read_str(e, g, &t->name, GGUF_NAME_BYTES_MAX, "a tensor's name");
     if (!rc)
-        rc = take_u32(e, g, &n_dim, "a tensor's number of dimensions");
+        rc = read_u32(e, g, &n_dim, "a tensor's number of dimensions");
     if (rc)
         return rc;
     if (n_dim < 1 || n_dim > 4)
@@ -220,16 +220,16 @@ static int take_tensor(struct err *e, struct gguf *g, struct gguf_tensor *t)
     for (int i = 0; i < 4; i++)
         t->dim[i] = 1;
     for (int i = 0; !rc && i < t->n_dim; i++)
-        rc = take(e, g, &t->dim[i], 8, "a tensor's dimension");
+        rc = read_number(e, g, &t->dim[i], 8, "a tensor's dimension");
     if (!rc)
-        rc = take_u32(e, g, &t->type, "a tensor's type");
+        rc = read_u32(e, g, &t->type, "a tensor's type");
     if (!rc)
-        rc = take(e, g, &t->offset, 8, "a tensor's offset");
+        rc = read_number(e, g, &t->offset, 8, "a tensor's offset");
     return rc ? rc : tensor_bytes(e, g, t);
 }
 
 /* Reads the fixed start of the file and compares the two counts with what the file could contain. */
-static int take_start(struct err *e, struct gguf *g)
+static int read_start(struct err *e, struct gguf *g)
 {
     int rc = need(e, g, 4, "the magic of a GGUF file");
     if (rc)
@@ -238,16 +238,16 @@ static int take_start(struct err *e, struct gguf *g)
         return err_set(e, ERR_NO, "%s: not a GGUF file", g->path);
     g->pos = 4;
     uint32_t version = 0;
-    rc = take_u32(e, g, &version, "the version");
+    rc = read_u32(e, g, &version, "the version");
     if (rc)
         return rc;
     if (version == 0x02000000 || version == 0x03000000)
         return err_set(e, ERR_NO, "%s: a big-endian GGUF file; only little-endian files are supported", g->path);
     if (version != 2 && version != 3)
         return err_set(e, ERR_NO, "%s: GGUF version %" PRIu32 "; supported: 2 and 3", g->path, version);
-    rc = take(e, g, &g->n_tensor, 8, "the number of tensors");
+    rc = read_number(e, g, &g->n_tensor, 8, "the number of tensors");
     if (!rc)
-        rc = take(e, g, &g->n_kv, 8, "the number of pairs");
+        rc = read_number(e, g, &g->n_kv, 8, "the number of pairs");
     uint64_t n_kv = g->n_kv, n_tensor = g->n_tensor;
     g->n_kv = g->n_tensor = 0;
     if (rc)
@@ -352,11 +352,11 @@ static int place_tensors(struct err *e, struct gguf *g)
 
 static int parse(struct err *e, struct gguf *g)
 {
-    int rc = take_start(e, g);
+    int rc = read_start(e, g);
     for (uint64_t i = 0; !rc && i < g->n_kv; i++)
-        rc = take_kv(e, g, &g->kv[i]);
+        rc = read_kv(e, g, &g->kv[i]);
     for (uint64_t i = 0; !rc && i < g->n_tensor; i++)
-        rc = take_tensor(e, g, &g->tensor[i]);
+        rc = read_tensor(e, g, &g->tensor[i]);
     if (rc)
         return rc;
     settle(g);

@@ -366,9 +366,9 @@ int pack_write(struct err *e, uint8_t fingerprint[32], struct pack_sink *s, cons
     struct worker w = {s, p, g, o};
     struct hasher h = {.g = g};
     pthread_t thread;
-    bool beside = pthread_create(&thread, NULL, hash_file, &h) == 0;
+    bool concurrent = pthread_create(&thread, NULL, hash_file, &h) == 0;
     int rc = pack_items(e, &w);
-    if (beside)
+    if (concurrent)
         pthread_join(thread, NULL);
     else if (!rc)
         hash_file(&h);

@@ -102,14 +102,14 @@ static int find_default_system(struct err *e, struct text_chat_style *out, const
 static void set_mistral(struct text_chat_style *out, const struct tpl *t)
 {
     static const char *const blank_before[] = {"' [INST]", "\" [INST]", NULL};
-    static const char *const blank_behind[] = {"[INST] ", NULL};
+    static const char *const blank_after[] = {"[INST] ", NULL};
     static const char *const blank_close[] = {"' [/INST]", "\" [/INST]", NULL};
     static const char *const blank_answer[] = {"' ' + message[", "\" \" + message[", "' ' + content", "\" \" + content",
                                                NULL};
     static const char *const blank_end[] = {"eos_token + ' '", "eos_token + \" \"", "eos_token+' '", NULL};
     static const char *const last[] = {"loop.last and system_message", "loop.last and messages[0]", NULL};
-    bool before = has_any(t, blank_before), behind = has_any(t, blank_behind);
-    out->inst_open = before && behind ? " [INST] " : before ? " [INST]" : behind ? "[INST] " : "[INST]";
+    bool before = has_any(t, blank_before), after = has_any(t, blank_after);
+    out->inst_open = before && after ? " [INST] " : before ? " [INST]" : after ? "[INST] " : "[INST]";
     out->inst_close = has_any(t, blank_close) ? " [/INST]" : "[/INST]";
     out->answer_open = has_any(t, blank_answer) ? " " : "";
     out->answer_close = has_any(t, blank_end) ? " " : "";
