@@ -85,7 +85,7 @@ static void drain(void)
         assert_int_equal(loop_step(&e, loop, NULL, 5000), 0);
 }
 
-static void test_in_order(void **state)
+static void test_jobs_run_in_order(void **state)
 {
     (void)state;
     struct work w[8];
@@ -102,7 +102,7 @@ static void test_in_order(void **state)
     }
 }
 
-static void test_bound(void **state)
+static void test_queue_is_bounded(void **state)
 {
     (void)state;
     sem_t begun, go;
@@ -129,7 +129,7 @@ static void test_bound(void **state)
     sem_destroy(&go);
 }
 
-static void test_cancel(void **state)
+static void test_cancelled_jobs_do_not_run(void **state)
 {
     (void)state;
     sem_t begun, go;
@@ -153,7 +153,7 @@ static void test_cancel(void **state)
     sem_destroy(&go);
 }
 
-static void test_added_again_when_done(void **state)
+static void test_a_job_can_be_added_again(void **state)
 {
     (void)state;
     struct work w = work(BYTES_MAX);
@@ -196,8 +196,8 @@ static void test_close_reports_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_in_order),          TEST(test_bound), TEST(test_cancel), TEST(test_added_again_when_done),
-        TEST(test_close_reports_all),
+        TEST(test_jobs_run_in_order),        TEST(test_queue_is_bounded),  TEST(test_cancelled_jobs_do_not_run),
+        TEST(test_a_job_can_be_added_again), TEST(test_close_reports_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,7 +27,7 @@ static void assert_values(const struct list *head, const int *want, size_t n)
     assert_int_equal(i, 0);
 }
 
-static void test_order(void **state)
+static void test_elements_keep_their_order(void **state)
 {
     (void)state;
     struct item v[4] = {{.value = 0}, {.value = 1}, {.value = 2}, {.value = 3}};
@@ -82,7 +82,7 @@ static void test_all_are_freed_in_a_loop(void **state)
     assert_true(list_empty(&l));
 }
 
-static void test_append(void **state)
+static void test_append_moves_all(void **state)
 {
     (void)state;
     struct item v[4] = {{.value = 0}, {.value = 1}, {.value = 2}, {.value = 3}};
@@ -105,10 +105,10 @@ static void test_append(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_elements_keep_their_order),
         cmocka_unit_test(test_removed_twice_is_removed_once),
         cmocka_unit_test(test_all_are_freed_in_a_loop),
-        cmocka_unit_test(test_append),
+        cmocka_unit_test(test_append_moves_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -83,7 +83,7 @@ static void end_close(struct end *p)
         close(p->pipe[1]);
 }
 
-static void test_descriptor(void **state)
+static void test_descriptor_is_called_while_ready(void **state)
 {
     (void)state;
     struct end p;
@@ -163,7 +163,7 @@ static void set(struct timed *p, uint64_t at_ns)
     loop_timer_set(&p->t, at_ns);
 }
 
-static void test_timer(void **state)
+static void test_timer_is_called_once_at_its_time(void **state)
 {
     (void)state;
     struct timed p = {.n = 0};
@@ -185,7 +185,7 @@ static void test_timer(void **state)
 }
 
 /* A deadline that is always in the past is due once a step, so that descriptors do not starve. */
-static void test_timer_that_sets_itself(void **state)
+static void test_timer_in_the_past_starves_no_descriptor(void **state)
 {
     (void)state;
     struct timed p = {.again = true};
@@ -221,7 +221,7 @@ static void test_loop_is_readable_when_a_timer_is_due(void **state)
 
 /* Random deadlines, changes and stops: each timer that is still set is called once, none before one with an earlier
  * deadline. */
-static void test_many_timers(void **state)
+static void test_many_timers_are_called_in_order(void **state)
 {
     (void)state;
     static struct timed t[TIMERS];
@@ -287,7 +287,7 @@ static void *raiser(void *arg)
 }
 
 /* No raise is lost: the last value that each thread wrote is seen. */
-static void test_events_of_threads(void **state)
+static void test_no_raise_is_lost(void **state)
 {
     (void)state;
     struct raised p[RAISERS];
@@ -308,7 +308,7 @@ static void test_events_of_threads(void **state)
     assert_false(is_ready());
 }
 
-static void test_event_is_cancelled(void **state)
+static void test_cancelled_event_is_not_called(void **state)
 {
     (void)state;
     struct raised a = {.n = 0}, b = {.n = 0};
@@ -337,7 +337,7 @@ static void on_alarm(int sig)
 }
 
 /* A signal that arrives before the wait ends the wait too. */
-static void test_wake_from_a_signal_handler(void **state)
+static void test_signal_handler_wakes_the_loop(void **state)
 {
     (void)state;
     signal(SIGALRM, on_alarm);
@@ -384,16 +384,16 @@ static void test_loops_nest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_descriptor),
+        TEST(test_descriptor_is_called_while_ready),
         TEST(test_invalid_descriptor_is_refused),
         TEST(test_removed_in_a_step_is_not_called),
-        TEST(test_timer),
-        TEST(test_timer_that_sets_itself),
+        TEST(test_timer_is_called_once_at_its_time),
+        TEST(test_timer_in_the_past_starves_no_descriptor),
         TEST(test_loop_is_readable_when_a_timer_is_due),
-        TEST(test_many_timers),
-        TEST(test_events_of_threads),
-        TEST(test_event_is_cancelled),
-        TEST(test_wake_from_a_signal_handler),
+        TEST(test_many_timers_are_called_in_order),
+        TEST(test_no_raise_is_lost),
+        TEST(test_cancelled_event_is_not_called),
+        TEST(test_signal_handler_wakes_the_loop),
         TEST(test_loops_nest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -65,7 +65,7 @@ static void test_buf_is_a_queue(void **state)
     assert_null(b.p);
 }
 
-static void test_vec_large_elements(void **state)
+static void test_vec_holds_large_elements(void **state)
 {
     (void)state;
     struct {
@@ -168,7 +168,7 @@ static void test_str_failure_is_kept(void **state)
     str_free(&s);
 }
 
-static void test_time(void **state)
+static void test_times_are_rounded_up(void **state)
 {
     (void)state;
     uint64_t a = time_now_ns(), b = time_now_ns();
@@ -190,13 +190,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_vec_keeps_its_elements),
-        cmocka_unit_test(test_vec_large_elements),
+        cmocka_unit_test(test_vec_holds_large_elements),
         cmocka_unit_test(test_buf_is_a_queue),
         cmocka_unit_test(test_vec_failure_changes_nothing),
         cmocka_unit_test(test_str_builds),
         cmocka_unit_test(test_str_printf_grows),
         cmocka_unit_test(test_str_failure_is_kept),
-        cmocka_unit_test(test_time),
+        cmocka_unit_test(test_times_are_rounded_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,7 +51,7 @@ static int parse(struct err *e, struct got *g, size_t n_arg_max, size_t *n_arg, 
 
 #define ARGS(...) ((char *[]){"prog", __VA_ARGS__, NULL})
 
-static void test_forms(void **state)
+static void test_every_form_of_an_option_is_accepted(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -96,7 +96,7 @@ static void wrong(char **argv, const char *names)
     cli_list_free(&g.stop);
 }
 
-static void test_wrong(void **state)
+static void test_wrong_options_are_named(void **state)
 {
     (void)state;
     wrong(ARGS("--nope"), "--nope");
@@ -120,7 +120,7 @@ static void test_wrong(void **state)
           "--ma"); /* no abbreviations: an option added later must not change the meaning of a script */
 }
 
-static void test_numbers(void **state)
+static void test_numbers_are_strict(void **state)
 {
     (void)state;
     struct err e;
@@ -155,7 +155,7 @@ static void test_numbers(void **state)
 }
 
 /* A terminal is refused, a pipe is accepted. */
-static void test_no_tty(void **state)
+static void test_a_terminal_is_refused(void **state)
 {
     (void)state;
     struct err e;
@@ -174,10 +174,10 @@ static void test_no_tty(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_wrong),
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_no_tty),
+        cmocka_unit_test(test_every_form_of_an_option_is_accepted),
+        cmocka_unit_test(test_wrong_options_are_named),
+        cmocka_unit_test(test_numbers_are_strict),
+        cmocka_unit_test(test_a_terminal_is_refused),
     };
     return cmocka_run_group_tests_name("cli", tests, NULL, NULL);
 }

@@ -54,7 +54,7 @@ static struct gguf *open_ok(void)
     return g;
 }
 
-static void test_values(void **state)
+static void test_values_are_read(void **state)
 {
     (void)state;
     struct gguf_build b = small();
@@ -133,7 +133,7 @@ static void test_values(void **state)
     gguf_free(g);
 }
 
-static void test_tensors(void **state)
+static void test_tensors_are_read(void **state)
 {
     (void)state;
     struct gguf_build b = small();
@@ -205,7 +205,7 @@ static void test_huge_claims_cost_nothing(void **state)
     }
 }
 
-static void test_hostile_pairs(void **state)
+static void test_hostile_pairs_are_refused(void **state)
 {
     (void)state;
     write_file(path, "not a model at all, only text", 29);
@@ -246,7 +246,7 @@ static void test_hostile_pairs(void **state)
     refused_build(&g, "bad??key");
 }
 
-static void test_hostile_alignment(void **state)
+static void test_hostile_alignment_is_refused(void **state)
 {
     (void)state;
     static const uint32_t bad[] = {0, 1, 24, 1u << 30, 0x80000000u};
@@ -263,7 +263,7 @@ static void test_hostile_alignment(void **state)
     refused_build(&g, "general.alignment is of type string");
 }
 
-static void test_hostile_tensors(void **state)
+static void test_hostile_tensors_are_refused(void **state)
 {
     (void)state;
     static const struct {
@@ -298,7 +298,7 @@ static void test_hostile_tensors(void **state)
 }
 
 /* Every shorter file is refused, and the error for one truncated in the data names the tensor. */
-static void test_truncated_anywhere(void **state)
+static void test_truncated_files_are_refused(void **state)
 {
     (void)state;
     struct gguf_build g = small();
@@ -314,7 +314,7 @@ static void test_truncated_anywhere(void **state)
     free(b.p);
 }
 
-static void test_not_files(void **state)
+static void test_other_than_regular_files_are_refused(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -331,7 +331,7 @@ static void test_not_files(void **state)
 }
 
 /* Values printed by the Python package gguf for this file. */
-static void test_default_model(void **state)
+static void test_default_model_is_read(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -353,7 +353,7 @@ static void test_default_model(void **state)
 }
 
 /* The real file, truncated at several lengths. */
-static void test_default_model_cut(void **state)
+static void test_truncated_default_model_is_refused(void **state)
 {
     (void)state;
     struct stat st;
@@ -396,16 +396,16 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_values_are_read),
+        cmocka_unit_test(test_tensors_are_read),
         cmocka_unit_test(test_huge_claims_cost_nothing),
-        cmocka_unit_test(test_hostile_pairs),
-        cmocka_unit_test(test_hostile_alignment),
-        cmocka_unit_test(test_hostile_tensors),
-        cmocka_unit_test(test_truncated_anywhere),
-        cmocka_unit_test(test_not_files),
-        cmocka_unit_test(test_default_model),
-        cmocka_unit_test(test_default_model_cut),
+        cmocka_unit_test(test_hostile_pairs_are_refused),
+        cmocka_unit_test(test_hostile_alignment_is_refused),
+        cmocka_unit_test(test_hostile_tensors_are_refused),
+        cmocka_unit_test(test_truncated_files_are_refused),
+        cmocka_unit_test(test_other_than_regular_files_are_refused),
+        cmocka_unit_test(test_default_model_is_read),
+        cmocka_unit_test(test_truncated_default_model_is_refused),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -57,7 +57,7 @@ static void stream(const char *bytes, const char *want)
     load_sse_free(&s);
 }
 
-static void test_standard(void **state)
+static void test_examples_of_the_standard_parse(void **state)
 {
     (void)state;
     stream("data: YHOO\ndata: +2\ndata: 10\n\n", "|YHOO\n+2\n10");
@@ -68,7 +68,7 @@ static void test_standard(void **state)
     stream("event: add\ndata: 73857293\r\n\r\nevent: remove\r\ndata: 2153\r\n\r\n", "|73857293|2153");
 }
 
-static void test_of_servers(void **state)
+static void test_events_of_servers_parse(void **state)
 {
     (void)state;
     stream("data: {\"a\":1}\n\n\n\n: ping\n\ndata: [DONE]\n\n", "|{\"a\":1}|[DONE]");
@@ -76,7 +76,7 @@ static void test_of_servers(void **state)
     stream("data:\n\ndata\n\nretry: 10\n\n", "");
 }
 
-static void test_limits(void **state)
+static void test_long_events_are_refused(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -128,7 +128,7 @@ static int read_event(struct load_event *ev, const char *text, char text_out[64]
     return rc;
 }
 
-static void test_chunks(void **state)
+static void test_chunks_parse(void **state)
 {
     (void)state;
     struct load_event ev;
@@ -158,7 +158,7 @@ static void test_chunks(void **state)
     assert_true(ev.done && !ev.choices);
 }
 
-static void test_usage(void **state)
+static void test_usage_parses(void **state)
 {
     (void)state;
     struct load_event ev;
@@ -179,7 +179,7 @@ static void test_usage(void **state)
     assert_true(!ev.usage && !ev.choices);
 }
 
-static void test_errors(void **state)
+static void test_errors_parse(void **state)
 {
     (void)state;
     struct load_event ev;
@@ -214,8 +214,12 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_standard), cmocka_unit_test(test_of_servers), cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_chunks),   cmocka_unit_test(test_usage),      cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_examples_of_the_standard_parse),
+        cmocka_unit_test(test_events_of_servers_parse),
+        cmocka_unit_test(test_long_events_are_refused),
+        cmocka_unit_test(test_chunks_parse),
+        cmocka_unit_test(test_usage_parses),
+        cmocka_unit_test(test_errors_parse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,7 @@ static void near_to(double got, double want, double rel)
         fail_msg("%.17g should be %.17g", got, want);
 }
 
-static void test_statistics(void **state)
+static void test_statistics_equal_numpy(void **state)
 {
     (void)state;
     double v[] = {0.012, 0.5, 0.031, 0.25, 0.0071, 0.12, 0.033, 0.9, 0.031, 0.08};
@@ -81,7 +81,7 @@ static void same_distribution(double *v, size_t n, double (*cdf)(double), double
         fail_msg("distance %g of %zu", most, n);
 }
 
-static void test_gamma(void **state)
+static void test_gamma_has_its_distribution(void **state)
 {
     (void)state;
     static const struct {
@@ -101,7 +101,7 @@ static void test_gamma(void **state)
 
 /* splitmix64 is fixed here, so that a seed means the same prompts in every release: its outputs from state 0, as
  * published (Vigna, xoshiro page), apply to the step; streams must differ. */
-static void test_streams(void **state)
+static void test_seeds_give_fixed_numbers(void **state)
 {
     (void)state;
     struct load_rng r = {0}, a, b;
@@ -137,7 +137,7 @@ static double *gaps(const struct load_plan *p, uint64_t n)
     return v;
 }
 
-static void test_arrivals(void **state)
+static void test_arrivals_have_the_rate(void **state)
 {
     (void)state;
     struct load_plan p = {.rate = 50, .burstiness = 1, .seed = 3};
@@ -163,7 +163,7 @@ static void test_arrivals(void **state)
     free(v);
 }
 
-static void test_ramps(void **state)
+static void test_ramps_change_the_rate(void **state)
 {
     (void)state;
     static const double line[] = {10, 20, 30, 40, 50};
@@ -191,7 +191,7 @@ static void test_ramps(void **state)
 }
 
 /* With within_s: all requests are within the time, and the gaps keep their proportions. */
-static void test_within(void **state)
+static void test_arrivals_fit_into_a_time(void **state)
 {
     (void)state;
     static const struct load_plan plans[] = {
@@ -218,8 +218,9 @@ static void test_within(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_statistics), cmocka_unit_test(test_gamma), cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_arrivals),   cmocka_unit_test(test_ramps), cmocka_unit_test(test_within),
+        cmocka_unit_test(test_statistics_equal_numpy),   cmocka_unit_test(test_gamma_has_its_distribution),
+        cmocka_unit_test(test_seeds_give_fixed_numbers), cmocka_unit_test(test_arrivals_have_the_rate),
+        cmocka_unit_test(test_ramps_change_the_rate),    cmocka_unit_test(test_arrivals_fit_into_a_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ static const char *error_of(struct load_items *t, double *zero, const char *line
     return e.text;
 }
 
-static void test_azure(void **state)
+static void test_azure_traces_parse(void **state)
 {
     (void)state;
     struct load_items t = {0};
@@ -66,7 +66,7 @@ static void test_azure(void **state)
     load_items_free(&t);
 }
 
-static void test_mooncake(void **state)
+static void test_mooncake_traces_parse(void **state)
 {
     (void)state;
     struct load_items t = {0};
@@ -124,7 +124,7 @@ static int list_line(struct load_items *t, const char *line)
     return load_list_line(&e, t, line, strlen(line));
 }
 
-static void test_list(void **state)
+static void test_lists_parse(void **state)
 {
     (void)state;
     struct load_items t = {0};
@@ -162,9 +162,9 @@ static void test_list(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_azure),
-        cmocka_unit_test(test_mooncake),
-        cmocka_unit_test(test_list),
+        cmocka_unit_test(test_azure_traces_parse),
+        cmocka_unit_test(test_mooncake_traces_parse),
+        cmocka_unit_test(test_lists_parse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,7 +55,7 @@ static void empty_cache(void)
 }
 
 /* F32 values that are exact in bf16 become BF16, [k/2][16][2]; others stay F32, [k][16]; norms become f32. */
-static void test_layout(void **state)
+static void test_weights_have_the_layout_of_kernels(void **state)
 {
     (void)state;
     for (int fine = 0; fine < 2; fine++) {
@@ -90,7 +90,7 @@ static void test_layout(void **state)
 }
 
 /* The default model's types: embedding Q8_0, the others Q4_1; its fingerprint as b2sum -l 256 prints it. */
-static void test_default_model(void **state)
+static void test_default_model_packs(void **state)
 {
     (void)state;
     struct model *m = open_ok(default_model());
@@ -127,7 +127,7 @@ static void test_default_model(void **state)
     model_free(m);
 }
 
-static void test_packed_once(void **state)
+static void test_model_is_packed_once(void **state)
 {
     (void)state;
     char name[512];
@@ -149,7 +149,7 @@ static void test_packed_once(void **state)
 }
 
 /* Several processes start at once: one packs, the others wait and map. */
-static void test_packed_once_by_many(void **state)
+static void test_concurrent_processes_pack_once(void **state)
 {
     (void)state;
     enum { N = 6 };
@@ -180,7 +180,7 @@ static void test_packed_once_by_many(void **state)
 }
 
 /* A damaged file in the cache is not used: truncated, longer, any byte of its header changed, of an older version. */
-static void test_damaged(void **state)
+static void test_damaged_files_are_not_used(void **state)
 {
     (void)state;
     char name[512];
@@ -213,7 +213,7 @@ static void test_damaged(void **state)
 }
 
 /* Without a cache: the same bytes in private memory, and the reason. */
-static void test_no_cache(void **state)
+static void test_without_a_cache_memory_is_private(void **state)
 {
     (void)state;
     make_model(&plain_shape);
@@ -235,7 +235,7 @@ static void test_no_cache(void **state)
 }
 
 /* A full disk: a file system of 1 MiB, if this process may mount one. */
-static void test_full_disk(void **state)
+static void test_full_disk_is_reported(void **state)
 {
     (void)state;
     char small[80], command[256], was[64];
@@ -268,7 +268,7 @@ static void cut_file(void *arg, uint64_t done, uint64_t total)
     assert_int_equal(truncate(arg, 4096), 0);
 }
 
-static void test_cut_while_packing(void **state)
+static void test_truncation_while_packing_is_an_error(void **state)
 {
     (void)state;
     char name[512];
@@ -283,7 +283,7 @@ static void test_cut_while_packing(void **state)
 }
 
 /* An open model is read from its packed file, so truncating the GGUF has no effect. */
-static void test_cut_while_open(void **state)
+static void test_truncation_while_open_has_no_effect(void **state)
 {
     (void)state;
     make_model(&plain_shape);
@@ -303,7 +303,7 @@ static void seen(void *arg, uint64_t done, uint64_t total)
     last[1]++;
 }
 
-static void test_progress(void **state)
+static void test_progress_is_reported(void **state)
 {
     (void)state;
     empty_cache();
@@ -316,7 +316,7 @@ static void test_progress(void **state)
     model_free(m);
 }
 
-static void test_no_default(void **state)
+static void test_missing_default_model_is_named(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -366,7 +366,7 @@ static int mapper(int out, int gate)
 }
 
 /* Two processes hold the weights once: each has all of them in its Rss and half of them in its Pss. */
-static void test_held_once(void **state)
+static void test_processes_share_the_weights(void **state)
 {
     (void)state;
     int from[2][2], to[2][2];
@@ -426,12 +426,18 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout),         cmocka_unit_test(test_default_model),
-        cmocka_unit_test(test_packed_once),    cmocka_unit_test(test_packed_once_by_many),
-        cmocka_unit_test(test_damaged),        cmocka_unit_test(test_no_cache),
-        cmocka_unit_test(test_full_disk),      cmocka_unit_test(test_cut_while_packing),
-        cmocka_unit_test(test_cut_while_open), cmocka_unit_test(test_progress),
-        cmocka_unit_test(test_no_default),     cmocka_unit_test(test_held_once),
+        cmocka_unit_test(test_weights_have_the_layout_of_kernels),
+        cmocka_unit_test(test_default_model_packs),
+        cmocka_unit_test(test_model_is_packed_once),
+        cmocka_unit_test(test_concurrent_processes_pack_once),
+        cmocka_unit_test(test_damaged_files_are_not_used),
+        cmocka_unit_test(test_without_a_cache_memory_is_private),
+        cmocka_unit_test(test_full_disk_is_reported),
+        cmocka_unit_test(test_truncation_while_packing_is_an_error),
+        cmocka_unit_test(test_truncation_while_open_has_no_effect),
+        cmocka_unit_test(test_progress_is_reported),
+        cmocka_unit_test(test_missing_default_model_is_named),
+        cmocka_unit_test(test_processes_share_the_weights),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

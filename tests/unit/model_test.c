@@ -64,7 +64,7 @@ static void near(double have, long double want, long double bound)
         fail_msg("%.17g is %Lg away from %.20Lg", have, off, want);
 }
 
-static void test_exp_log(void **state)
+static void test_exp_and_log_are_near(void **state)
 {
     (void)state;
     for (double x = -700; x < 709; x += 0.37)
@@ -87,7 +87,7 @@ static void near_sincos(double x)
     near(c, cosl(x), 4e-16L);
 }
 
-static void test_sincos(void **state)
+static void test_sin_and_cos_are_near(void **state)
 {
     (void)state;
     for (double x = -2097152; x <= 2097152; x += 13.37)
@@ -106,7 +106,7 @@ static void test_sincos(void **state)
 /* ---- the shape ---- */
 
 /* https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct/blob/main/config.json */
-static void test_default_model(void **state)
+static void test_default_model_has_its_published_shape(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -136,7 +136,7 @@ static void test_default_model(void **state)
 }
 
 /* Heads, KV heads and head size are three independent numbers of the file. */
-static void test_geometry(void **state)
+static void test_head_geometry_is_read(void **state)
 {
     (void)state;
     static const uint64_t shapes[][4] = {{64, 4, 4, 16}, {96, 6, 2, 32}, {112, 7, 1, 16}, {64, 8, 2, 32}};
@@ -166,7 +166,7 @@ static void test_geometry(void **state)
     }
 }
 
-static void test_geometry_refused(void **state)
+static void test_bad_head_geometry_is_refused(void **state)
 {
     (void)state;
     struct shape s = plain_shape;
@@ -197,7 +197,7 @@ static void test_geometry_refused(void **state)
     open_refused(&s, "blk.0.ffn_norm.weight is [65], not [64]");
 }
 
-static void test_unknown_refused(void **state)
+static void test_unknown_settings_are_refused(void **state)
 {
     (void)state;
     struct gguf_build b = {0};
@@ -241,7 +241,7 @@ static void test_unknown_refused(void **state)
 }
 
 /* A missing tensor is named, whichever it is. */
-static void test_missing(void **state)
+static void test_missing_tensors_are_named(void **state)
 {
     (void)state;
     static const char *const names[] = {"token_embd.weight", "output_norm.weight", "blk.0.attn_norm.weight",
@@ -260,7 +260,7 @@ static void test_missing(void **state)
 }
 
 /* Without an output matrix the embedding is used, with one it is used, and equal bytes pack to equal bytes. */
-static void test_tied(void **state)
+static void test_missing_output_is_the_embedding(void **state)
 {
     (void)state;
     struct model *m[2];
@@ -285,7 +285,7 @@ static void test_tied(void **state)
 }
 
 /* The number of rows of the embedding counts, not the key vocab_size. */
-static void test_padded_vocabulary(void **state)
+static void test_rows_of_the_embedding_count(void **state)
 {
     (void)state;
     struct shape s = plain_shape;
@@ -321,7 +321,7 @@ static void test_rope_plain_and_linear(void **state)
 }
 
 /* YaRN as transformers' modeling_rope_utils.py computes it (_compute_yarn_parameters), in long double. */
-static void test_rope_yarn(void **state)
+static void test_rope_yarn_is_as_in_transformers(void **state)
 {
     (void)state;
     struct shape s = plain_shape;
@@ -346,7 +346,7 @@ static void test_rope_yarn(void **state)
 }
 
 /* Llama 3: divisors in a tensor. */
-static void test_rope_factors(void **state)
+static void test_rope_factors_divide(void **state)
 {
     (void)state;
     static const float by[8] = {1, 1, 1.5f, 2, 4, 8, 8, 8};
@@ -385,12 +385,18 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exp_log),           cmocka_unit_test(test_sincos),
-        cmocka_unit_test(test_default_model),     cmocka_unit_test(test_geometry),
-        cmocka_unit_test(test_geometry_refused),  cmocka_unit_test(test_unknown_refused),
-        cmocka_unit_test(test_missing),           cmocka_unit_test(test_tied),
-        cmocka_unit_test(test_padded_vocabulary), cmocka_unit_test(test_rope_plain_and_linear),
-        cmocka_unit_test(test_rope_yarn),         cmocka_unit_test(test_rope_factors),
+        cmocka_unit_test(test_exp_and_log_are_near),
+        cmocka_unit_test(test_sin_and_cos_are_near),
+        cmocka_unit_test(test_default_model_has_its_published_shape),
+        cmocka_unit_test(test_head_geometry_is_read),
+        cmocka_unit_test(test_bad_head_geometry_is_refused),
+        cmocka_unit_test(test_unknown_settings_are_refused),
+        cmocka_unit_test(test_missing_tensors_are_named),
+        cmocka_unit_test(test_missing_output_is_the_embedding),
+        cmocka_unit_test(test_rows_of_the_embedding_count),
+        cmocka_unit_test(test_rope_plain_and_linear),
+        cmocka_unit_test(test_rope_yarn_is_as_in_transformers),
+        cmocka_unit_test(test_rope_factors_divide),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

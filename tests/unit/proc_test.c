@@ -56,7 +56,7 @@ static void put(const char *path, const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
-static void test_none(void **state)
+static void test_without_limits_the_machine_counts(void **state)
 {
     (void)state;
     assert_int_equal(proc_quota(root), INT_MAX);
@@ -69,7 +69,7 @@ static void test_none(void **state)
 }
 
 /* The limit is set on a parent group; half CPUs are rounded down, but never below one. */
-static void test_v2_walks_up(void **state)
+static void test_v2_limits_of_parents_count(void **state)
 {
     (void)state;
     put("proc/meminfo", "MemTotal: 8388608 kB\n");
@@ -89,7 +89,7 @@ static void test_v2_walks_up(void **state)
     assert_int_equal(proc_quota(root), 3);
 }
 
-static void test_v1(void **state)
+static void test_v1_limits_count(void **state)
 {
     (void)state;
     put("proc/meminfo", "MemTotal: 8388608 kB\n");
@@ -105,7 +105,7 @@ static void test_v1(void **state)
 }
 
 /* In a container the path of the host's group does not exist below the mount; the mount itself is the group. */
-static void test_v1_container(void **state)
+static void test_v1_mount_counts_in_a_container(void **state)
 {
     (void)state;
     put("proc/self/cgroup", "3:cpu,cpuacct:/docker/0123\n");
@@ -114,7 +114,7 @@ static void test_v1_container(void **state)
     assert_int_equal(proc_quota(root), 4);
 }
 
-static void test_hybrid(void **state)
+static void test_hybrid_limits_count(void **state)
 {
     (void)state;
     put("proc/self/cgroup", "3:cpu,cpuacct:/\n0::/u\n");
@@ -122,7 +122,7 @@ static void test_hybrid(void **state)
     assert_int_equal(proc_quota(root), 2);
 }
 
-static void test_malformed_limits(void **state)
+static void test_malformed_limits_are_ignored(void **state)
 {
     (void)state;
     static const char *const text[] = {"", "max", "0 0\n", "-5 100000", "100000 -1", "x y", "99999999999999999999 1"};
@@ -133,7 +133,7 @@ static void test_malformed_limits(void **state)
     }
 }
 
-static void test_clock_host(void **state)
+static void test_clock_and_host_name_are_those_of_the_system(void **state)
 {
     (void)state;
     uint64_t a = time_now_ns(), b = time_now_ns();
@@ -144,7 +144,7 @@ static void test_clock_host(void **state)
 }
 
 /* The first signal is counted, the second one ends the process by its default action. */
-static void test_signals(void **state)
+static void test_the_second_signal_ends_the_process(void **state)
 {
     (void)state;
     pid_t pid = fork();
@@ -191,7 +191,7 @@ static void *slice_of_thread(void *arg)
 }
 
 /* Time slices of ordinary threads can be read and set since Linux 6.12. */
-static void test_wake_soon(void **state)
+static void test_wake_soon_sets_the_slice(void **state)
 {
     (void)state;
     struct utsname u;
@@ -214,15 +214,15 @@ static void test_wake_soon(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_none, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_v2_walks_up, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_v1, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_v1_container, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_hybrid, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_malformed_limits, setup, teardown),
-        cmocka_unit_test(test_clock_host),
-        cmocka_unit_test(test_signals),
-        cmocka_unit_test(test_wake_soon),
+        cmocka_unit_test_setup_teardown(test_without_limits_the_machine_counts, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_v2_limits_of_parents_count, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_v1_limits_count, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_v1_mount_counts_in_a_container, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_hybrid_limits_count, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_malformed_limits_are_ignored, setup, teardown),
+        cmocka_unit_test(test_clock_and_host_name_are_those_of_the_system),
+        cmocka_unit_test(test_the_second_signal_ends_the_process),
+        cmocka_unit_test(test_wake_soon_sets_the_slice),
     };
     return cmocka_run_group_tests_name("proc", tests, NULL, NULL);
 }
