@@ -64,8 +64,8 @@ struct model_opts {
     void *progress_arg;
 };
 
-/* Opens a model file. Blocks while this or another process packs it. ERR_NO names file and tensor: unknown architecture
- * or type, missing tensor, wrong shape, truncated file. */
+/* Opens a model file. Blocks while this or another process packs it. ERR_NO names file and tensor or key: unknown
+ * architecture or type, missing tensor, wrong shape, truncated file. */
 int model_open(struct err *e, struct model **out, const struct model_opts *o);
 void model_free(struct model *m);
 

@@ -1,4 +1,4 @@
-/* Writes GGUF files for tests, right or wrong: every field can be given any value. Format: ggml's docs/gguf.md. */
+/* Writes GGUF files for tests, valid or invalid: every field can have any value. Format: ggml's docs/gguf.md. */
 #ifndef TESTS_GGUF_BUILD_H
 #define TESTS_GGUF_BUILD_H
 
@@ -53,7 +53,7 @@ static inline void put_str(struct bytes *b, const char *s)
     put_bytes(b, s, strlen(s));
 }
 
-/* A pair of any type with any bytes behind it. */
+/* Adds a pair of any type, followed by any bytes. */
 static inline void add_kv(struct gguf_build *g, const char *key, uint32_t type, const void *p, size_t n)
 {
     put_str(&g->kv, key);
@@ -78,7 +78,7 @@ static inline void add_string(struct gguf_build *g, const char *key, const char 
     put_str(&g->kv, s);
 }
 
-/* An array's head: its elements are put behind it into g->kv. */
+/* Adds an array's header; the caller appends its elements to g->kv. */
 static inline void add_array(struct gguf_build *g, const char *key, uint32_t etype, uint64_t n)
 {
     add_kv(g, key, 9, NULL, 0);
@@ -86,7 +86,7 @@ static inline void add_array(struct gguf_build *g, const char *key, uint32_t ety
     put_u64(&g->kv, n);
 }
 
-/* A tensor's entry alone. */
+/* Adds a tensor's entry without data. */
 static inline void add_info(struct gguf_build *g, const char *name, uint32_t type, uint32_t n_dim, const uint64_t *dim,
                             uint64_t offset)
 {
@@ -99,7 +99,7 @@ static inline void add_info(struct gguf_build *g, const char *name, uint32_t typ
     g->n_tensor++;
 }
 
-/* An entry and its data, at a multiple of 32. rows 0: a vector. */
+/* Adds an entry and its data, at a multiple of 32. rows 0: a vector. */
 static inline void add_tensor(struct gguf_build *g, const char *name, uint32_t type, uint64_t cols, uint64_t rows,
                               const void *data, size_t n)
 {
@@ -153,7 +153,7 @@ static inline void assert_text_has(const char *text, const char *part)
         fail_msg("\"%s\" does not contain \"%s\"", text, part);
 }
 
-/* The default model: named by the environment, or in the cache directory. Absence fails the test. */
+/* Path of the default model: from the environment, or in the cache directory. If it does not exist, the test fails. */
 static inline const char *default_model(void)
 {
     static char path[4096];

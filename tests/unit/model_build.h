@@ -1,4 +1,4 @@
-/* Llama models in memory for tests: any geometry, all weights made up, every key and tensor open to change. */
+/* Builds Llama models in memory for tests: any geometry, artificial weights, every key and tensor can be changed. */
 #ifndef TESTS_MODEL_BUILD_H
 #define TESTS_MODEL_BUILD_H
 
@@ -6,17 +6,18 @@
 
 struct shape {
     uint64_t hidden, heads, kv, head_dim, layers, ffn, vocab;
-    bool untied; /* an output matrix, equal to the embedding */
+    bool untied; /* has an output matrix, equal to the embedding */
     bool f16_norms;
-    bool fine;         /* values that bf16 cannot hold */
-    const char *leave; /* a tensor that is left out */
-    const char *widen; /* a tensor with one row more */
+    bool fine;         /* values that are not exact in bf16 */
+    const char *leave; /* a tensor that is omitted */
+    const char *widen; /* a tensor with an additional row */
 };
 
 static const struct shape plain_shape = {
     .hidden = 64, .heads = 4, .kv = 2, .head_dim = 16, .layers = 2, .ffn = 96, .vocab = 40};
 
-/* Values that differ by place: small multiples of 1/128, exact in bf16 and f16; `fine` adds bits that bf16 lacks. */
+/* Values that depend on the position: small multiples of 1/128, exact in bf16 and f16; `fine` adds bits that bf16
+ * lacks. */
 static inline float value_at(uint64_t i, bool fine)
 {
     return (float)((int)(i * 7 % 255) - 127) / 128.0f + (fine ? 0x1p-20f : 0.0f);
@@ -67,7 +68,7 @@ static inline void add_layers(struct gguf_build *g, const struct shape *s)
         }
 }
 
-/* head_dim is named in the file only where it is not hidden / heads. */
+/* The file has the key of head_dim only if it differs from hidden / heads. */
 static inline struct gguf_build llama(const struct shape *s)
 {
     struct gguf_build g = {0};
