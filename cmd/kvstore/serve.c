@@ -187,7 +187,7 @@ static int renew(struct err *e, struct kvstore *k, struct peer *p, const struct 
     return rc;
 }
 
-/* From anybody: one that only watches may know of a sequence that nobody will take. */
+/* Any connection may free a sequence: the scheduler, which has no client id, frees those that no worker claims. */
 static int let_go(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_free *r)
 {
     struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.tag = r->tag}};

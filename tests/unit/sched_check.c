@@ -31,7 +31,7 @@ static const char *look_at_job(const struct job *j, struct census *c)
     if ((j->state == JOB_RUNNING) != (cur != NULL))
         return "running and having a try are not the same";
     if (j->state == JOB_ENDED && list_empty(&j->runs))
-        return "a tombstone that nobody waits for";
+        return "an ended request is kept without a reason";
     return NULL;
 }
 
@@ -99,7 +99,7 @@ int sched_check(struct err *e, const struct sched *s)
     if (!bad && s->n_running + c.unasked != c.state[JOB_RUNNING])
         bad = "running is miscounted";
     if (!bad && s->n_ended != c.state[JOB_ENDED])
-        bad = "tombstones are miscounted";
+        bad = "ended requests are miscounted";
     for (const struct list *n = s->held.next; n != &s->held; n = n->next)
         held++;
     if (!bad && held != c.held)
