@@ -138,7 +138,7 @@ P
     PYTHONPATH=$PHASEPIPE_TOP/scripts python3 - << 'P'
 from bench import over_http
 assert over_http.SSE["step_ms"] == 100
-# steps at 1.0, 1.1 and 1.2 s; the second answer begins a step later and is 7, then 20 ms behind the first one
+# steps at 1.0, 1.1 and 1.2 s; the second answer begins a step later, and is 7, then 20 ms later than the first one
 got = over_http.delays_ms({"start_times": [0.5, 0.6], "ttfts": [0.45, 0.48], "itls": [[0.05, 0.1, 0.1], [0.027, 0.113]]})
 want = [0, 0, 7, 0, 20]
 assert len(got) == len(want) and all(abs(a - b) < 1e-6 for a, b in zip(got, want)), got

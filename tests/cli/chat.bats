@@ -9,13 +9,13 @@ answer() { # JSON line: its text
     tokenize --jsonl <<< "$1" | prefill | decode | stream --jsonl | jq -r .text
 }
 
-@test "each turn sees the ones before, and /reset forgets them" {
+@test "each turn includes the earlier ones, and /reset drops them" {
     printf 'My name is Ada.\nWhat is my name?\n/reset\nWhat is my name?\n' | phasepipe chat -n 12 > got
     one=$(answer '{"messages":[{"role":"user","content":"My name is Ada."}],"max_tokens":12}')
     two=$(answer "$(jq -cn --arg a "$one" '{messages:[{role:"user",content:"My name is Ada."},{role:"assistant",content:$a},
         {role:"user",content:"What is my name?"}],max_tokens:12}')")
-    anew=$(answer '{"messages":[{"role":"user","content":"What is my name?"}],"max_tokens":12}')
-    printf '%s\n' "$one" "$two" "$anew" > want
+    three=$(answer '{"messages":[{"role":"user","content":"What is my name?"}],"max_tokens":12}')
+    printf '%s\n' "$one" "$two" "$three" > want
     diff want got
 }
 

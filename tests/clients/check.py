@@ -89,7 +89,7 @@ def model():
 
 
 def busy():
-    """What runs: by the server's own /load, and by the scheduler behind it where that is there to be asked."""
+    """The number of running requests: by the server's /load, and by its scheduler if that can be queried."""
     n = get("/load")["server_load"]
     if RUN:
         s = json.loads(subprocess.run([os.path.join(BIN, "phasepipe"), "ctl", "--run", RUN, "--json", "sched"],
@@ -125,8 +125,8 @@ def main(client, words=None):
             continue
         begin = time.monotonic()
         try:
-            said = f()
-            verdict = f"ok        {client}: {name}" + (f": {said}" if isinstance(said, str) else "")
+            detail = f()
+            verdict = f"ok        {client}: {name}" + (f": {detail}" if isinstance(detail, str) else "")
         except LeftOut as e:
             verdict = f"left out  {client}: {name}: {e}"
         except Exception as e:

@@ -1,4 +1,4 @@
-"""guidellm: a load of made-up prompts, one behind the other and several at once; every request successful, all tokens that
+"""guidellm: a load of made-up prompts, one after the other and several at once; every request successful, all tokens that
 were asked for."""
 
 import json
@@ -37,7 +37,7 @@ def load(profile, *options):
 
 @check
 def chat():
-    """chat, one behind the other: each token is an event, those too that have no text"""
+    """chat, one after the other: each token is an event, those too that have no text"""
     _, answers = load("kind=synchronous", "--backend", f"kind=openai_http,target={c.URL}")
     times = [a["info"]["timings"] for a in answers]
     equal(len({t["request_iterations"] for t in times}), 1, "events of answers of equal length")

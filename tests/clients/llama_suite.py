@@ -50,17 +50,17 @@ WHY = (  # the beginning of a test's name, and why it cannot pass
     ("test_chat_completion_with_openai_library", f"{TEXT}; a system_fingerprint that begins with b"),
     ("test_completion_with_openai_library", f"{TEXT}; a system_fingerprint that begins with b"),
     ("test_completion_stream_with_openai_library", TEXT),
-    ("test_completion_with_response_format[response_format0", "JSON schemas are not there: refused by 400"),
-    ("test_completion_with_response_format[response_format1", "JSON schemas are not there: refused by 400"),
-    ("test_completion_with_response_format[response_format2", "JSON schemas are not there: refused by 400"),
-    ("test_completion_with_response_format[response_format3", "JSON schemas are not there: refused by 400"),
+    ("test_completion_with_response_format[response_format0", "JSON schemas are not supported: refused with 400"),
+    ("test_completion_with_response_format[response_format1", "JSON schemas are not supported: refused with 400"),
+    ("test_completion_with_response_format[response_format2", "JSON schemas are not supported: refused with 400"),
+    ("test_completion_with_response_format[response_format3", "JSON schemas are not supported: refused with 400"),
     ("test_invalid_chat_completion_req[messages7", "two messages of the assistant at the end are taken, as by vLLM"),
     ("test_logprobs_stream", NULL),
     ("test_logit_bias", "its /tokenize takes `content`, vLLM's and this one `prompt`"),
     ("test_context_size_exceeded", "400 here too, but type and n_ctx of the error are llama.cpp's own"),
     ("test_incorrect_api_key", "401 here too, but the error's type is spelled authentication_error there"),
     ("test_openai_library_correct_api_key", "asks at /chat/completions, without /v1"),
-    ("test_responses_", "the Responses API is not there"),
+    ("test_responses_", "the Responses API is not supported"),
 )
 
 

@@ -120,7 +120,7 @@ def cancelled_prompt():
 
 @check
 def alive():
-    """connections are kept: 50 requests one behind the other in one client"""
+    """connections are kept: 50 requests one after the other in one client"""
     async def f(client):
         begin = time.monotonic()
         for _ in range(50):

@@ -91,7 +91,7 @@ class Services:
         return self.servers[-1]
 
     def logs(self):
-        """What the HTTP servers said."""
+        """The logs of the HTTP servers."""
         return "".join(f"{os.path.basename(s.log)}: {line}\n" for s in self.servers for line in s.output().splitlines())
 
     def close(self):

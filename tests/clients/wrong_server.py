@@ -87,16 +87,16 @@ def main(model):
     bad = 0
     with service.Services(model) as services:
         real = services.server("http", ollama=True)
-        said = judged(real, lambda path, status, body: (status, body))
-        if not said.startswith("ok  "):
-            print(f"the proxy itself: {said}")
+        output = judged(real, lambda path, status, body: (status, body))
+        if not output.startswith("ok  "):
+            print(f"the proxy itself: {output}")
             return 1
         for what, (change, path) in WRONG.items():
-            said = judged(real, change)
-            if not re.match(rf"NOT OK .*curl .*{path}", said):
-                print(f"{what} is not seen: {said}")
+            output = judged(real, change)
+            if not re.match(rf"NOT OK .*curl .*{path}", output):
+                print(f"{what} is not detected: {output}")
                 bad += 1
-    print(f"{len(WRONG) - bad} of {len(WRONG)} are seen")
+    print(f"{len(WRONG) - bad} of {len(WRONG)} are detected")
     return 1 if bad else 0
 
 

@@ -1,7 +1,7 @@
 /*
  * Any body to any route of the OpenAI API, then any frames: an answer that is refused is an error object; a stream is
  * events of JSON and the end mark, a whole answer one object; the texts in it are those that were given. The input is a
- * letter for the route, the body, and behind a NUL the frames, three bytes each.
+ * letter for the route, the body, and after a NUL the frames, three bytes each.
  */
 #include <assert.h>
 #include <float.h>
@@ -30,7 +30,7 @@ static void is_error(const json_t *o, int status)
 /* ---- frames ---- */
 
 static struct {
-    bool ended[256 + 1]; /* of the first choices; those behind them end by themselves */
+    bool ended[256 + 1]; /* of the first choices; later ones end by themselves */
     size_t n_text;       /* bytes given to choice 0 of line 0 that must be shown */
     bool failed;
 } run;

@@ -7,7 +7,7 @@ import math
 class Judge:
     """Sums over positions. A golden row is [log-probability of the next id, [[id, log-probability] …]] with the ids that
     matter; all others together are one outcome. The KL divergence over these outcomes is at most the one over the whole
-    vocabulary, and is the same measure for whoever is judged."""
+    vocabulary, and is the same measure for every program."""
 
     def __init__(self):
         self.n = 0

@@ -249,7 +249,7 @@ static int run_decode(struct err *e, struct bench *b, const struct job *j)
     int rc = c ? deepen(e, b, depth) : err_nomem(e, "a batch", j->batch * sizeof *c);
     for (uint64_t i = 0; !rc && i < j->reps; i++) {
         uint64_t before[PART_N], t = 0;
-        b->filled = depth; /* the steps write other tokens behind */
+        b->filled = depth; /* the steps write other tokens after these */
         for (int64_t k = 0; k < (int64_t)j->batch; k++)
             b->next[k] = b->ids[k];
         for (int64_t k = 0; !rc && k < (int64_t)j->tg + WARM_STEPS; k++) {

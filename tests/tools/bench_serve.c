@@ -6,7 +6,7 @@
  *
  *     streams 3 depth 64 skip 8 quiet 200 prompt 4000 tokens 16
  *
- * Starts so many streams on prompts of `depth` ids, and waits until each has `quiet` tokens behind its first `skip`;
+ * Starts so many streams on prompts of `depth` ids, and waits until each has `quiet` tokens after its first `skip`;
  * then the prompt comes, with an answer of so many `tokens`. What still runs when that answer ends is cancelled. Gives
  * the times between tokens of the streams, in ms, before the prompt came ("quiet"), and those that end after that but
  * begin before its first token ("during"); and of the prompt the time to its first token, and between the others on
@@ -43,7 +43,7 @@ struct answer {
 struct bench {
     struct gateway *g;
     struct job j;
-    uint64_t seq;                          /* of the job's first stream; the prompt is behind the last */
+    uint64_t seq;                          /* of the job's first stream; the prompt is after the last */
     struct answer answer[STREAMS_MAX + 1]; /* the prompt is the last */
     struct gaps quiet, during;
     uint32_t random, cached;
@@ -125,7 +125,7 @@ static int ask(struct err *e, struct bench *b, uint64_t i, uint64_t n_id, uint64
     return rc;
 }
 
-/* Every stream has so many tokens, and where there is a prompt one behind its first. */
+/* Every stream has so many tokens, and if there is a prompt, one more after its first. */
 static bool all_have(const struct bench *b, uint64_t n, bool prompt)
 {
     bool all = true;
