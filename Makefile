@@ -170,7 +170,7 @@ TSAN_SUITES ?= unit kernels service/sched service/workers service/stream
 tsan:
 	@nice $(MAKE) -s B=build-tsan OPT="$(TSAN_OPT)" all unit tools
 	@rm -f build-tsan/race.*
-	@rc=0; B=build-tsan TSAN_OPTIONS="log_path=$(CURDIR)/build-tsan/race $(TSAN_OPTIONS)" \
+	@rc=0; B=build-tsan PHASEPIPE_SLOW=10 TSAN_OPTIONS="log_path=$(CURDIR)/build-tsan/race $(TSAN_OPTIONS)" \
 		scripts/run-tests $(TSAN_SUITES) || rc=$$?; \
 		for f in build-tsan/race.*; do [ ! -e $$f ] || { cat $$f; rc=1; }; done; exit $$rc
 

@@ -116,7 +116,11 @@ six_blocks_on_disk() {
     tell b lease 3 256
     tell b credit 254
     [ "$(tell b publish 254)" = "published 254" ]
-    ratio || ratio
+    for _ in 1 2 3 4 5; do # other processes disturb a round
+        ! ratio || return 0
+        sleep 0.5
+    done
+    false
 }
 
 @test "8,192 blocks of one sequence: a block costs the same at the end as at the beginning" {
