@@ -19,7 +19,7 @@ uint64_t session_now_ms(void)
 
 /* ---- the hub ---- */
 
-/* self.role and self.name become copies, in one piece of memory. */
+/* Copies role and name into one allocation; to->role owns it. */
 static int copy_self(struct err *e, struct session_self *to, const struct session_self *from)
 {
     const char *name = from->name ? from->name : "";
@@ -70,18 +70,18 @@ void session_hub_wake(struct session_hub *h)
 {
     int was = errno;
     const uint64_t one = 1;
-    ssize_t n = write(h->fd, &one, sizeof one); /* a counter that is full is readable too */
+    ssize_t n = write(h->fd, &one, sizeof one); /* fails only if the counter is full: then fd is readable */
     (void)n;
     errno = was;
 }
 
-void hub_mark(struct ready *r, unsigned what)
+void hub_mark(struct ready *r, unsigned flags)
 {
     struct session_hub *h = r->h;
     pthread_mutex_lock(&h->lock);
-    if (!r->what)
+    if (!r->flags)
         list_push_back(&h->ready, &r->node);
-    r->what |= what;
+    r->flags |= flags;
     bool wake = !h->raised;
     h->raised = true;
     pthread_mutex_unlock(&h->lock);
@@ -89,14 +89,14 @@ void hub_mark(struct ready *r, unsigned what)
         session_hub_wake(h);
 }
 
-static struct ready *next_ready(struct session_hub *h, unsigned *what)
+static struct ready *next_ready(struct session_hub *h, unsigned *flags)
 {
     pthread_mutex_lock(&h->lock);
     struct list *n = list_pop_front(&h->ready);
     struct ready *r = n ? list_entry(n, struct ready, node) : NULL;
     if (r) {
-        *what = r->what;
-        r->what = 0;
+        *flags = r->flags;
+        r->flags = 0;
     }
     pthread_mutex_unlock(&h->lock);
     return r;
@@ -106,9 +106,9 @@ void hub_unmark(struct ready *r)
 {
     struct session_hub *h = r->h;
     pthread_mutex_lock(&h->lock);
-    if (r->what)
+    if (r->flags)
         list_remove(&r->node);
-    r->what = 0;
+    r->flags = 0;
     pthread_mutex_unlock(&h->lock);
 }
 
@@ -127,7 +127,7 @@ void hub_pend(struct conn *c, bool first)
     }
 }
 
-/* ---- what is ready or due ---- */
+/* ---- ready sockets and timers ---- */
 
 static void tick(struct session_hub *h, uint64_t now)
 {
@@ -145,18 +145,18 @@ static void tick(struct session_hub *h, uint64_t now)
 static void step(struct session_hub *h)
 {
     struct ready *r;
-    unsigned what;
+    unsigned flags;
     uint64_t now = session_now_ms();
     if (now > h->ran_ms + HUB_LATE_MS && now - HUB_LATE_MS > h->due_ms)
         list_each (struct conn, c, &h->conns, node)
             core_allow(&c->core, now - h->ran_ms);
-    while ((r = next_ready(h, &what))) {
-        if (what & READY_ACCEPT)
-            listener_ready(r->of);
-        else if (what & READY_DIAL)
-            dial_ready(r->of);
+    while ((r = next_ready(h, &flags))) {
+        if (flags & READY_ACCEPT)
+            listener_ready(r->object);
+        else if (flags & READY_DIAL)
+            dial_ready(r->object);
         else
-            conn_ready(r->of, what);
+            conn_ready(r->object, flags);
     }
     tick(h, now);
     h->ran_ms = now;
@@ -169,19 +169,18 @@ static void push_dirty(struct session_hub *h)
         conn_push(list_entry(n, struct conn, dirty));
 }
 
-/* Nothing is ready: the descriptor becomes quiet. */
-static bool rest(struct session_hub *h)
+/* Resets the eventfd if no object is ready; false: one is. */
+static bool reset_eventfd(struct session_hub *h)
 {
     uint64_t n;
     pthread_mutex_lock(&h->lock);
-    bool quiet = list_empty(&h->ready);
-    if (quiet) {
-        ssize_t got = read(h->fd, &n, sizeof n);
-        (void)got;
+    bool idle = list_empty(&h->ready);
+    if (idle) {
+        (void)!read(h->fd, &n, sizeof n);
         h->raised = false;
     }
     pthread_mutex_unlock(&h->lock);
-    return quiet;
+    return idle;
 }
 
 /* ---- events ---- */
@@ -196,7 +195,7 @@ static void report(struct session_event *out, enum session_event_type type, stru
     out->err.text[0] = '\0';
 }
 
-/* An accepted session that this one replaces; a peer without a name replaces nobody. */
+/* The accepted session that this connection replaces; a peer without a name replaces none. */
 static struct session *older(const struct conn *c)
 {
     list_each (struct session, s, &c->h->sessions, node)
@@ -232,7 +231,7 @@ static bool came_up(struct conn *c, struct session_event *out, uint64_t now)
     return true;
 }
 
-/* False: nobody is to know. */
+/* False: no event is reported. */
 static bool went_down(struct conn *c, struct session_event *out, uint64_t now)
 {
     struct session *s = c->s;
@@ -254,7 +253,7 @@ static bool went_down(struct conn *c, struct session_event *out, uint64_t now)
     return up || refused;
 }
 
-/* The next event of a connection; false: there is none, and it is no longer pending. */
+/* The next event of a connection; false: it has none, and is no longer pending. */
 static bool event_of(struct conn *c, struct session_event *out)
 {
     uint64_t now = session_now_ms();
@@ -295,7 +294,7 @@ bool session_hub_next(struct session_hub *h, struct session_event *out)
                 return true;
             }
         push_dirty(h);
-    } while (!rest(h));
+    } while (!reset_eventfd(h));
     return false;
 }
 
@@ -322,7 +321,7 @@ void session_hub_wait(struct session_hub *h, int timeout_ms)
     (void)poll(&p, 1, timeout_ms < 0 || (due >= 0 && due < timeout_ms) ? due : timeout_ms);
 }
 
-/* Ended connections may still have a reason or the last acknowledgement to write. */
+/* Whether an ended connection still has to write a reason or its last acknowledgement. */
 static bool has_ended_conns(const struct session_hub *h)
 {
     list_each (struct conn, c, &h->conns, node)
@@ -350,7 +349,7 @@ void session_hub_free(struct session_hub *h)
         struct pollfd p = {.fd = h->fd, .events = POLLIN};
         (void)poll(&p, 1, 10);
         step(h);
-        rest(h);
+        reset_eventfd(h);
     }
     list_each_safe (struct conn, c, &h->conns, node)
         conn_free(c);
@@ -413,7 +412,7 @@ void session_free(struct session *s)
 void session_bye(struct session *s, uint32_t timeout_ms)
 {
     struct conn *c = s->conn;
-    s->left = true;
+    s->closing = true;
     if (!c)
         return;
     core_bye(&c->core, timeout_ms, session_now_ms());

@@ -1,4 +1,4 @@
-/* Connections: a core driven by a stream of nng. */
+/* Connections: each drives a core (session_core.h) with a stream of nng. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +50,7 @@ int conn_new(struct err *e, struct conn **out, struct session_hub *h, nng_stream
         return err_nomem(e, "a connection", sizeof *c);
     }
     *c = (struct conn){.h = h, .s = s, .l = l, .stream = stream, .accepted = !s};
-    c->ready = (struct ready){.h = h, .of = c};
+    c->ready = (struct ready){.h = h, .object = c};
     list_init(&c->pending);
     list_init(&c->dirty);
     list_push_back(&h->conns, &c->node);
@@ -137,24 +137,24 @@ static void received(struct conn *c, uint64_t now)
     post_receive(c);
 }
 
-/* A failed write is not the end: what the peer sent before it left is still to be read. */
+/* A failed write does not end the connection: frames that the peer sent before it closed are still read. */
 static void written(struct conn *c)
 {
     c->tx_busy = false;
     c->tx_failed = nng_aio_result(c->tx) != 0;
     if (!c->tx_failed)
         core_wrote(&c->core, nng_aio_count(c->tx));
-    if (c->core.state == CORE_LEAVING)
+    if (c->core.state == CORE_CLOSING)
         hub_pend(c, false);
     conn_push(c);
 }
 
-void conn_ready(struct conn *c, unsigned what)
+void conn_ready(struct conn *c, unsigned flags)
 {
     uint64_t now = session_now_ms();
-    if (what & READY_TX)
+    if (flags & READY_TX)
         written(c);
-    if (what & READY_RX)
+    if (flags & READY_RX)
         received(c, now);
     if (!c->s && core_is_over(&c->core, now))
         conn_free(c);

@@ -16,19 +16,19 @@ static void set_down(struct core *c, int code, const char *text)
 {
     c->state = CORE_ENDED;
     c->down_due = true;
-    c->taken = 0; /* the bytes stay for whoever reads the last frame: core_next drops them */
+    c->taken = 0; /* the caller may still read the last frame: core_next drops its bytes */
     err_set(&c->err, code, "%s", text);
 }
 
-/* A frame of the session itself: never counted, never refused for the window. */
+/* Queues a session_* frame. Neither the counts nor the window include it. */
 static void put(struct core *c, const struct wire_frame *f, uint64_t now)
 {
     struct err e;
     if (c->lost || c->o.plain)
         return;
     if (wire_encode_add(&e, &c->out.p, &c->out.n, &c->out.cap, f) && c->state != CORE_ENDED)
-        set_down(c, e.code, e.text); /* no memory: the peer learns it from the end of the connection */
-    c->wrote_ms = now;
+        set_down(c, e.code, e.text); /* no memory: closing the connection informs the peer */
+    c->queued_ms = now;
 }
 
 static void put_bye(struct core *c, const char *reason, uint64_t now)
@@ -43,10 +43,10 @@ static void put_bye(struct core *c, const char *reason, uint64_t now)
 static void put_ack(struct core *c, uint64_t now)
 {
     struct wire_frame f = {.kind = WIRE_SESSION_ACK, .session_ack = {.n = c->processed}};
-    if (c->processed == c->reported)
+    if (c->processed == c->acknowledged)
         return;
-    c->reported = c->processed;
-    c->unreported_bytes = 0;
+    c->acknowledged = c->processed;
+    c->unacknowledged_bytes = 0;
     put(c, &f, now);
 }
 
@@ -66,11 +66,11 @@ void core_end(struct core *c, int code, const char *reason, uint64_t now, const 
         put_bye(c, reason, now);
 }
 
-/* The peer broke the protocol; it gets the same text. */
-static void refuse(struct core *c, uint64_t now, const struct err *why)
+/* The peer violated the protocol; it gets the same text. */
+static void refuse(struct core *c, uint64_t now, const struct err *reason)
 {
     c->refused = true;
-    core_end(c, ERR_PROTO, why->text, now, "%s", why->text);
+    core_end(c, ERR_PROTO, reason->text, now, "%s", reason->text);
 }
 
 void core_lost(struct core *c, const char *text)
@@ -139,7 +139,7 @@ int core_init(struct err *e, struct core *c, const struct core_opts *o, uint64_t
     c->state = o->plain ? CORE_UP : CORE_HELLO;
     c->up_due = o->plain;
     c->ping_ms = SESSION_PING_MS;
-    c->born_ms = c->seen_ms = c->wrote_ms = now;
+    c->born_ms = c->last_seen_ms = c->queued_ms = now;
     if (o->dialed)
         put_hello(c, now);
     if (c->state != CORE_ENDED)
@@ -167,24 +167,25 @@ static uint64_t in_limit(const struct core *c)
 
 void core_received(struct core *c, const uint8_t *p, size_t n, uint64_t now)
 {
-    c->seen_ms = now;
+    c->last_seen_ms = now;
     if (c->state == CORE_ENDED || c->lost || !n)
         return;
     if (buf_left(&c->in) + n > in_limit(c)) {
         struct err e;
-        err_set(&e, ERR_PROTO, "more than %llu bytes were sent ahead", (unsigned long long)in_limit(c));
+        err_set(&e, ERR_PROTO, "more than %llu bytes were sent without waiting for an acknowledgement",
+                (unsigned long long)in_limit(c));
         refuse(c, now, &e);
         return;
     }
     if (!buf_reserve(&c->in, n)) {
-        core_end(c, ERR_SYS, NULL, now, "out of memory for received bytes (%zu)", buf_left(&c->in) + n);
+        core_end(c, ERR_SYS, NULL, now, "out of memory for %zu received bytes", buf_left(&c->in) + n);
         return;
     }
     memcpy(c->in.p + c->in.n, p, n);
     c->in.n += n;
 }
 
-/* The kind of an encoded map that begins as ours do, 0 of others. */
+/* The kind of an encoded map whose first key is "k"; 0: another map. */
 static unsigned kind_of(const uint8_t *p, size_t n)
 {
     size_t at = !n ? 0 : (p[0] & 0xf0) == 0x80 ? 1 : p[0] == 0xde ? 3 : p[0] == 0xdf ? 5 : 0;
@@ -202,7 +203,7 @@ static bool is_session_kind(unsigned k)
 static int on_ack(struct err *e, struct core *c, uint64_t n)
 {
     if (n > c->sent || n < c->acked)
-        return err_set(e, ERR_PROTO, "%llu frames acknowledged, %llu were before and %llu were sent",
+        return err_set(e, ERR_PROTO, "%llu frames acknowledged: %llu were acknowledged before, %llu were sent",
                        (unsigned long long)n, (unsigned long long)c->acked, (unsigned long long)c->sent);
     for (uint32_t size; c->acked < n; c->acked++, buf_take(&c->sizes, sizeof size)) {
         memcpy(&size, buf_front(&c->sizes), sizeof size);
@@ -212,9 +213,9 @@ static int on_ack(struct err *e, struct core *c, uint64_t n)
 }
 
 /* After core_bye: the peer has sent session_bye too and has acknowledged everything. */
-static bool left_in_order(const struct core *c)
+static bool is_closed_gracefully(const struct core *c)
 {
-    if (c->state != CORE_LEAVING)
+    if (c->state != CORE_CLOSING)
         return false;
     return c->o.plain ? !unwritten(c) : c->bye_received && c->acked == c->sent;
 }
@@ -222,19 +223,19 @@ static bool left_in_order(const struct core *c)
 static void on_bye(struct core *c, const struct wire_session_bye *b, uint64_t now)
 {
     c->bye_received = true;
-    if (c->state == CORE_LEAVING)
+    if (c->state == CORE_CLOSING)
         return;
     struct wire_str text = b->reason.n ? b->reason : wire_str_of("the peer ended the session");
     c->refused = true;
     put_ack(c, now);
     core_end(c, ERR_NO, "", now, "%.*s", (int)text.n, text.p);
-    /* With a reason the peer has dropped the session and waits for this side to close. Without one it still takes and
-     * acknowledges what is on its way to it, and closes when it has this side's session_bye. */
+    /* With a reason the peer has dropped the session and waits for this side to close. Without one it still processes
+     * and acknowledges frames in flight, and closes after this side's session_bye. */
     c->await_close = !b->reason.n;
 }
 
-/* A frame of the session itself, or one before the hello. */
-static enum core_event on_own(struct core *c, const uint8_t *p, size_t n, uint64_t now)
+/* A session_* frame, or any frame before the hello. */
+static enum core_event on_session_frame(struct core *c, const uint8_t *p, size_t n, uint64_t now)
 {
     struct err e;
     struct wire_frame f;
@@ -259,7 +260,7 @@ static enum core_event on_own(struct core *c, const uint8_t *p, size_t n, uint64
     return CORE_EV_NONE;
 }
 
-/* True: there was a whole frame; *ev is what is to be reported, which may be nothing. */
+/* True: a whole frame was taken; *ev is its event, which may be CORE_EV_NONE. */
 static bool take_frame(struct core *c, enum core_event *ev, const uint8_t **p, size_t *n, uint64_t now)
 {
     struct err e;
@@ -272,11 +273,11 @@ static bool take_frame(struct core *c, enum core_event *ev, const uint8_t **p, s
     }
     if (!*n)
         return false;
-    c->in.at += *n; /* the bytes stay where they are until the next event is taken */
+    c->in.at += *n; /* the bytes do not move until the next event is taken */
     const uint8_t *map = *p + WIRE_PREFIX_BYTES;
     size_t n_map = *n - WIRE_PREFIX_BYTES;
     if (!c->o.plain && (c->state == CORE_HELLO || c->bye_received || is_session_kind(kind_of(map, n_map)))) {
-        *ev = on_own(c, map, n_map, now);
+        *ev = on_session_frame(c, map, n_map, now);
         return c->state != CORE_ENDED;
     }
     c->taken = (uint32_t)*n;
@@ -289,17 +290,17 @@ static void count_processed(struct core *c, uint64_t now)
     if (!c->taken)
         return;
     c->processed++;
-    c->unreported_bytes += c->taken;
+    c->unacknowledged_bytes += c->taken;
     c->taken = 0;
-    if (c->processed - c->reported >= CORE_ACK_FRAMES || c->unreported_bytes >= CORE_ACK_BYTES)
+    if (c->processed - c->acknowledged >= CORE_ACK_FRAMES || c->unacknowledged_bytes >= CORE_ACK_BYTES)
         put_ack(c, now);
 }
 
-/* Nothing more is here: what was processed is acknowledged. */
-static void at_rest(struct core *c, uint64_t now)
+/* No whole frame is left: acknowledges the processed ones, and reports the end if there was one. */
+static void drained(struct core *c, uint64_t now)
 {
     put_ack(c, now);
-    if (left_in_order(c)) {
+    if (is_closed_gracefully(c)) {
         core_end(c, 0, NULL, now, "%s", "");
     } else if (c->lost && c->state != CORE_ENDED) {
         c->state = CORE_ENDED;
@@ -319,7 +320,7 @@ enum core_event core_next(struct core *c, const uint8_t **p, size_t *n, uint64_t
         if (ev)
             return ev;
     if (c->state != CORE_ENDED)
-        at_rest(c, now);
+        drained(c, now);
     buf_take(&c->in, c->state == CORE_ENDED ? buf_left(&c->in) : 0);
     if (!c->down_due)
         return CORE_EV_NONE;
@@ -330,7 +331,7 @@ enum core_event core_next(struct core *c, const uint8_t **p, size_t *n, uint64_t
 int session_frame(struct err *e, struct wire_frame *f, struct wire_arena *a, const struct session_event *ev)
 {
     int rc = wire_decode(e, f, a, ev->p + WIRE_PREFIX_BYTES, ev->n - WIRE_PREFIX_BYTES);
-    return rc || f->kind != WIRE_BLK ? rc : err_set(e, ERR_PROTO, "a blk frame over a session");
+    return rc || f->kind != WIRE_BLK ? rc : err_set(e, ERR_PROTO, "a blk frame was sent over a session");
 }
 
 /* ---- out ---- */
@@ -368,14 +369,14 @@ static int can_send(struct err *e, struct core *c)
     return buf_reserve(&c->sizes, sizeof(uint32_t)) ? 0 : err_nomem(e, "a session", buf_left(&c->sizes));
 }
 
-/* The frame lies behind the first `before` bytes of out: it is counted, or taken away again. */
+/* The frame follows the first `before` bytes of out: it is counted, or removed again if it is refused. */
 static int queued(struct err *e, struct core *c, size_t before, uint64_t now)
 {
     size_t n = c->out.n - before;
     int rc = 0;
-    c->out.n = before; /* of a plain session the room is counted without it */
+    c->out.n = before; /* core_has_room of a plain session must not count this frame */
     if (n > SESSION_FRAME_BYTES_MAX + WIRE_PREFIX_BYTES)
-        rc = err_set(e, ERR_PROTO, "a frame of %zu bytes, the limit is %u", n, SESSION_FRAME_BYTES_MAX);
+        rc = err_set(e, ERR_PROTO, "a frame has %zu bytes, the limit is %u", n, SESSION_FRAME_BYTES_MAX);
     else if (!core_has_room(c, n))
         rc = err_set(e, ERR_NO, "the window of the session is full: %llu bytes are not acknowledged",
                      (unsigned long long)(c->o.plain ? unwritten(c) : c->unacked_bytes));
@@ -391,7 +392,7 @@ static int queued(struct err *e, struct core *c, size_t before, uint64_t now)
         c->unacked_bytes += n;
     }
     c->sent++;
-    c->wrote_ms = now;
+    c->queued_ms = now;
     return 0;
 }
 
@@ -411,7 +412,7 @@ int core_send_bytes(struct err *e, struct core *c, const uint8_t *p, size_t n, u
     int rc = can_send(e, c);
     rc = rc ? rc : wire_frame_size(e, &size, p, n, SESSION_FRAME_BYTES_MAX);
     if (!rc && (!size || size != n || is_session_kind(kind_of(p + WIRE_PREFIX_BYTES, n - WIRE_PREFIX_BYTES))))
-        rc = err_set(e, ERR_PROTO, "%zu bytes that are not one frame", n);
+        rc = err_set(e, ERR_PROTO, "%zu bytes are not exactly one frame", n);
     if (!rc && !core_has_room(c, n))
         rc = err_set(e, ERR_NO, "the window of the session is full");
     if (!rc && !buf_reserve(&c->out, n))
@@ -429,7 +430,7 @@ void core_bye(struct core *c, uint32_t timeout_ms, uint64_t now)
 {
     if (c->state != CORE_UP)
         return;
-    c->state = CORE_LEAVING;
+    c->state = CORE_CLOSING;
     c->end_ms = now + timeout_ms;
     put_bye(c, NULL, now);
 }
@@ -445,10 +446,10 @@ uint64_t core_due_ms(const struct core *c)
         return c->born_ms + SESSION_HELLO_MS;
     if (c->state == CORE_ENDED)
         return c->end_ms;
-    uint64_t due = c->o.plain ? UINT64_MAX : c->seen_ms + c->o.silence_ms;
-    if (ping_is_possible(c) && c->wrote_ms + c->ping_ms < due)
-        due = c->wrote_ms + c->ping_ms;
-    if (c->state == CORE_LEAVING && c->end_ms < due)
+    uint64_t due = c->o.plain ? UINT64_MAX : c->last_seen_ms + c->o.silence_ms;
+    if (ping_is_possible(c) && c->queued_ms + c->ping_ms < due)
+        due = c->queued_ms + c->ping_ms;
+    if (c->state == CORE_CLOSING && c->end_ms < due)
         due = c->end_ms;
     return due;
 }
@@ -456,21 +457,22 @@ uint64_t core_due_ms(const struct core *c)
 void core_tick(struct core *c, uint64_t now)
 {
     if (c->state == CORE_HELLO && now >= c->born_ms + SESSION_HELLO_MS)
-        core_end(c, ERR_SYS, "no session_hello came", now, "no session_hello within %d ms", SESSION_HELLO_MS);
-    if ((c->state == CORE_UP || c->state == CORE_LEAVING) && !c->o.plain && now >= c->seen_ms + c->o.silence_ms)
+        core_end(c, ERR_SYS, "no session_hello was received in time", now, "no session_hello within %d ms",
+                 SESSION_HELLO_MS);
+    if ((c->state == CORE_UP || c->state == CORE_CLOSING) && !c->o.plain && now >= c->last_seen_ms + c->o.silence_ms)
         core_end(c, ERR_SYS, "nothing was received from this side", now, "nothing was received for %u ms",
                  c->o.silence_ms);
-    if (c->state == CORE_LEAVING && now >= c->end_ms)
+    if (c->state == CORE_CLOSING && now >= c->end_ms)
         core_end(c, ERR_SYS, NULL, now, "%llu of %llu frames were not acknowledged in time",
                  (unsigned long long)(c->sent - c->acked), (unsigned long long)c->sent);
-    if (ping_is_possible(c) && now >= c->wrote_ms + c->ping_ms)
+    if (ping_is_possible(c) && now >= c->queued_ms + c->ping_ms)
         put(c, &(struct wire_frame){.kind = WIRE_SESSION_PING}, now);
 }
 
 void core_allow(struct core *c, uint64_t ms)
 {
     c->born_ms += ms;
-    c->seen_ms += ms;
+    c->last_seen_ms += ms;
 }
 
 bool core_is_over(const struct core *c, uint64_t now)

@@ -1,4 +1,4 @@
-/* The side that connects, and does so again. */
+/* Dialed sessions: connecting, and connecting again after a failure. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,10 +34,10 @@ static void dial_now(struct session *s)
     nng_stream_dialer_dial(s->dialer, s->dial);
 }
 
-/* A connection that held for a second makes the next attempt quick again. */
+/* The delay doubles with each failure; a connection that lasted a second resets it. */
 void dial_again(struct session *s, bool refused, uint64_t now)
 {
-    if (s->left)
+    if (s->closing)
         return;
     if (s->up_ms && now >= s->up_ms + SESSION_PING_MS)
         s->wait_ms = 0;
@@ -53,7 +53,7 @@ void dial_ready(struct session *s)
     struct err e;
     struct conn *c;
     s->dialing = false;
-    if (s->left && !nng_aio_result(s->dial))
+    if (s->closing && !nng_aio_result(s->dial))
         nng_stream_free(nng_aio_get_output(s->dial, 0));
     else if (nng_aio_result(s->dial) || conn_new(&e, &c, s->h, nng_aio_get_output(s->dial, 0), s, NULL))
         dial_again(s, false, session_now_ms());
@@ -61,7 +61,7 @@ void dial_ready(struct session *s)
 
 void dial_tick(struct session *s, uint64_t now)
 {
-    if (!s->dialed || s->dialing || s->conn || s->left)
+    if (!s->dialed || s->dialing || s->conn || s->closing)
         return;
     if (now >= s->dial_ms)
         dial_now(s);
@@ -93,7 +93,7 @@ static int dial(struct err *e, struct session **out, struct session_hub *h, cons
         return rc;
     s->dialed = true;
     s->plain = !role;
-    s->ready = (struct ready){.h = h, .of = s};
+    s->ready = (struct ready){.h = h, .object = s};
     s->role = strdup(role ? role : "");
     int bad = s->role ? nng_stream_dialer_alloc(&s->dialer, url) : NNG_ENOMEM;
     bad = bad ? bad : nng_aio_alloc(&s->dial, on_dial, s);

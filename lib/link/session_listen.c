@@ -1,4 +1,4 @@
-/* The side that accepts. */
+/* Listeners: accepting connections. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,23 +36,23 @@ void listener_ready(struct session_listener *l)
         nng_stream_listener_accept(l->listener, l->accept);
         return;
     }
-    l->again_ms = session_now_ms() + ACCEPT_AGAIN_MS; /* no descriptors or memory are left */
-    hub_due(l->h, l->again_ms);
+    l->retry_ms = session_now_ms() + ACCEPT_RETRY_MS; /* out of descriptors or memory */
+    hub_due(l->h, l->retry_ms);
 }
 
 void listener_tick(struct session_listener *l, uint64_t now)
 {
-    if (!l->again_ms)
+    if (!l->retry_ms)
         return;
-    if (now < l->again_ms) {
-        hub_due(l->h, l->again_ms);
+    if (now < l->retry_ms) {
+        hub_due(l->h, l->retry_ms);
         return;
     }
-    l->again_ms = 0;
+    l->retry_ms = 0;
     nng_stream_listener_accept(l->listener, l->accept);
 }
 
-/* The port that tcp://HOST:0 got. */
+/* For tcp://HOST:0 replaces the 0 of the url by the port that was chosen. */
 static int bound_url(struct err *e, struct session_listener *l)
 {
     size_t n = strlen(l->url);
@@ -72,9 +72,9 @@ static int bound_url(struct err *e, struct session_listener *l)
 static int listen_failed(struct err *e, const char *url, int rc)
 {
     if (rc == NNG_EADDRINUSE)
-        return err_set(e, ERR_NO, "%s: somebody listens there", url);
+        return err_set(e, ERR_NO, "%s: another program listens there", url);
     if (rc == NNG_EADDRINVAL || rc == NNG_EINVAL || rc == NNG_ENOTSUP)
-        return err_set(e, ERR_USAGE, "%s: no such address", url);
+        return err_set(e, ERR_USAGE, "%s: not an address of this host", url);
     return err_set(e, ERR_SYS, "%s: %s", url, nng_strerror(rc));
 }
 
@@ -105,7 +105,7 @@ int session_listen(struct err *e, struct session_listener **out, struct session_
     if (!l)
         return err_nomem(e, "a listener", sizeof *l);
     *l = (struct session_listener){.h = h, .url = strdup(url), .roles = strdup(roles), .arg = arg};
-    l->ready = (struct ready){.h = h, .of = l};
+    l->ready = (struct ready){.h = h, .object = l};
     list_push_back(&h->listeners, &l->node);
     rc = l->url && l->roles ? start(e, l) : err_nomem(e, "a listener", sizeof *l);
     if (rc) {
@@ -121,8 +121,8 @@ const char *session_listener_url(const struct session_listener *l)
     return l->url;
 }
 
-/* Connections that have no session yet end with it. */
-static void leave_conns(struct session_listener *l)
+/* Closes connections that have no session yet; accepted sessions stay. */
+static void detach_conns(struct session_listener *l)
 {
     list_each_safe (struct conn, c, &l->h->conns, node) {
         if (c->l != l)
@@ -145,7 +145,7 @@ void session_listener_free(struct session_listener *l)
     if (late)
         nng_stream_free(late);
     hub_unmark(&l->ready);
-    leave_conns(l);
+    detach_conns(l);
     list_remove(&l->node);
     if (l->listener)
         nng_stream_listener_free(l->listener);

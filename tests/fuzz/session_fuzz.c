@@ -1,7 +1,7 @@
 /*
- * Two ends of a session without sockets: the input chooses what they do, what of their bytes arrives, what a hostile
- * peer puts between, when the connection breaks, and how time goes. A naive model counts frames. Each operation is one
- * byte: the end in bit 7, what in the low bits, followed by its arguments.
+ * Two ends of a session without sockets: the input chooses their operations, which of their bytes arrive, which bytes a
+ * hostile peer injects, when the connection breaks, and how time passes. A naive model counts frames. Each operation is
+ * one byte, the end in bit 7 and the operation in the low bits, followed by its arguments.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -17,11 +17,11 @@
 struct end {
     struct core c;
     struct session_self self;
-    bool hostile; /* it got bytes that the other end did not send: only its own bounds hold */
+    bool hostile; /* it received bytes that the other end did not send: only its own limits are checked */
     bool up, down;
-    uint64_t sent, came, processed; /* frames: sent, reported, and those whose successor was asked for */
-    bool holds;                     /* a frame was reported and nothing was asked for since */
-    uint64_t sizes[1 << 16];        /* of the frames sent */
+    uint64_t sent, received, processed; /* frames: sent, reported by an event, and those followed by another event */
+    bool holds;                         /* the last event was a frame */
+    uint64_t sizes[1 << 16];            /* of the frames sent */
 };
 
 static struct end ends[2];
@@ -66,11 +66,11 @@ static void check(const struct end *s)
     assert(bytes <= WINDOW || c->sent - c->acked == 1);
     assert(buf_left(&c->in) <= SESSION_WINDOW_BYTES + SESSION_FRAME_BYTES_MAX + BUF_KEEP_BYTES);
     assert(buf_left(&c->out) + buf_left(&c->writing) <= OUT_MAX);
-    assert(c->reported <= c->processed && c->processed <= s->came);
+    assert(c->acknowledged <= c->processed && c->processed <= s->received);
     if (!s->hostile) /* never more than the other end has processed */
         assert(c->acked <= other->processed);
     if (!s->hostile && !other->hostile)
-        assert(s->came <= other->sent);
+        assert(s->received <= other->sent);
 }
 
 static void send_one(struct end *s, size_t n)
@@ -101,8 +101,8 @@ static void on_frame(struct end *s, const uint8_t *p, size_t n)
     wire_arena_reset(arena);
     int rc = session_frame(&e, &f, arena, &ev);
     if (!s->hostile)
-        assert(!rc && f.kind == WIRE_ERR && f.error.seq == s->came);
-    s->came++;
+        assert(!rc && f.kind == WIRE_ERR && f.error.seq == s->received);
+    s->received++;
     s->holds = true;
 }
 
@@ -110,12 +110,12 @@ static void take_event(struct end *s)
 {
     const uint8_t *p = NULL;
     size_t n = 0;
-    bool left = s->c.state == CORE_LEAVING;
+    bool closing = s->c.state == CORE_CLOSING;
     s->processed += s->holds;
     s->holds = false;
     switch (core_next(&s->c, &p, &n, now)) {
     case CORE_EV_NONE:
-        assert(s->c.state == CORE_ENDED || s->c.lost || s->c.reported == s->c.processed);
+        assert(s->c.state == CORE_ENDED || s->c.lost || s->c.acknowledged == s->c.processed);
         break;
     case CORE_EV_UP:
         assert(!s->up && !s->down);
@@ -129,19 +129,19 @@ static void take_event(struct end *s)
         break;
     case CORE_EV_DOWN:
         assert(!s->down && s->c.state == CORE_ENDED);
-        assert(s->c.err.code || (left && s->c.acked == s->c.sent));
+        assert(s->c.err.code || (closing && s->c.acked == s->c.sent));
         s->down = true;
         break;
     }
 }
 
-/* At most `most` bytes of an end arrive at the other. */
-static void deliver(struct end *s, size_t most)
+/* Delivers at most `max` bytes of an end to the other. */
+static void deliver(struct end *s, size_t max)
 {
     size_t n;
     struct end *to = &ends[s == ends];
     const uint8_t *p = core_out(&s->c, &n);
-    n = n > most ? most : n;
+    n = n > max ? max : n;
     if (!n)
         return;
     core_received(&to->c, p, n, now);
@@ -199,14 +199,14 @@ static void pass_time(uint64_t ms)
     now += ms;
     for (int i = 0; i < 2; i++) {
         core_tick(&ends[i].c, now);
-        if (ends[i].c.state != CORE_ENDED) /* else a loop would spin */
+        if (ends[i].c.state != CORE_ENDED) /* an event loop must not spin */
             assert(core_due_ms(&ends[i].c) > now);
     }
 }
 
-static void operate(struct end *s, unsigned what)
+static void operate(struct end *s, unsigned op)
 {
-    switch (what % 16) {
+    switch (op % 16) {
     case 0:
     case 1:
         send_one(s, byte());
@@ -256,12 +256,12 @@ static void operate(struct end *s, unsigned what)
     }
 }
 
-/* Two ends that nobody disturbs come to rest: all that was sent has been processed and acknowledged. */
+/* Runs both ends until nothing changes: undisturbed ends have processed and acknowledged every frame. */
 static void settle(void)
 {
     uint64_t last = 0;
     for (int same = 0; same < 4;) {
-        uint64_t now_there = 0; /* differs while anything goes on */
+        uint64_t progress = 0; /* changes while either end makes progress */
         for (int i = 0; i < 2; i++) {
             size_t n;
             struct core *c = &ends[i].c;
@@ -270,17 +270,18 @@ static void settle(void)
             check(&ends[0]);
             check(&ends[1]);
             core_out(c, &n);
-            now_there += n + buf_left(&c->in) + 1000003 * (ends[i].came + c->processed + c->reported + c->acked);
+            progress += n + buf_left(&c->in);
+            progress += 1000003 * (ends[i].received + c->processed + c->acknowledged + c->acked);
         }
-        same = now_there == last ? same + 1 : 0;
-        last = now_there;
+        same = progress == last ? same + 1 : 0;
+        last = progress;
     }
     for (int i = 0; i < 2; i++) {
         const struct end *s = &ends[i], *other = &ends[!i];
         if (s->c.state != CORE_UP || other->c.state != CORE_UP || s->hostile || other->hostile || s->c.lost ||
             other->c.lost)
             continue;
-        assert(s->came == other->sent && other->c.acked == other->sent && !other->c.unacked_bytes);
+        assert(s->received == other->sent && other->c.acked == other->sent && !other->c.unacked_bytes);
     }
 }
 

@@ -1,10 +1,10 @@
 /*
- * link/session.h within one program, without sockets: for tests of what runs over sessions, with as many hubs and
- * threads as they like. A test that includes this links none of lib/link/session*.c. Listeners and dialers of one
+ * A fake of link/session.h within one program, without sockets, for tests of components that use sessions, with any
+ * number of hubs and threads. A test that includes this links none of lib/link/session*.c. Listeners and dialers of one
  * address are connected when the dialer's hub has no other event; a frame is in the peer's queue as soon as it is sent.
- * Nothing is acknowledged before its receiver asks for the next event, so a test that takes no events holds
- * acknowledgements back. fake_cut breaks a connection; how many of the frames in flight still arrive is drawn by
- * fake_draw (all are lost where it is NULL).
+ * A frame is acknowledged when its receiver takes the next event, so a test that takes no events delays
+ * acknowledgements. fake_cut breaks a connection; fake_draw chooses how many of the frames in flight still arrive
+ * (NULL: none).
  */
 #ifndef TEST_SESSION_FAKE_H
 #define TEST_SESSION_FAKE_H
@@ -37,7 +37,7 @@ struct session_hub {
     int fd;
     char role[WIRE_NAME_BYTES_MAX + 1], name[WIRE_NAME_BYTES_MAX + 1];
     uint64_t inc, window;
-    struct fake_item *first, **end, *held; /* held: the event that was taken last */
+    struct fake_item *first, **end, *held; /* held: the last event taken, whose bytes are still borrowed */
 };
 
 struct session_listener {
@@ -48,17 +48,19 @@ struct session_listener {
 };
 
 struct session {
-    struct session *next; /* of all */
+    struct session *next; /* in fake_sessions */
     struct session_hub *hub;
-    struct session *peer;          /* NULL: not connected */
-    struct session_listener *of;   /* accepted; NULL: dialed, or the listener has gone */
-    bool dialed, plain, up, ended; /* up: as its owner knows. ended: nothing more may be queued */
-    bool refused;                  /* was told so; tries again when it is cut or a listener comes */
-    char *url, *want;              /* want: the peer's role */
+    struct session *peer;            /* NULL: not connected */
+    struct session_listener *of;     /* of an accepted session; NULL: dialed, or the listener was freed */
+    bool dialed, plain, up, closing; /* up: its owner has taken SESSION_UP. closing: it queues no further frame */
+    bool refused;                    /* by the peer; dials again when a new listener opens */
+    char *url, *want;                /* want: the role that the peer must have */
     void *arg;
     char peer_role[WIRE_NAME_BYTES_MAX + 1], peer_name[WIRE_NAME_BYTES_MAX + 1];
     uint64_t peer_inc;
-    uint64_t sent, acked, processed, unacked, all_acked; /* unacked: bytes. all_acked: frames, at once */
+    uint64_t sent, acked, processed; /* frames */
+    uint64_t unacked;                /* bytes */
+    uint64_t all_acked;              /* frames that the peer has processed; acked follows with SESSION_ACKED */
 };
 
 static struct session_listener *fake_listeners;
@@ -85,14 +87,14 @@ static struct fake_item *fake_put(struct session_hub *h, const struct session_ev
     return i;
 }
 
-static void fake_put_down(struct session *s, const char *why)
+static void fake_put_down(struct session *s, const char *reason)
 {
     struct session_event ev = {.type = SESSION_DOWN, .s = s};
-    err_set(&ev.err, ERR_SYS, "%s", why);
+    err_set(&ev.err, ERR_SYS, "%s", reason);
     fake_put(s->hub, &ev, NULL, 0);
 }
 
-/* Of the events of s that wait: all acknowledgements, and the frames behind the first `keep`. */
+/* Removes waiting events of s: all acknowledgements, and the frames after the first `keep`; whole: every event. */
 static void fake_forget(struct session *s, uint64_t keep, bool whole)
 {
     struct fake_item **at = &s->hub->first;
@@ -122,8 +124,8 @@ static uint64_t fake_waiting(const struct session *s)
     return n;
 }
 
-/* The connection ends. lost: frames in flight may be lost; otherwise what was sent before arrives. */
-static void fake_break(struct session *s, const char *why, bool lost)
+/* Ends the connection. lost: frames in flight may be lost; otherwise they all arrive. */
+static void fake_break(struct session *s, const char *reason, bool lost)
 {
     struct session *both[] = {s, s->peer};
     for (int i = 0; i < 2; i++) {
@@ -131,8 +133,8 @@ static void fake_break(struct session *s, const char *why, bool lost)
         uint64_t n = fake_waiting(t);
         fake_forget(t, !lost ? n : fake_draw ? fake_draw(n + 1) : 0, false);
         t->peer = NULL;
-        t->ended = false;
-        fake_put_down(t, why);
+        t->closing = false;
+        fake_put_down(t, reason);
     }
 }
 
@@ -211,7 +213,7 @@ int session_hub_new(struct err *e, struct session_hub **out, const struct sessio
     return 0;
 }
 
-/* The event that was taken last is done with. */
+/* The last event was processed: acknowledges its frame, frees its session after SESSION_DOWN. */
 static void fake_done(struct session_hub *h)
 {
     struct fake_item *i = h->held;
@@ -230,7 +232,7 @@ static void fake_done(struct session_hub *h)
         a->acked = ++s->processed;
         a->acked_bytes += i->ev.n;
         p->all_acked = s->processed;
-        if (p->ended && p->all_acked == p->sent)
+        if (p->closing && p->all_acked == p->sent)
             fake_break(p, "bye", false);
     }
     if (i->ev.type == SESSION_DOWN && s && !s->dialed)
@@ -259,11 +261,11 @@ void session_hub_free(struct session_hub *h)
         if (s->hub != h)
             continue;
         if (s->peer)
-            fake_break(s, "the peer has ended", true);
+            fake_break(s, "the peer has exited", true);
         if (h->held && h->held->ev.s == s)
             h->held->ev.s = NULL;
         fake_drop(s);
-        next = fake_sessions; /* others may have been dropped too: from the first again */
+        next = fake_sessions; /* further sessions may have been dropped too: start again */
     }
     fake_done(h);
     pthread_mutex_unlock(&fake_lock);
@@ -290,7 +292,7 @@ void session_hub_wake(struct session_hub *h)
 void session_hub_wait(struct session_hub *h, int timeout_ms)
 {
     struct pollfd p = {h->fd, POLLIN, 0};
-    if (timeout_ms < 0 || timeout_ms > 10) /* dialers look for their listeners */
+    if (timeout_ms < 0 || timeout_ms > 10) /* dialers poll for their listeners */
         timeout_ms = 10;
     poll(&p, 1, timeout_ms);
 }
@@ -347,7 +349,7 @@ int session_listen(struct err *e, struct session_listener **out, struct session_
                    const char *roles, void *arg)
 {
     pthread_mutex_lock(&fake_lock);
-    int rc = fake_find(url) ? err_set(e, ERR_NO, "%s: somebody listens there", url) : 0;
+    int rc = fake_find(url) ? err_set(e, ERR_NO, "%s: another program listens there", url) : 0;
     if (!rc) {
         struct session_listener *l = calloc(1, sizeof *l);
         *l = (struct session_listener){fake_listeners, h, strdup(url), strdup(roles), arg};
@@ -389,7 +391,7 @@ static int fake_dial(struct err *e, struct session **out, struct session_hub *h,
                      bool plain, void *arg)
 {
     if (!strstr(url, "://"))
-        return err_set(e, ERR_USAGE, "'%s' is no address", url);
+        return err_set(e, ERR_USAGE, "'%s' is not an address", url);
     struct session *s = calloc(1, sizeof *s);
     *s = (struct session){.hub = h, .dialed = true, .plain = plain, .url = strdup(url), .arg = arg};
     s->want = role ? strdup(role) : NULL;
@@ -408,7 +410,7 @@ int session_dial(struct err *e, struct session **out, struct session_hub *h, con
     return fake_dial(e, out, h, url, role, false, arg);
 }
 
-/* A kvstore does not live in these hubs: it is never connected. */
+/* The fake has no kvstore: the session is never connected. */
 int session_dial_plain(struct err *e, struct session **out, struct session_hub *h, const char *url, void *arg)
 {
     return fake_dial(e, out, h, url, NULL, true, arg);
@@ -439,7 +441,7 @@ void session_bye(struct session *s, uint32_t timeout_ms)
 {
     (void)timeout_ms;
     pthread_mutex_lock(&fake_lock);
-    s->ended = s->peer != NULL;
+    s->closing = s->peer != NULL;
     if (s->peer && s->all_acked == s->sent)
         fake_break(s, "bye", false);
     pthread_mutex_unlock(&fake_lock);
@@ -449,14 +451,14 @@ void session_bye(struct session *s, uint32_t timeout_ms)
 
 static bool fake_room(const struct session *s, size_t n)
 {
-    return s->peer && !s->ended && (!s->unacked || s->unacked + n <= s->hub->window);
+    return s->peer && !s->closing && (!s->unacked || s->unacked + n <= s->hub->window);
 }
 
 int session_send_bytes(struct err *e, struct session *s, const uint8_t *p, size_t n)
 {
     int rc = 0;
     pthread_mutex_lock(&fake_lock);
-    if (!s->up || s->ended)
+    if (!s->up || s->closing)
         rc = err_set(e, ERR_USAGE, "not connected");
     else if (n > SESSION_FRAME_BYTES_MAX)
         rc = err_set(e, ERR_PROTO, "a frame of %zu bytes is too long", n);
@@ -464,7 +466,7 @@ int session_send_bytes(struct err *e, struct session *s, const uint8_t *p, size_
         rc = err_set(e, ERR_NO, "the window is full");
     if (!rc) {
         s->sent++;
-        if (s->peer) { /* else it broke, and its owner has not seen it yet: the frame is lost */
+        if (s->peer) { /* otherwise the connection broke, its SESSION_DOWN is not yet taken, and the frame is lost */
             s->unacked += s->plain ? 0 : n;
             fake_put(s->peer->hub, &(struct session_event){.type = SESSION_FRAME, .s = s->peer}, p, n);
         }
@@ -541,7 +543,7 @@ void session_set_arg(struct session *s, void *arg)
     s->arg = arg;
 }
 
-/* One of the connections at random breaks, and is made again by its dialer. */
+/* Breaks one connection, chosen by `which`; its dialer connects again. */
 static inline void fake_cut(uint64_t which)
 {
     pthread_mutex_lock(&fake_lock);

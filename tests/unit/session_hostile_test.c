@@ -1,4 +1,4 @@
-/* Sessions with peers that break the protocol, send half of it, are too many, or do not speak it (kvstore). */
+/* Sessions with peers that violate the protocol, stop halfway, are too many, or use plain frames (kvstore). */
 #include "session_pair.h"
 
 #include <sys/resource.h>
@@ -7,20 +7,20 @@
 
 #define RAW(name) static void name(void **state)
 
-static void listen_at_home(void)
+static void listen_server(void)
 {
-    OK(session_listen(&e, &l, home, url, "worker tool", NULL));
+    OK(session_listen(&e, &l, server, url, "worker tool", NULL));
 }
 
 static int raw_up(const char *name)
 {
     struct wire_frame f;
     int fd = connect_raw();
-    at_home = NULL;
+    accepted = NULL;
     hello_raw(fd, WIRE_VERSION, "worker", name);
     assert_true(read_raw(fd, &f));
     assert_int_equal(f.kind, WIRE_SESSION_HELLO);
-    while (!at_home)
+    while (!accepted)
         run(never, 1);
     return fd;
 }
@@ -30,7 +30,7 @@ static void write_bytes(int fd, const void *p, size_t n)
     assert_int_equal(send(fd, p, n, MSG_NOSIGNAL), n);
 }
 
-/* Whatever the others did, somebody who speaks the protocol is served. */
+/* A correct peer is still served. */
 static void still_serves(void)
 {
     struct wire_frame f;
@@ -42,17 +42,17 @@ static void still_serves(void)
     close(fd);
 }
 
-RAW(garbage_before_the_hello)
+RAW(garbage_before_the_hello_is_refused)
 {
     static const uint8_t long_one[] = {0xce, 0, 0, 0x20, 0, 0x81}, empty[] = {0xce, 0, 0, 0, 0},
                          no_map[] = {0xce, 0, 0, 0, 1, 0xc0};
     (void)state;
-    listen_at_home();
+    listen_server();
     int fd = connect_raw();
     write_bytes(fd, "GET / HTTP/1.1\r\n\r\n", 18);
     ended_raw(fd, "not a frame");
     fd = connect_raw();
-    write_bytes(fd, long_one, sizeof long_one); /* 8,192 bytes are too many for a hello */
+    write_bytes(fd, long_one, sizeof long_one); /* 8,192 bytes exceed the limit of a hello */
     ended_raw(fd, "the limit is 4096");
     fd = connect_raw();
     write_bytes(fd, empty, sizeof empty);
@@ -66,11 +66,11 @@ RAW(garbage_before_the_hello)
     still_serves();
 }
 
-RAW(another_version_or_role)
+RAW(another_version_or_role_is_refused)
 {
     char want[40];
     (void)state;
-    listen_at_home();
+    listen_server();
     int fd = connect_raw();
     hello_raw(fd, WIRE_VERSION - 1, "worker", "w");
     snprintf(want, sizeof want, "(sched) has %d", WIRE_VERSION);
@@ -84,7 +84,7 @@ RAW(another_version_or_role)
 RAW(half_a_hello_times_out)
 {
     (void)state;
-    listen_at_home();
+    listen_server();
     int64_t t = now_ms();
     int none = connect_raw(), half = connect_raw();
     write_bytes(half, "\xce\0\0\0\x20\x85\xa1k", 8);
@@ -94,43 +94,43 @@ RAW(half_a_hello_times_out)
     still_serves();
 }
 
-RAW(an_oversize_length_after_the_hello)
+RAW(an_oversize_length_after_the_hello_is_refused)
 {
     static const uint8_t huge[] = {0xce, 2, 0, 0, 1, 0x81};
     (void)state;
-    listen_at_home();
+    listen_server();
     int fd = raw_up("w");
     write_bytes(fd, huge, sizeof huge);
     ended_raw(fd, "the limit is 33554432");
     still_serves();
 }
 
-RAW(more_is_acknowledged_than_was_sent)
+RAW(an_acknowledgement_of_unsent_frames_is_refused)
 {
     struct session_event v;
     (void)state;
-    listen_at_home();
+    listen_server();
     int fd = raw_up("w");
-    send_tick(at_home, 1);
+    send_tick(accepted, 1);
     write_raw(fd, &(struct wire_frame){.kind = WIRE_SESSION_ACK, .session_ack = {.n = 1}});
-    assert_true(next_of(&v, home, SESSION_ACKED, 5000));
+    assert_true(next_of(&v, server, SESSION_ACKED, 5000));
     write_raw(fd, &(struct wire_frame){.kind = WIRE_SESSION_ACK, .session_ack = {.n = 2}});
-    assert_true(next_of(&v, home, SESSION_DOWN, 5000));
+    assert_true(next_of(&v, server, SESSION_DOWN, 5000));
     assert_int_equal(v.err.code, ERR_PROTO);
     ended_raw(fd, "2 frames acknowledged");
     fd = raw_up("w");
-    send_tick(at_home, 1);
-    send_tick(at_home, 1);
+    send_tick(accepted, 1);
+    send_tick(accepted, 1);
     write_raw(fd, &(struct wire_frame){.kind = WIRE_SESSION_ACK, .session_ack = {.n = 2}});
     write_raw(fd, &(struct wire_frame){.kind = WIRE_SESSION_ACK, .session_ack = {.n = 1}});
     ended_raw(fd, "1 frames acknowledged");
     still_serves();
 }
 
-RAW(session_frames_out_of_place)
+RAW(misplaced_and_malformed_session_frames_are_refused)
 {
     (void)state;
-    listen_at_home();
+    listen_server();
     int fd = raw_up("w");
     hello_raw(fd, WIRE_VERSION, "worker", "w");
     ended_raw(fd, "a second session_hello");
@@ -140,25 +140,25 @@ RAW(session_frames_out_of_place)
     still_serves();
 }
 
-/* The owner of the hub decides what a frame that breaks its row is worth. */
-RAW(a_frame_that_is_none_of_ours_is_the_callers)
+/* The caller decides whether a frame that violates its schema ends the session. */
+RAW(a_malformed_frame_is_passed_to_the_caller)
 {
     struct session_event v;
     struct wire_frame f;
     (void)state;
-    listen_at_home();
+    listen_server();
     int fd = raw_up("w");
     write_bytes(fd, "\xce\0\0\0\x01\xc0\xce\0\0\0\x04\x81\xa1k\x38", 15);
-    assert_true(next_of(&v, home, SESSION_FRAME, 5000));
+    assert_true(next_of(&v, server, SESSION_FRAME, 5000));
     assert_int_equal(session_frame(&e, &f, arena, &v), ERR_PROTO);
-    assert_true(next_of(&v, home, SESSION_FRAME, 5000));
+    assert_true(next_of(&v, server, SESSION_FRAME, 5000));
     assert_int_equal(tick_of(&v), 0);
     session_close(v.s, "not what was expected");
     ended_raw(fd, "not what was expected");
 }
 
-/* A peer may be a window ahead, and a frame; what it sends is read, and no memory is taken for more. */
-RAW(more_is_sent_ahead_than_any_window)
+/* A peer may send one window and one frame without an acknowledgement; the core allocates no memory for more. */
+RAW(more_bytes_than_any_window_are_refused)
 {
     static uint8_t chunk[1 << 20];
     struct session_self self = {.role = "sched"};
@@ -184,12 +184,12 @@ RAW(more_is_sent_ahead_than_any_window)
     core_free(&c);
 }
 
-RAW(hostile_connections_keep_nobody_waiting)
+RAW(hostile_connections_do_not_delay_a_correct_peer)
 {
     struct session_event v;
     int quiet[50];
     (void)state;
-    listen_at_home();
+    listen_server();
     for (int i = 0; i < 300; i++)
         close(connect_raw());
     for (int i = 0; i < 50; i++) {
@@ -198,19 +198,18 @@ RAW(hostile_connections_keep_nobody_waiting)
             write_bytes(quiet[i], i % 3 == 1 ? "GET / HT" : "\xce\0\0\x08\0\x85\xa1k", 8);
     }
     int64_t t = now_ms();
-    OK(session_dial(&e, &d, abroad, url, "sched", NULL));
+    OK(session_dial(&e, &d, client, url, "sched", NULL));
     n_up = 0;
     assert_true(run(both_up, 5000));
     assert_true(now_ms() - t < slow(500));
     send_tick(d, 3);
-    assert_true(next_of(&v, home, SESSION_FRAME, 5000));
+    assert_true(next_of(&v, server, SESSION_FRAME, 5000));
     for (int i = 0; i < 50; i++)
         close(quiet[i]);
     still_serves();
 }
 
-/* Their number is limited, and one too many is told so. */
-RAW(too_many_sessions)
+RAW(a_session_above_the_limit_is_refused_with_a_reason)
 {
     static int fd[SESSIONS_MAX + 1];
     struct rlimit r;
@@ -219,9 +218,9 @@ RAW(too_many_sessions)
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &r), 0);
     r.rlim_cur = r.rlim_max;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &r), 0);
-    session_hub_free(home);
-    home = hub("sched", "s", 0, 60000); /* none of them pings */
-    listen_at_home();
+    session_hub_free(server);
+    server = hub("sched", "s", 0, 60000); /* the raw peers send no keepalive */
+    listen_server();
     for (int i = 0; i < SESSIONS_MAX; i++) {
         fd[i] = connect_raw();
         hello_raw(fd[i], WIRE_VERSION, "tool", "");
@@ -250,15 +249,15 @@ static int raw_listener(void)
     return s;
 }
 
-RAW(a_listener_that_does_not_speak_the_protocol)
+RAW(a_listener_of_another_protocol_is_refused_and_dialed_slowly)
 {
     struct session_event v;
     (void)state;
     int s = raw_listener();
-    OK(session_dial(&e, &d, abroad, url, "sched", NULL));
+    OK(session_dial(&e, &d, client, url, "sched", NULL));
     int fd = accept(s, NULL, NULL);
     write_bytes(fd, "220 smtp ready\r\n", 16);
-    assert_true(next(&v, abroad, 5000));
+    assert_true(next(&v, client, 5000));
     assert_int_equal(v.type, SESSION_REFUSED);
     assert_int_equal(v.err.code, ERR_PROTO);
     assert_non_null(strstr(v.err.text, url));
@@ -266,18 +265,18 @@ RAW(a_listener_that_does_not_speak_the_protocol)
     int64_t t = now_ms();
     struct pollfd p = {.fd = s, .events = POLLIN};
     while (!poll(&p, 1, 5))
-        assert_false(next(&v, abroad, 5));
-    assert_true(now_ms() - t >= 900); /* it is not asked again and again */
+        assert_false(next(&v, client, 5));
+    assert_true(now_ms() - t >= 900); /* it is dialed once a second */
     close(fd);
     fd = accept(s, NULL, NULL);
-    close(fd); /* gone before the hello: nobody is to know */
-    assert_false(next(&v, abroad, 200));
+    close(fd); /* closed before the hello: no event */
+    assert_false(next(&v, client, 200));
     close(s);
     unlink(url + 6);
 }
 
-/* Frames as kvstore speaks them: no hello, no acknowledgement, no keepalive. */
-RAW(a_plain_peer)
+/* kvstore uses frames without hello, acknowledgement and keepalive. */
+RAW(a_plain_peer_exchanges_frames_without_hello)
 {
     struct session_event v;
     uint8_t in[64];
@@ -285,36 +284,36 @@ RAW(a_plain_peer)
     (void)state;
     int s = raw_listener();
     snprintf(unix_url, sizeof unix_url, "unix:%s", url + 6);
-    session_hub_free(abroad);
-    abroad = hub("sched", "s", 10000, 200);
-    OK(session_dial_plain(&e, &d, abroad, unix_url, &d));
+    session_hub_free(client);
+    client = hub("sched", "s", 10000, 200);
+    OK(session_dial_plain(&e, &d, client, unix_url, &d));
     int fd = accept(s, NULL, NULL);
-    assert_true(next(&v, abroad, 5000));
+    assert_true(next(&v, client, 5000));
     assert_int_equal(v.type, SESSION_UP);
     assert_ptr_equal(v.s, d);
     send_tick(d, 5);
-    assert_false(next(&v, abroad, 500)); /* longer than the silence */
+    assert_false(next(&v, client, 500)); /* longer than the receive timeout */
     assert_int_equal(recv(fd, in, sizeof in, 0), 16);
     assert_memory_equal(in,
                         "\xce\0\0\0\x0b\x82\xa1k\x38\xa5"
                         "at_ns\x05",
                         16);
     write_bytes(fd, in, 16);
-    assert_true(next(&v, abroad, 5000));
+    assert_true(next(&v, client, 5000));
     assert_int_equal(tick_of(&v), 5);
     assert_int_equal(session_acked(d), 0);
     int rc = 0, n = 0;
     while (!(rc = session_send(&e, d, &(struct wire_frame){.kind = WIRE_TICK})))
         n++;
-    assert_int_equal(rc, ERR_NO); /* 10,000 bytes that are not written yet */
+    assert_int_equal(rc, ERR_NO); /* 10,000 bytes are not yet written */
     assert_true(n > 1000 && n < 1200);
     close(fd);
-    assert_true(next_of(&v, abroad, SESSION_DOWN, 5000));
-    assert_true(next_of(&v, abroad, SESSION_UP, 5000));
+    assert_true(next_of(&v, client, SESSION_DOWN, 5000));
+    assert_true(next_of(&v, client, SESSION_UP, 5000));
     fd = accept(s, NULL, NULL);
     send_tick(d, 6);
     session_bye(d, 1000);
-    assert_true(next_of(&v, abroad, SESSION_DOWN, 5000));
+    assert_true(next_of(&v, client, SESSION_DOWN, 5000));
     assert_int_equal(v.err.code, 0);
     assert_int_equal(recv(fd, in, sizeof in, 0), 16);
     close(fd);
@@ -325,18 +324,18 @@ RAW(a_plain_peer)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(garbage_before_the_hello),
-        TEST(another_version_or_role),
+        TEST(garbage_before_the_hello_is_refused),
+        TEST(another_version_or_role_is_refused),
         TEST(half_a_hello_times_out),
-        TEST(an_oversize_length_after_the_hello),
-        TEST(more_is_acknowledged_than_was_sent),
-        TEST(session_frames_out_of_place),
-        TEST(a_frame_that_is_none_of_ours_is_the_callers),
-        TEST(more_is_sent_ahead_than_any_window),
-        TEST(hostile_connections_keep_nobody_waiting),
-        TEST(too_many_sessions),
-        TEST(a_listener_that_does_not_speak_the_protocol),
-        TEST(a_plain_peer),
+        TEST(an_oversize_length_after_the_hello_is_refused),
+        TEST(an_acknowledgement_of_unsent_frames_is_refused),
+        TEST(misplaced_and_malformed_session_frames_are_refused),
+        TEST(a_malformed_frame_is_passed_to_the_caller),
+        TEST(more_bytes_than_any_window_are_refused),
+        TEST(hostile_connections_do_not_delay_a_correct_peer),
+        TEST(a_session_above_the_limit_is_refused_with_a_reason),
+        TEST(a_listener_of_another_protocol_is_refused_and_dialed_slowly),
+        TEST(a_plain_peer_exchanges_frames_without_hello),
     };
     alarm(300);
     cmocka_set_test_filter(getenv("ONLY"));

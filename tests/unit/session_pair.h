@@ -1,5 +1,4 @@
-/* Two ends of sessions in one program, raw peers, and peers in processes of their own, for the tests of link/session.h.
- */
+/* For the tests of link/session.h: two ends of sessions in one program, and raw peers without the library. */
 #ifndef TEST_SESSION_PAIR_H
 #define TEST_SESSION_PAIR_H
 
@@ -27,10 +26,10 @@
 
 static char url[80];
 static struct err e;
-static struct session_hub *home, *abroad; /* of the listener, of the dialers */
+static struct session_hub *server, *client; /* hubs of the listener and of the dialers */
 static struct session_listener *l;
-static struct session *d;       /* dialed */
-static struct session *at_home; /* d at its other end */
+static struct session *d;        /* the dialed session */
+static struct session *accepted; /* its other end */
 static struct wire_arena *arena;
 
 static inline int64_t now_ms(void)
@@ -40,7 +39,7 @@ static inline int64_t now_ms(void)
     return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* Sanitizers and other load make everything slower. */
+/* A time limit, longer under sanitizers. */
 static inline int64_t slow(int64_t ms)
 {
     return getenv("ASAN_OPTIONS") ? 10 * ms : ms;
@@ -57,11 +56,11 @@ static inline struct session_hub *hub(const char *role, const char *name, uint64
     return h;
 }
 
-/* The next event of h; the other hub sends what is queued, and takes nothing. */
+/* The next event of h; the other hub sends queued frames but takes no events. */
 static inline bool next(struct session_event *v, struct session_hub *h, int ms)
 {
     int64_t end = now_ms() + ms;
-    struct session_hub *other = h == home ? abroad : home;
+    struct session_hub *other = h == server ? client : server;
     for (;;) {
         if (session_hub_next(h, v))
             return true;
@@ -74,7 +73,7 @@ static inline bool next(struct session_event *v, struct session_hub *h, int ms)
     }
 }
 
-/* The next event of this type; others before it are skipped. */
+/* The next event of this type; skips others. */
 static inline bool next_of(struct session_event *v, struct session_hub *h, enum session_event_type type, int ms)
 {
     int64_t end = now_ms() + ms;
@@ -84,22 +83,22 @@ static inline bool next_of(struct session_event *v, struct session_hub *h, enum 
     return false;
 }
 
-/* Both hubs run; the events of both go to `on` until it returns true. */
+/* Runs both hubs and passes their events to `on` until it returns true; false: timeout. */
 static inline bool run(bool (*on)(const struct session_event *v), int ms)
 {
     int64_t end = now_ms() + ms;
     while (now_ms() < end) {
         struct session_event v;
         bool did = false;
-        for (int i = 0; i < 64 && home && session_hub_next(home, &v); i++, did = true)
+        for (int i = 0; i < 64 && server && session_hub_next(server, &v); i++, did = true)
             if (on(&v))
                 return true;
-        for (int i = 0; i < 64 && abroad && session_hub_next(abroad, &v); i++, did = true)
+        for (int i = 0; i < 64 && client && session_hub_next(client, &v); i++, did = true)
             if (on(&v))
                 return true;
-        struct pollfd p[2] = {{.fd = home ? session_hub_fd(home) : -1, .events = POLLIN},
-                              {.fd = abroad ? session_hub_fd(abroad) : -1, .events = POLLIN}};
-        int a = home ? session_hub_timeout_ms(home) : -1, b = abroad ? session_hub_timeout_ms(abroad) : -1;
+        struct pollfd p[2] = {{.fd = server ? session_hub_fd(server) : -1, .events = POLLIN},
+                              {.fd = client ? session_hub_fd(client) : -1, .events = POLLIN}};
+        int a = server ? session_hub_timeout_ms(server) : -1, b = client ? session_hub_timeout_ms(client) : -1;
         int wait = a < 0 ? b : b < 0 || a < b ? a : b;
         if (!did)
             poll(p, 2, wait < 0 || wait > 20 ? 20 : wait);
@@ -113,7 +112,7 @@ static inline bool both_up(const struct session_event *v)
     if (v->type == SESSION_UP) {
         n_up++;
         if (v->s != d)
-            at_home = v->s;
+            accepted = v->s;
     }
     return n_up == 2;
 }
@@ -122,8 +121,8 @@ static inline void connect_both(void)
 {
     n_up = 0;
     if (!l)
-        OK(session_listen(&e, &l, home, url, "worker tool", &l));
-    OK(session_dial(&e, &d, abroad, session_listener_url(l), "sched", &d));
+        OK(session_listen(&e, &l, server, url, "worker tool", &l));
+    OK(session_dial(&e, &d, client, session_listener_url(l), "sched", &d));
     assert_true(run(both_up, 5000));
 }
 
@@ -142,11 +141,11 @@ static inline uint64_t tick_of(const struct session_event *v)
     return f.tick.at_ns;
 }
 
-/* For run: nothing ends it. */
+/* For run: takes events until the timeout. */
 static inline bool never(const struct session_event *v)
 {
     if (v->type == SESSION_UP && v->s != d)
-        at_home = v->s;
+        accepted = v->s;
     return false;
 }
 
@@ -184,7 +183,7 @@ static inline void hello_raw(int fd, uint32_t version, const char *role, const c
                 .session_hello = {.version = version, .role = wire_str_of(role), .name = wire_str_of(name), .inc = 5}});
 }
 
-/* The next frame that came to a raw peer while home runs; false: the connection ended. */
+/* Runs the server until a raw peer receives a frame; false: the connection ended. */
 static inline bool read_raw(int fd, struct wire_frame *f)
 {
     uint8_t head[5], *body;
@@ -204,7 +203,7 @@ static inline bool read_raw(int fd, struct wire_frame *f)
     body = test_malloc(size);
     assert_int_equal(recv(fd, body, size, MSG_WAITALL), size);
     OK(wire_decode(&e, f, arena, body, size));
-    static char kept[4096]; /* what the frame borrows */
+    static char kept[4096]; /* the frame borrows from body, which is freed */
     if (f->kind == WIRE_SESSION_BYE) {
         snprintf(kept, sizeof kept, "%.*s", (int)f->session_bye.reason.n, f->session_bye.reason.p);
         f->session_bye.reason = wire_str_of(kept);
@@ -213,16 +212,16 @@ static inline bool read_raw(int fd, struct wire_frame *f)
     return true;
 }
 
-/* The peer was ended with a reason that has this in it. */
+/* The server ended the connection with a reason that contains this. */
 static inline void ended_raw(int fd, const char *reason)
 {
     struct wire_frame f;
     do
         assert_true(read_raw(fd, &f));
     while (f.kind != WIRE_SESSION_BYE);
-    const char *said = f.session_bye.reason.p ? f.session_bye.reason.p : "";
-    if (!strstr(said, reason))
-        fail_msg("\"%s\" has no \"%s\"", said, reason);
+    const char *received = f.session_bye.reason.p ? f.session_bye.reason.p : "";
+    if (!strstr(received, reason))
+        fail_msg("reason \"%s\" does not contain \"%s\"", received, reason);
     close(fd);
 }
 
@@ -233,8 +232,8 @@ static inline int setup(void **state)
     (void)state;
     snprintf(url, sizeof url, "ipc:///tmp/session_test.%d", (int)getpid());
     arena = wire_arena_new();
-    home = hub("sched", "s", 0, 0);
-    abroad = hub("worker", "w", 0, 0);
+    server = hub("sched", "s", 0, 0);
+    client = hub("worker", "w", 0, 0);
     return 0;
 }
 
@@ -248,12 +247,12 @@ static inline int setup_tcp(void **state)
 static inline int teardown(void **state)
 {
     (void)state;
-    session_hub_free(abroad);
-    session_hub_free(home);
+    session_hub_free(client);
+    session_hub_free(server);
     wire_arena_free(arena);
-    home = abroad = NULL;
+    server = client = NULL;
     l = NULL;
-    d = at_home = NULL;
+    d = accepted = NULL;
     return 0;
 }
 
