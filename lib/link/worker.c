@@ -1,4 +1,4 @@
-/* The worker's client of the scheduler: the calls of its owner, and the thread that does everything else. */
+/* The connections of a worker: the calls of the computing thread, and the thread that runs the sessions. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -9,17 +9,17 @@
 
 #include "link/worker_impl.h"
 
-#define LEASES_MS 100 /* leases are checked this often */
+#define LEASES_MS 100 /* period of lease checks */
 
 static int wait_ms(const struct worker_link *w)
 {
     int ms = time_left_ms(sched_link_next_ns(w), time_now_ns()), hub = session_hub_timeout_ms(w->hub);
-    if (w->n_order && w->state != WORKER_JOINED && ms > LEASES_MS)
+    if (w->n_item && w->state != WORKER_JOINED && ms > LEASES_MS)
         ms = LEASES_MS;
     return hub >= 0 && hub < ms ? hub : ms;
 }
 
-/* Returns how long to wait for the next turn. What the events permit to send is sent in the next turn, at once. */
+/* One turn of the thread; returns how many ms it may wait. After events it is 0, because they may permit sending. */
 static int turn(struct worker_link *w)
 {
     struct session_event ev;
@@ -35,7 +35,7 @@ static int turn(struct worker_link *w)
         else
             sched_link_event(w, &ev);
     }
-    order_leases(w, now);
+    item_leases(w, now);
     return again ? 0 : wait_ms(w);
 }
 
@@ -53,8 +53,8 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* Signals are for the thread that computes. */
-static int begin(struct err *e, struct worker_link *w)
+/* The thread blocks all signals: they go to the computing thread. */
+static int start_thread(struct err *e, struct worker_link *w)
 {
     sigset_t all, before;
     sigfillset(&all);
@@ -76,7 +76,7 @@ static int copy_opts(struct err *e, struct worker_link *w, const struct worker_l
     if (!w->mem)
         return err_nomem(e, "a worker", sizeof *w);
     if (strlen(o->role) >= sizeof w->role)
-        return err_set(e, ERR_USAGE, "'%.80s' is no role", o->role);
+        return err_set(e, ERR_USAGE, "'%.80s' is not a role: prefill, decode or both", o->role);
     memcpy(w->role, o->role, strlen(o->role) + 1);
     while (!w->inc)
         if (getrandom(&w->inc, sizeof w->inc, 0) < 0)
@@ -90,15 +90,15 @@ int worker_link_open(struct err *e, struct worker_link **out, const struct worke
     if (!w)
         return err_nomem(e, "a worker", sizeof *w);
     pthread_mutex_init(&w->lock, NULL);
-    list_init(&w->orders);
-    list_init(&w->order_events);
+    list_init(&w->items);
+    list_init(&w->item_events);
     list_init(&w->reports);
     list_init(&w->outlets);
     w->lost_ns = time_now_ns();
     w->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = w->fd < 0 ? err_sys(e, "a descriptor") : copy_opts(e, w, o);
     rc = rc ? rc : sched_open(e, w);
-    rc = rc ? rc : begin(e, w);
+    rc = rc ? rc : start_thread(e, w);
     if (rc) {
         worker_link_close(w);
         return rc;
@@ -112,8 +112,8 @@ static void free_lists(struct worker_link *w)
     struct worker_event ev;
     while (worker_link_take(w, &ev))
         worker_order_release(ev.assigned);
-    list_each_safe (struct order, o, &w->orders, node)
-        order_gone(w, o);
+    list_each_safe (struct work_item, item, &w->items, node)
+        item_remove(w, item);
     outlet_free_all(w);
     list_for_each_safe (n, &w->reports)
         free(list_entry(n, struct message, node));
@@ -140,12 +140,12 @@ void worker_link_close(struct worker_link *w)
     free(w);
 }
 
-enum worker_link_state worker_link_state(struct worker_link *w, struct err *why)
+enum worker_link_state worker_link_state(struct worker_link *w, struct err *reason)
 {
     pthread_mutex_lock(&w->lock);
     enum worker_link_state s = w->state;
-    if (why)
-        *why = w->why;
+    if (reason)
+        *reason = w->reason;
     pthread_mutex_unlock(&w->lock);
     return s;
 }

@@ -1,20 +1,21 @@
 /*
- * The worker's client of the scheduler: one session to it, and one to each gateway that has a request here. A thread of
- * its own does all this, so a long step delays nothing. The calls are for one other thread, the one that computes, and
- * do not block.
+ * The connections of a worker: one session to the scheduler, and one to each gateway that has a request here. They run
+ * in a thread of their own, so a long step does not delay them. All calls below belong to one other thread, the one
+ * that computes; they do not block.
  *
- * After each connect the link joins, with every order that the scheduler may not know to be closed, and sends the
- * reports that the scheduler has not acknowledged. An order is open from the time it is taken until a report closes it
- * (prefilled of a prefill order, ended, failed, preempted, cancelled).
+ * A work item (frame `order`) is one attempt of a request, assigned by the scheduler. It is open from the time it is
+ * received until a report closes it (prefilled for a prefill item, ended, failed, preempted, cancelled). After each
+ * connect the link joins with every item whose closing report the scheduler has not acknowledged, and sends the
+ * reports in flight again.
  *
- * A report of an order leaves only after the gateway has acknowledged every frame that was sent of that order before
- * the report. So the scheduler never knows more of an answer than the gateway has, and a worker that continues from
- * there leaves no gap. A frame for a gateway is kept until it is acknowledged and sent again after a reconnect, in
- * order; the gateway drops the tokens that it has by their position.
+ * The link sends a report only after the gateway has acknowledged every frame of that item before the report. So the
+ * scheduler never counts tokens that the gateway lacks, and a retry that continues from its count leaves no gap.
+ * Delivery to a gateway is at least once: a frame is kept until it is acknowledged, and sent again, in order, after a
+ * reconnect; the gateway deduplicates tokens by their position.
  *
- * When the scheduler is not connected for longer than the lease of an order, the order is cancelled. When more than
- * WORKER_GATEWAY_BYTES_MAX bytes wait for a gateway, or a frame is too long for a session, the link cancels the order
- * too, and reports it as failed whatever the caller reports.
+ * The link cancels an item when the scheduler has been disconnected for longer than the item's lease. When more than
+ * WORKER_GATEWAY_BYTES_MAX bytes wait for a gateway, or a frame is too long for a session, the link cancels the item
+ * and reports it as failed, whatever the caller reports.
  */
 #ifndef LINK_WORKER_H
 #define LINK_WORKER_H
@@ -35,66 +36,66 @@ struct worker_link_opts { /* the strings are borrowed until worker_link_close */
     const char *name;     /* unique among the workers of a scheduler */
     const char *role;     /* prefill, decode or both */
     const char *store;    /* name of its kvstore; "": none */
-    const char *compat;   /* model, KV type and arithmetic */
+    const char *compat;   /* KV identity: model, KV type and arithmetic; equal for all workers of a scheduler */
     uint32_t seqs;
     uint64_t blocks;
     uint32_t max_len, chunk;
-    float pre[3], dec[3]; /* coefficients of wire_join, 0: to be learned */
+    float pre[3], dec[3]; /* coefficients of wire_join, 0: the scheduler learns them */
 };
 
-/* Does not wait for the scheduler to be there. Without one, or with one that refuses, it goes on trying; see
+/* Does not wait for a connection. While the scheduler is unreachable or refuses this worker, the link retries; see
  * worker_link_state. */
 int worker_link_open(struct err *e, struct worker_link **out, const struct worker_link_opts *o);
+/* Ends the sessions and the thread; blocks for at most about a second. Unacknowledged frames and reports are lost. NULL
+ * is allowed. */
 void worker_link_close(struct worker_link *w);
 
 enum worker_link_state { WORKER_JOINING, WORKER_JOINED, WORKER_REFUSED };
-/* JOINED: connected, and the scheduler has processed the join. REFUSED: *why is the reason (another model runs here);
- * the link tries again every second. */
-enum worker_link_state worker_link_state(struct worker_link *w, struct err *why);
+/* JOINED: connected, and the scheduler has processed the join. REFUSED: *reason is the scheduler's (its workers have
+ * another model); the link retries every second. reason may be NULL. */
+enum worker_link_state worker_link_state(struct worker_link *w, struct err *reason);
 
-/* What the worker can take now; every order that worker_link_take has returned counts as running; those that
- * it has not returned the scheduler subtracts. Sent at once when it changed, and every second. Before the first call:
- * none. Of c: seqs, tokens, blocks, step_ns, context, batch, steps (NULL, or all WIRE_STEPS_MAX) and step_tokens; the
- * rest is filled in. Copied. */
+/* Sets the free capacity of the worker. It must count every item that worker_link_take has returned as running; the
+ * scheduler subtracts the items in flight. Sent at once when it changes, and every second. Before the first call: none.
+ * From c: seqs, tokens, blocks, step_ns, context, batch, steps (NULL, or all WIRE_STEPS_MAX) and step_tokens; the link
+ * sets the rest. Copied. */
 void worker_link_capacity(struct worker_link *w, const struct wire_capacity *c);
-void worker_link_drain(struct worker_link *w, bool on); /* on: asks the scheduler for no more orders */
+void worker_link_drain(struct worker_link *w, bool on); /* on: requests that the scheduler assigns no more items */
 
 enum worker_event_type {
-    WORKER_EV_ASSIGNED = 1, /* a new order */
-    WORKER_EV_PREEMPT,      /* order: its slots are to be released; the report `preempted` is due */
-    WORKER_EV_CANCEL,       /* order: it is to be ended; the report `cancelled` is due */
-    WORKER_EV_DRAIN,        /* no order follows; the worker may end when it is idle, if it was asked to. Also the
+    WORKER_EV_ASSIGNED = 1, /* a new work item */
+    WORKER_EV_PREEMPT,      /* the caller must release the slots of the item and report `preempted` */
+    WORKER_EV_CANCEL,       /* the caller must end the item and report `cancelled` */
+    WORKER_EV_DRAIN,        /* no item follows; a worker that is shutting down may exit when it is idle. Also the
                                scheduler's response to worker_link_drain */
     WORKER_EV_RESUME,
 };
 struct worker_event {
     enum worker_event_type type;
-    uint64_t order;
-    /* WORKER_EV_ASSIGNED: the order, which is valid until worker_order_release, also after worker_link_close. Of other
-     * events NULL. */
+    uint64_t order; /* id of the work item */
+    /* WORKER_EV_ASSIGNED: the item, valid until worker_order_release, also after worker_link_close. Otherwise NULL. */
     const struct wire_order *assigned;
 };
-/* The next event; false: there is none. Events of one order come in the order of their types. After the order was
- * closed no event of it follows. */
+/* The next event; false: none. Events of one item are ordered by type. A closed item has no further event. */
 bool worker_link_take(struct worker_link *w, struct worker_event *ev);
-void worker_order_release(const struct wire_order *o); /* before or after the order is closed; NULL is allowed */
+void worker_order_release(const struct wire_order *o); /* before or after the item is closed; NULL is allowed */
 int worker_link_fd(const struct worker_link *w);       /* readable while there is an event to take */
 
 /*
- * The calls about an order take it as WORKER_EV_ASSIGNED gave it, before worker_order_release. ERR_NO: it is closed.
+ * The calls below identify an item by worker_event.assigned, before worker_order_release. ERR_NO: it is closed.
  *
- * Queues a frame (out, end) for the gateway of the order. The link sets its seq: the job of the order. n_out: tokens
- * of the answer after it. Of a cancelled order nothing is queued.
+ * Queues a frame (out, end) for the gateway of the item; copied. The link sets its seq to the item's job. n_out: tokens
+ * of the answer up to and with this frame. For a cancelled item nothing is queued.
  */
 int worker_link_send(struct err *e, struct worker_link *w, const struct wire_order *order, const struct wire_frame *f,
                      uint32_t n_out);
-/* true: frames are kept until false, so that those of a step leave together. Not for long. */
+/* true: frames wait until false, so that those of a step are sent together. Hold for the duration of a step at most. */
 void worker_link_hold(struct worker_link *w, bool hold);
-/* r: what, n_done, cached, n_out, out, busy_ns, handle, reason, code, text; the rest is filled in. Copied. */
+/* From r: what, n_done, cached, n_out, out, busy_ns, handle, reason, code, text; the link sets the rest. Copied. */
 int worker_link_report(struct err *e, struct worker_link *w, const struct wire_order *order,
                        const struct wire_report *r);
 
-/* Everything sent and reported is acknowledged. */
+/* Whether every frame and report has been acknowledged. */
 bool worker_link_idle(struct worker_link *w);
 uint64_t worker_link_queued(struct worker_link *w); /* bytes that gateways have not acknowledged */
 

@@ -1,8 +1,8 @@
 /*
- * Private to lib/link: the inside of the worker's client of the scheduler. worker.c has the calls and the thread,
- * worker_sched.c the session to the scheduler, worker_order.c orders and events, worker_report.c reports,
- * worker_outlet.c the sessions to gateways. One lock covers everything and is held for moments. The hub and its
- * sessions belong to the thread; the calls only change lists and wake it.
+ * Private to lib/link: the connections of a worker. worker.c has the calls and the thread, worker_sched.c the session
+ * to the scheduler, worker_item.c work items and events, worker_report.c reports, worker_outlet.c the sessions to
+ * gateways. One lock protects all fields and is never held while blocking. The hub and its sessions belong to the
+ * thread; the calls only change lists and wake the thread.
  */
 #ifndef LINK_WORKER_IMPL_H
 #define LINK_WORKER_IMPL_H
@@ -15,122 +15,126 @@
 #include "link/session.h"
 #include "link/worker.h"
 
-#define WORKER_OUTLETS 1024 /* gateways at once */
+#define WORKER_OUTLETS 1024 /* gateways connected at a time */
 #define WORKER_PHASE_BYTES 16
 
-/* One attempt of a request, from the time its order is received until the scheduler has acknowledged the report that
- * closes it. bytes and mem are the caller's from worker_link_take to worker_order_release. */
-struct order {
-    struct list event_node; /* of worker_link.order_events, while there are events */
-    uint32_t events;        /* to be taken: a bit 1 << enum worker_event_type each */
-    struct wire_order f;    /* what it borrows from bytes and mem is the caller's */
+/* One attempt of a request, from the time its frame `order` is received until the scheduler has acknowledged the report
+ * that closes it. The caller owns bytes and mem from worker_link_take to worker_order_release. */
+struct work_item {
+    struct list event_node; /* in worker_link.item_events, while it has events */
+    uint32_t events;        /* not yet taken: a bit 1 << enum worker_event_type each */
+    struct wire_order f;    /* borrows from bytes and mem, so only the caller may follow its pointers */
     uint8_t *bytes;
     struct wire_arena *mem;
-    uint32_t n_join; /* the join that it came after */
+    uint32_t n_join; /* worker_link.n_join when it was received */
 
-    struct list node;  /* of worker_link.orders */
-    atomic_uint n_ref; /* the list of orders, the caller, each frame for its gateway */
+    struct list node;  /* in worker_link.items */
+    atomic_uint n_ref; /* reference count: worker_link.items, the caller, each frame for its gateway */
     char gw[WIRE_NAME_BYTES_MAX + 1], phase[WORKER_PHASE_BYTES];
-    struct outlet *outlet;    /* NULL: the order failed when it was received */
+    struct outlet *outlet;    /* NULL: the item failed when it was received */
     uint32_t n_out;           /* tokens of the answer that its gateway has acknowledged */
     uint64_t n_sent, n_acked; /* frames */
-    bool closed;              /* the report is made */
+    bool closed;              /* its closing report is queued */
     bool cancelled, preempted;
-    int fail_code; /* the link cancelled it, for fail_text */
+    int fail_code; /* not 0: the link cancelled it for fail_text */
     const char *fail_text;
 };
 
-/* A frame in a send queue (to a gateway, or a report to the scheduler), encoded; kept until its receiver has
- * acknowledged it, and sent again after a reconnect. One a frame, not one an answer. */
+/* An encoded frame in a send queue (to a gateway, or a report to the scheduler): kept until its receiver has
+ * acknowledged it, and sent again after a reconnect. */
 struct message {
     struct list node;
-    struct order *order;
-    uint64_t number;       /* among the frames sent on this connection; 0: not sent */
-    uint64_t need;         /* report: frames that the gateway must have acknowledged */
+    struct work_item *item;
+    uint64_t number;       /* session_sent of this connection after it was sent; 0: not sent */
+    uint64_t need;         /* report: frames of the item that the gateway must have acknowledged before */
     bool closes, progress; /* report */
-    uint32_t n_out;        /* frame for a gateway: tokens of the answer after it */
+    uint32_t n_out;        /* frame for a gateway: tokens of the answer up to and with it */
     size_t n;
     uint8_t p[];
 };
 
+/* The send queue and session of one gateway. */
 struct outlet {
-    struct list node;
+    struct list node; /* in worker_link.outlets */
     struct session *session;
-    uint64_t used_ns, bytes;  /* bytes: of the list */
-    bool sweep;               /* frames of cancelled orders are among those that are not sent */
-    struct list sent, unsent; /* messages, in order: sent on this connection, and the rest */
-    uint32_t n_order;         /* that may still send */
+    uint64_t used_ns, bytes;  /* last use; bytes of sent and unsent */
+    bool sweep;               /* unsent may have frames of cancelled items */
+    struct list sent, unsent; /* messages, in order: in flight on this connection, and the rest */
+    uint32_t n_item;          /* items that may still send */
 };
 
 struct worker_link {
     pthread_mutex_t lock;
     pthread_t thread;
     bool has_thread, stop;
-    bool hold; /* frames for gateways wait for more of them */
+    bool hold; /* frames for gateways wait until worker_link_hold(false) */
     struct session_hub *hub;
-    int fd;
+    int fd; /* eventfd: readable while the caller can take events */
 
     char role[WIRE_NAME_BYTES_MAX + 1];
     struct worker_link_opts o;
     uint64_t inc;
 
-    struct session *sched; /* NULL: the scheduler refused, until dial_ns */
+    struct session *sched; /* NULL: the scheduler refused this worker; dialed again at dial_ns */
     struct wire_arena *mem;
     enum worker_link_state state;
-    struct err why;
-    uint64_t dial_ns, lost_ns; /* lost: since when not joined */
-    uint64_t join;             /* number of the join on this connection; 0: not sent */
-    uint32_t n_join;
-    uint64_t n_taken, n_counted; /* orders since the join: taken by the caller; counted in its capacity */
-    bool drain, draining;        /* drain: the caller asked for it. draining: the scheduler said so last */
-    bool drain_received;         /* on this connection */
-    uint32_t events;             /* of draining, to be taken: as in struct order */
+    struct err reason;         /* of WORKER_REFUSED */
+    uint64_t dial_ns, lost_ns; /* lost: since when the worker is not joined */
+    uint64_t join;             /* session_sent after the join on this connection; 0: not sent */
+    uint32_t n_join;           /* joins so far */
+    uint64_t n_taken;          /* items since the join that the caller has taken */
+    uint64_t n_counted;        /* n_taken at the last worker_link_capacity */
+    bool drain, draining;      /* requested by the caller; last state set by the scheduler */
+    bool drain_received;       /* on this connection */
+    uint32_t events;           /* drain and resume events not yet taken: bits as in struct work_item */
 
-    struct wire_capacity now; /* what the caller has set */
+    struct wire_capacity now; /* of the last worker_link_capacity; its steps are copied to the next field */
     uint32_t steps[WIRE_STEPS_MAX];
-    struct wire_capacity capacity; /* that was sent last on this connection */
-    uint64_t capacity_ns;          /* when; 0: none was */
+    struct wire_capacity last_capacity; /* that was sent on this connection */
+    uint64_t last_capacity_ns;          /* time of it; 0: none was sent */
 
-    struct list orders;
-    uint32_t n_order;
-    struct list order_events, reports, outlets;
+    struct list items;
+    uint32_t n_item;
+    struct list item_events, reports, outlets;
     uint64_t queued; /* bytes of all outlets */
     uint32_t n_outlet;
 };
 
-/* ---- worker_order.c ---- */
+/* ---- worker_item.c ---- */
 
-struct order *order_open(struct err *e, const struct wire_order *f); /* the caller's; NULL, ERR_NO: it is closed */
-void order_frame(struct worker_link *w, const struct wire_order *f, const struct session_event *ev);
+struct work_item *item_open(struct err *e,
+                            const struct wire_order *f); /* of worker_event.assigned; NULL, ERR_NO: closed */
+void item_frame(struct worker_link *w, const struct wire_order *f, const struct session_event *ev);
 void control_frame(struct worker_link *w, const struct wire_control *f);
-void order_fail(struct worker_link *w, struct order *o, int code, const char *text); /* cancels it. text: constant */
-void order_gone(struct worker_link *w, struct order *o); /* the scheduler no longer knows it */
-void order_closed(struct order *o); /* its closing report is queued: the caller gets no more events of it */
-void order_unref(struct order *o);
-int message_new(struct err *e, struct message **out, struct order *o, const struct wire_frame *f);
-void order_leases(struct worker_link *w, uint64_t now_ns);
-void set_draining(struct worker_link *w, bool on); /* with an event, if it changes */
+void item_fail(struct worker_link *w, struct work_item *item, int code,
+               const char *text);                                /* cancels it; text: a literal */
+void item_remove(struct worker_link *w, struct work_item *item); /* removes it: its closing report is acknowledged */
+void item_closed(struct work_item *item);                        /* its closing report is queued: drops its events */
+void item_unref(struct work_item *item);
+int message_new(struct err *e, struct message **out, struct work_item *item, const struct wire_frame *f);
+void item_leases(struct worker_link *w, uint64_t now_ns);
+void set_draining(struct worker_link *w, bool on); /* queues an event if it changes */
 
 /* ---- worker_report.c ---- */
 
-int report_add(struct err *e, struct worker_link *w, struct order *o, const struct wire_report *r);
-void report_pump(struct worker_link *w); /* sends those that may leave */
+int report_add(struct err *e, struct worker_link *w, struct work_item *item, const struct wire_report *r);
+void report_pump(struct worker_link *w); /* sends the reports whose frames are acknowledged */
 void report_acked(struct worker_link *w, uint64_t acked);
 void report_down(struct worker_link *w);
 
 /* ---- worker_outlet.c ---- */
 
-/* ERR_NO: url is no address. */
+/* Finds or opens the session to a gateway. ERR_NO: url is not an address. */
 int outlet_get(struct err *e, struct outlet **out, struct worker_link *w, const char *url);
 void outlet_event(struct worker_link *w, struct outlet *t, const struct session_event *ev);
 void outlet_pump(struct worker_link *w, uint64_t now_ns);
-void outlet_free_all(struct worker_link *w); /* but their sessions, which go with the hub */
+void outlet_free_all(struct worker_link *w);
 
 /* ---- worker_sched.c ---- */
 
-int sched_open(struct err *e, struct worker_link *w); /* checks the names; dials */
+int sched_open(struct err *e, struct worker_link *w); /* checks the options, creates the hub, dials */
 void sched_link_event(struct worker_link *w, const struct session_event *ev);
 void sched_link_pump(struct worker_link *w, uint64_t now_ns);
-uint64_t sched_link_next_ns(const struct worker_link *w); /* when something is due by time alone */
+uint64_t sched_link_next_ns(const struct worker_link *w); /* time of the next timer */
 
 #endif

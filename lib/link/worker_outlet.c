@@ -1,7 +1,7 @@
 /*
- * Tokens on their way to gateways: one list a gateway, in order. Each frame stays in it until the gateway has
- * acknowledged it. When the session breaks, everything in the list is sent again over the next one; while a gateway is
- * away its frames stay here until the scheduler cancels its orders.
+ * Send queues for gateways, one each. A frame stays in its queue until the gateway has acknowledged it. When the
+ * session breaks, all frames in the queue are sent again over the next connection. While a gateway is disconnected, its
+ * frames stay here until the scheduler cancels its items.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,12 +16,12 @@ static void outlet_free(struct worker_link *w, struct outlet *t)
     free(t);
 }
 
-/* Frees those that were not used for as long as `ns`. */
+/* Frees the outlets that were not used for at least `ns`. */
 static void free_unused(struct worker_link *w, uint64_t now_ns, uint64_t ns)
 {
     list_for_each_safe (n, &w->outlets) {
         struct outlet *t = list_entry(n, struct outlet, node);
-        if (!t->n_order && !t->bytes && now_ns >= t->used_ns + ns)
+        if (!t->n_item && !t->bytes && now_ns >= t->used_ns + ns)
             outlet_free(w, t);
     }
 }
@@ -31,14 +31,17 @@ static int outlet_new(struct err *e, struct outlet **out, struct worker_link *w,
     if (w->n_outlet >= WORKER_OUTLETS)
         free_unused(w, UINT64_MAX, 0);
     if (w->n_outlet >= WORKER_OUTLETS)
-        return err_set(e, ERR_SYS, "%u gateways at once are too many", WORKER_OUTLETS);
+        return err_set(e, ERR_SYS, "the worker already has connections to %u gateways, its limit", WORKER_OUTLETS);
     struct outlet *t = calloc(1, sizeof *t);
     if (!t)
         return err_nomem(e, "a gateway", sizeof *t);
     int rc = session_dial(e, &t->session, w->hub, url, "gateway", t);
     if (rc) {
         free(t);
-        return rc == ERR_USAGE ? err_set(e, ERR_NO, "reply '%.200s' of the request is not an address", url) : rc;
+        return rc == ERR_USAGE
+                   ? err_set(e, ERR_NO,
+                             "reply '%.200s' of the request is not an address (ipc://PATH or tcp://HOST:PORT)", url)
+                   : rc;
     }
     list_init(&t->sent);
     list_init(&t->unsent);
@@ -69,17 +72,17 @@ static void free_message(struct worker_link *w, struct outlet *t, struct message
     list_remove(&m->node);
     t->bytes -= m->n;
     w->queued -= m->n;
-    order_unref(m->order);
+    item_unref(m->item);
     free(m);
 }
 
-/* Nobody waits for frames of cancelled orders. */
+/* Drops unsent frames of cancelled items. */
 static void sweep(struct worker_link *w, struct outlet *t)
 {
     t->sweep = false;
     list_for_each_safe (n, &t->unsent) {
         struct message *m = list_entry(n, struct message, node);
-        if (m->order->cancelled)
+        if (m->item->cancelled)
             free_message(w, t, m);
     }
 }
@@ -88,11 +91,11 @@ static void acked(struct worker_link *w, struct outlet *t)
 {
     list_for_each_safe (n, &t->sent) {
         struct message *m = list_entry(n, struct message, node);
-        struct order *o = m->order;
+        struct work_item *item = m->item;
         if (m->number > session_acked(t->session))
             break;
-        o->n_acked++;
-        o->n_out = m->n_out > o->n_out ? m->n_out : o->n_out;
+        item->n_acked++;
+        item->n_out = m->n_out > item->n_out ? m->n_out : item->n_out;
         free_message(w, t, m);
     }
     t->used_ns = time_now_ns();
@@ -102,14 +105,14 @@ void outlet_event(struct worker_link *w, struct outlet *t, const struct session_
 {
     if (ev->type == SESSION_ACKED) {
         acked(w, t);
-    } else if (ev->type == SESSION_DOWN) { /* everything is to be sent again, but what was cancelled meanwhile */
+    } else if (ev->type == SESSION_DOWN) { /* all frames in flight must be sent again, except of cancelled items */
         list_append(&t->sent, &t->unsent);
         list_append(&t->unsent, &t->sent);
         t->sweep = true;
     }
 }
 
-/* A frame that the window has no room for leaves when the gateway has acknowledged others. */
+/* Stops at a frame for which the window has no room; the gateway's next acknowledgement continues. */
 static void send_messages(struct outlet *t)
 {
     struct err e;
@@ -146,22 +149,23 @@ void outlet_free_all(struct worker_link *w)
     }
 }
 
-/* ---- the caller's side ---- */
+/* ---- calls of the computing thread ---- */
 
-/* m: NULL when it cannot be sent. What is not queued counts as sent, so that no report claims it was delivered. */
-static void add_message(struct worker_link *w, struct order *o, struct message *m)
+/* m: NULL if the frame cannot be sent. A frame that is not queued counts as sent and is never acknowledged, so later
+ * reports do not claim its delivery. */
+static void add_message(struct worker_link *w, struct work_item *item, struct message *m)
 {
-    struct outlet *t = o->outlet;
-    o->n_sent++;
+    struct outlet *t = item->outlet;
+    item->n_sent++;
     if (!m)
-        order_fail(w, o, ERR_NO, "the answer has a frame that is longer than 32 MiB or cannot be encoded");
+        item_fail(w, item, ERR_NO, "a frame of the answer exceeds 32 MiB or cannot be encoded");
     else if (t->bytes && t->bytes + m->n > WORKER_GATEWAY_BYTES_MAX)
-        order_fail(w, o, ERR_SYS, "the gateway does not read: 64 MiB wait for it");
-    if (!m || o->cancelled) {
+        item_fail(w, item, ERR_SYS, "the gateway does not read: its queue would exceed 64 MiB");
+    if (!m || item->cancelled) {
         free(m);
         return;
     }
-    atomic_fetch_add(&o->n_ref, 1);
+    atomic_fetch_add(&item->n_ref, 1);
     list_push_back(&t->unsent, &m->node);
     t->bytes += m->n;
     w->queued += m->n;
@@ -172,11 +176,11 @@ int worker_link_send(struct err *e, struct worker_link *w, const struct wire_ord
 {
     struct message *m = NULL;
     struct wire_frame own = *f;
-    struct order *o = order_open(e, order);
-    if (!o)
+    struct work_item *item = item_open(e, order);
+    if (!item)
         return e->code;
-    *(f->kind == WIRE_OUT ? &own.out.seq : &own.end.seq) = o->f.job;
-    if (message_new(e, &m, o, &own) == ERR_SYS) /* encoded without the lock */
+    *(f->kind == WIRE_OUT ? &own.out.seq : &own.end.seq) = item->f.job;
+    if (message_new(e, &m, item, &own) == ERR_SYS) /* encoded outside the lock */
         return e->code;
     if (m && m->n > SESSION_FRAME_BYTES_MAX) {
         free(m);
@@ -185,7 +189,7 @@ int worker_link_send(struct err *e, struct worker_link *w, const struct wire_ord
     if (m)
         m->n_out = n_out;
     pthread_mutex_lock(&w->lock);
-    add_message(w, o, m);
+    add_message(w, item, m);
     bool hold = w->hold;
     pthread_mutex_unlock(&w->lock);
     if (!hold)

@@ -1,7 +1,7 @@
 /*
- * The session to the scheduler. After each connect: join, with every order that the scheduler may not know to be
- * closed; the reports that it has not acknowledged; capacity. Then reports as they may leave, and capacity when it
- * changed and every second. A scheduler that refuses the join is dialed again after a second.
+ * The session to the scheduler. After each connect the worker sends its join with every item in worker_link.items, the
+ * unacknowledged reports, and its capacity. Then it sends reports when their frames are acknowledged, and capacity when
+ * it changes and every second. A scheduler that refuses the join is dialed again after a second.
  */
 #include <stdlib.h>
 
@@ -17,23 +17,23 @@ static int dial(struct err *e, struct worker_link *w)
 static void put_runs(struct wire_run *run, uint32_t n, const struct worker_link *w)
 {
     uint32_t k = 0;
-    list_each (const struct order, o, &w->orders, node)
+    list_each (const struct work_item, item, &w->items, node)
         if (k < n)
-            run[k++] = (struct wire_run){.gw = wire_str_of(o->gw),
-                                         .job = o->f.job,
-                                         .order = o->f.order,
-                                         .attempt = o->f.attempt,
-                                         .phase = wire_str_of(o->phase),
-                                         .n_prompt = o->f.n_prompt,
-                                         .max_tokens = o->f.max_tokens,
-                                         .n_out = o->n_out};
+            run[k++] = (struct wire_run){.gw = wire_str_of(item->gw),
+                                         .job = item->f.job,
+                                         .order = item->f.order,
+                                         .attempt = item->f.attempt,
+                                         .phase = wire_str_of(item->phase),
+                                         .n_prompt = item->f.n_prompt,
+                                         .max_tokens = item->f.max_tokens,
+                                         .n_out = item->n_out};
 }
 
-/* With its length before it; *p: malloc'd. */
+/* With its length prefix; *p: malloc'd. */
 static int encode_join(struct err *e, uint8_t **p, size_t *n, const struct worker_link *w)
 {
     size_t cap = 0;
-    uint32_t n_run = w->n_order < WIRE_RUNS_MAX ? w->n_order : WIRE_RUNS_MAX;
+    uint32_t n_run = w->n_item < WIRE_RUNS_MAX ? w->n_item : WIRE_RUNS_MAX;
     struct wire_run *run = calloc((size_t)n_run + 1, sizeof *run);
     *p = NULL;
     *n = 0;
@@ -68,7 +68,7 @@ int sched_open(struct err *e, struct worker_link *w)
     uint8_t *p;
     size_t n;
     struct session_hub_opts o = {.self = {"worker", w->o.name, w->inc}};
-    int rc = encode_join(e, &p, &n, w); /* names that cannot be encoded are found now */
+    int rc = encode_join(e, &p, &n, w); /* detects names that cannot be encoded */
     free(p);
     rc = rc ? rc : session_hub_new(e, &w->hub, &o);
     return rc ? rc : dial(e, w);
@@ -90,15 +90,15 @@ static void join(struct worker_link *w)
     w->n_join++;
     w->n_taken = w->n_counted = 0;
     w->drain_received = false;
-    w->capacity = (struct wire_capacity){0}; /* none was sent: one is due */
-    w->capacity_ns = 0;
+    w->last_capacity = (struct wire_capacity){0};
+    w->last_capacity_ns = 0;
 }
 
-/* The scheduler has processed the join. One that has not sent `drain` by now wants none. */
+/* The scheduler has processed the join. If it has not sent `drain` before that, this worker does not drain. */
 static void joined(struct worker_link *w)
 {
     w->state = WORKER_JOINED;
-    w->why = (struct err){0};
+    w->reason = (struct err){0};
     if (!w->drain_received && !w->drain)
         set_draining(w, false);
 }
@@ -113,12 +113,12 @@ static void down(struct worker_link *w)
     report_down(w);
 }
 
-/* The present connection is of no use: the scheduler takes another worker in only if this one changes or it does. */
+/* Ends the connection: the scheduler refuses this worker until its own set of workers changes, so retry slowly. */
 static void refused(struct worker_link *w, struct wire_str text)
 {
     down(w);
     w->state = WORKER_REFUSED;
-    err_set(&w->why, ERR_NO, "%.*s", (int)(text.n < 400 ? text.n : 400), text.n ? text.p : "");
+    err_set(&w->reason, ERR_NO, "%.*s", (int)(text.n < 400 ? text.n : 400), text.n ? text.p : "");
     session_free(w->sched);
     w->sched = NULL;
     w->dial_ns = time_now_ns() + NS_S;
@@ -126,12 +126,12 @@ static void refused(struct worker_link *w, struct wire_str text)
 
 /* ---- capacity ---- */
 
-/* When it changed, and every second. When the window is full, again after a second. */
+/* Sends capacity if it changed, and every second. If the window is full, it retries after a second. */
 static void send_capacity(struct worker_link *w, uint64_t now_ns)
 {
     struct err e;
     struct wire_frame f = {.kind = WIRE_CAPACITY, .capacity = w->now};
-    struct wire_capacity *c = &f.capacity, *s = &w->capacity;
+    struct wire_capacity *c = &f.capacity, *s = &w->last_capacity;
     c->worker = wire_str_of(w->o.name);
     c->inc = w->inc;
     c->orders = w->n_counted;
@@ -140,16 +140,16 @@ static void send_capacity(struct worker_link *w, uint64_t now_ns)
     c->n_steps = WIRE_STEPS_MAX;
     bool same = c->orders == s->orders && c->seqs == s->seqs && c->tokens == s->tokens && c->blocks == s->blocks &&
                 c->drain == s->drain;
-    if (same && w->capacity_ns && now_ns < w->capacity_ns + NS_S)
+    if (same && w->last_capacity_ns && now_ns < w->last_capacity_ns + NS_S)
         return;
-    w->capacity_ns = now_ns;
+    w->last_capacity_ns = now_ns;
     if (session_send(&e, w->sched, &f))
         return;
-    w->capacity = f.capacity;
-    w->now.step_ns = w->now.batch = 0; /* a step is reported once */
+    w->last_capacity = f.capacity;
+    w->now.step_ns = w->now.batch = 0; /* each step is reported once */
 }
 
-/* ---- the thread's turns ---- */
+/* ---- events and timers ---- */
 
 static void frame(struct worker_link *w, const struct session_event *ev)
 {
@@ -159,7 +159,7 @@ static void frame(struct worker_link *w, const struct session_event *ev)
     if (session_frame(&e, &f, w->mem, ev))
         session_close(w->sched, e.text);
     else if (f.kind == WIRE_ORDER)
-        order_frame(w, &f.order, ev);
+        item_frame(w, &f.order, ev);
     else if (f.kind == WIRE_CONTROL)
         control_frame(w, &f.control);
     else if (f.kind == WIRE_REFUSE && !f.refuse.job)
@@ -183,9 +183,9 @@ void sched_link_event(struct worker_link *w, const struct session_event *ev)
     case SESSION_DOWN:
         down(w);
         break;
-    case SESSION_REFUSED: /* it is dialed again by itself */
+    case SESSION_REFUSED: /* the session dials again by itself */
         w->state = WORKER_REFUSED;
-        w->why = ev->err;
+        w->reason = ev->err;
         break;
     }
 }
@@ -205,6 +205,6 @@ uint64_t sched_link_next_ns(const struct worker_link *w)
 {
     uint64_t next = time_now_ns() + NS_S;
     if (w->join)
-        return w->capacity_ns + NS_S;
+        return w->last_capacity_ns + NS_S;
     return !w->sched && w->dial_ns < next ? w->dial_ns : next;
 }

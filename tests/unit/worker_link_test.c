@@ -1,6 +1,6 @@
 /*
- * The worker's client against a scheduler and gateways that are played here, over real sockets. What is expected is
- * what lib/sched/{join,worker,report}.c do with it, and what lib/link/worker.h states.
+ * link/worker.h against a fake scheduler and a fake gateway, over real sockets. The expectations follow the contract in
+ * lib/link/worker.h and the use of its frames in lib/sched/{join,worker,report}.c.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,9 +36,9 @@ static bool is(struct wire_str s, const char *what)
     return s.n == strlen(what) && !memcmp(s.p, what, s.n);
 }
 
-/* ---- the other side: a scheduler or a gateway ---- */
+/* ---- a fake peer: scheduler or gateway ---- */
 
-struct got { /* a frame that was received */
+struct received { /* a frame */
     uint8_t *bytes;
     struct wire_arena *mem;
     struct wire_frame f;
@@ -49,24 +49,24 @@ struct side {
     const char *role;
     struct session_hub *hub;
     struct session_listener *l;
-    struct session *s; /* the worker's; NULL: down */
-    struct got *got[FRAMES_MAX];
+    struct session *s; /* accepted from the worker; NULL: down */
+    struct received *got[FRAMES_MAX];
     uint32_t n, n_up;
-    struct wire_frame *last; /* the report that next_report returned */
+    struct wire_frame *last; /* the report that next_report returned last */
     struct err down;
 };
 
-static void got_free(struct got *g)
+static void received_free(struct received *g)
 {
     free(g->bytes);
     wire_arena_free(g->mem);
     free(g);
 }
 
-static void forget(struct side *s)
+static void drop_all(struct side *s)
 {
     while (s->n)
-        got_free(s->got[--s->n]);
+        received_free(s->got[--s->n]);
     s->last = NULL;
 }
 
@@ -79,20 +79,20 @@ static void side_open(struct side *s)
 
 static void side_new(struct side *s, const char *role, const char *name)
 {
-    forget(s);
+    drop_all(s);
     *s = (struct side){.role = role};
     snprintf(s->url, sizeof s->url, "ipc:///tmp/wl-%d-%s", (int)getpid(), name);
     side_open(s);
 }
 
-/* Its process dies: all its connections break. */
+/* As if its process died: all its connections break. */
 static void side_kill(struct side *s)
 {
     if (!s->hub)
         return;
     session_listener_free(s->l);
     session_hub_free(s->hub);
-    forget(s);
+    drop_all(s);
     s->hub = NULL;
     s->s = NULL;
 }
@@ -105,7 +105,7 @@ static void side_restart(struct side *s)
 
 static void receive(struct side *s, const struct session_event *ev)
 {
-    struct got *g = calloc(1, sizeof *g);
+    struct received *g = calloc(1, sizeof *g);
     g->bytes = malloc(ev->n);
     memcpy(g->bytes, ev->p, ev->n);
     g->mem = wire_arena_new();
@@ -115,7 +115,7 @@ static void receive(struct side *s, const struct session_event *ev)
     s->got[s->n++] = g;
 }
 
-/* Takes one event, which is acknowledged when the next one is taken. */
+/* Takes one event; a frame is acknowledged when the next event is taken. */
 static bool pump_one(struct side *s)
 {
     struct session_event ev;
@@ -161,7 +161,7 @@ static uint32_t count(const struct side *s, enum wire_kind k)
     return n;
 }
 
-/* The oldest of a kind; it is not acknowledged yet when it was the last thing to come. */
+/* Waits for a frame of this kind and returns the oldest. If it is the last event taken, it is not yet acknowledged. */
 static struct wire_frame *need(struct side *s, enum wire_kind k)
 {
     struct wire_frame *f;
@@ -169,7 +169,7 @@ static struct wire_frame *need(struct side *s, enum wire_kind k)
         if (!pump_one(s))
             session_hub_wait(s->hub, 10);
     if (!f)
-        fail_msg("no %s came", wire_kind_name(k));
+        fail_msg("no %s frame was received", wire_kind_name(k));
     return f;
 }
 
@@ -178,7 +178,7 @@ static void drop(struct side *s, const struct wire_frame *f)
     uint32_t i = 0;
     while (&s->got[i]->f != f)
         i++;
-    got_free(s->got[i]);
+    received_free(s->got[i]);
     memmove(&s->got[i], &s->got[i + 1], (--s->n - i) * sizeof *s->got);
 }
 
@@ -190,7 +190,7 @@ static void send_frames(struct side *s, const struct wire_frame *f, uint32_t n)
     pump(s, 0);
 }
 
-/* The scheduler's end of the connection is closed; what came over it is forgotten. */
+/* Closes the session and drops the frames received over it. */
 static void break_session(struct side *s)
 {
     session_close(s->s, NULL);
@@ -198,7 +198,7 @@ static void break_session(struct side *s)
         if (!pump_one(s))
             session_hub_wait(s->hub, 10);
     assert_null(s->s);
-    forget(s);
+    drop_all(s);
 }
 
 static void refuse(struct side *s, const char *text)
@@ -213,7 +213,7 @@ static void take_join(struct side *s)
     pump(s, 0);
 }
 
-/* Waits until a capacity has these seqs and orders. Older ones are dropped. */
+/* Waits for a capacity with these seqs and orders; drops others. */
 static const struct wire_capacity *capacity_with(struct side *s, uint32_t seqs, uint64_t orders)
 {
     for (uint64_t end = now_ms() + WAIT_MS; now_ms() < end;) {
@@ -222,11 +222,11 @@ static const struct wire_capacity *capacity_with(struct side *s, uint32_t seqs, 
             return &f->capacity;
         drop(s, f);
     }
-    fail_msg("no capacity of %u sequences after %u orders came", seqs, (unsigned)orders);
+    fail_msg("no capacity of %u sequences after %u work items was received", seqs, (unsigned)orders);
     return NULL;
 }
 
-/* The next report; valid until the one after it. */
+/* The next report; valid until the next call. */
 static const struct wire_report *next_report(struct side *s)
 {
     if (s->last)
@@ -240,7 +240,7 @@ static const struct wire_report *next_report(struct side *s)
 static struct side sched, gw;
 static struct worker_link *w;
 
-static const struct wire_order *held[128]; /* by id: assigned, to be released at the end of the test */
+static const struct wire_order *held[128]; /* assigned work items by id; released by teardown */
 
 static void worker_open(uint32_t seqs)
 {
@@ -270,7 +270,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    side_kill(&sched); /* first: the link's last words wait up to a second for peers, and nobody runs these */
+    side_kill(&sched); /* first: closing the link waits up to a second for peers, whose event loops no longer run */
     side_kill(&gw);
     worker_link_close(w);
     w = NULL;
@@ -279,7 +279,7 @@ static int teardown(void **state)
     return 0;
 }
 
-static struct wire_frame order(uint64_t id, const char *phase)
+static struct wire_frame work_item(uint64_t id, const char *phase)
 {
     struct wire_frame f = {.kind = WIRE_ORDER};
     f.order = (struct wire_order){.to = wire_str_of("w"),
@@ -308,7 +308,7 @@ static struct wire_frame control(uint64_t id, const char *what)
     return f;
 }
 
-/* The next event; the scheduler runs meanwhile, the gateway does not. */
+/* The next event. Runs the scheduler while it waits, but not the gateway. */
 static struct worker_event *take(uint64_t ms)
 {
     static struct worker_event ev;
@@ -322,17 +322,17 @@ static struct worker_event *take(uint64_t ms)
     return any ? &ev : NULL;
 }
 
-static void no_event(void)
+static void assert_no_event_now(void)
 {
     struct worker_event ev;
     assert_false(worker_link_take(w, &ev));
 }
 
-static void told(enum worker_event_type what, uint64_t id)
+static void expect_event(enum worker_event_type what, uint64_t id)
 {
     struct worker_event *t = take(WAIT_MS);
     if (!t)
-        fail_msg("nothing was told, not %d of %d", (int)what, (int)id);
+        fail_msg("no event within the timeout, expected type %d of work item %d", (int)what, (int)id);
     assert_int_equal(t->type, what);
     assert_int_equal(t->order, id);
     if (t->assigned) {
@@ -341,22 +341,22 @@ static void told(enum worker_event_type what, uint64_t id)
     }
 }
 
-static void nothing_told(void)
+static void expect_no_event(void)
 {
     struct worker_event *t = take(100);
     if (t)
-        fail_msg("%d of order %d was told", (int)t->type, (int)t->order);
+        fail_msg("unexpected event of type %d for work item %d", (int)t->type, (int)t->order);
 }
 
-/* Joined, and with one order that was taken. */
-static void begin(uint64_t id, const char *phase)
+/* Joins and takes one work item. */
+static void join_and_take(uint64_t id, const char *phase)
 {
     worker_open(4);
     take_join(&sched);
     capacity_with(&sched, 4, 0);
-    struct wire_frame f = order(id, phase);
+    struct wire_frame f = work_item(id, phase);
     send_frames(&sched, &f, 1);
-    told(WORKER_EV_ASSIGNED, id);
+    expect_event(WORKER_EV_ASSIGNED, id);
 }
 
 static void send(uint64_t id, uint32_t at)
@@ -366,7 +366,7 @@ static void send(uint64_t id, uint32_t at)
     OK(worker_link_send(&e, w, held[id], &f, at + 1));
 }
 
-/* One of many bytes. */
+/* A token with a text of n_text bytes. */
 static void send_long(uint64_t id, uint32_t at, uint32_t n_text)
 {
     char *text = malloc(n_text);
@@ -389,7 +389,7 @@ static void report(uint64_t id, const char *what, uint32_t n_out)
     OK(worker_link_report(&e, w, held[id], &r));
 }
 
-/* The gateway receives the next token, and acknowledges it. */
+/* Runs the gateway until it has received and acknowledged this token. */
 static void receive_token(uint32_t at)
 {
     struct wire_frame *f = need(&gw, WIRE_OUT);
@@ -411,7 +411,7 @@ static void until_idle(void)
 
 /* ---- tests ---- */
 
-static void joins_and_sends_capacity(void **state)
+static void a_worker_joins_and_sends_capacity(void **state)
 {
     (void)state;
     worker_open(3);
@@ -435,8 +435,8 @@ static void joins_and_sends_capacity(void **state)
     assert_int_equal(c->blocks, 90);
     pump(&sched, 50);
     assert_int_equal(worker_link_state(w, NULL), WORKER_JOINED);
-    /* The same capacity again is no news, another is. */
-    forget(&sched);
+    /* An unchanged capacity is not sent again, a changed one is. */
+    drop_all(&sched);
     worker_link_capacity(w, &(struct wire_capacity){.seqs = 3, .tokens = 512, .blocks = 90, .step_ns = 7, .batch = 1});
     pump(&sched, 100);
     assert_int_equal(sched.n, 0);
@@ -453,23 +453,23 @@ static void joins_and_sends_capacity(void **state)
     assert_int_equal(c->n_steps, WIRE_STEPS_MAX);
     assert_true(c->steps[1] == 4 && c->steps[13] == 1 && c->steps[0] == 0);
     assert_int_equal(c->step_tokens, 20000);
-    /* Each second one comes though nothing changed. */
-    forget(&sched);
+    /* Every second one is sent although nothing changed. */
+    drop_all(&sched);
     uint64_t since = now_ms();
     c = capacity_with(&sched, 2, 0);
     assert_true(now_ms() - since >= 700 && now_ms() - since < 3000);
-    assert_int_equal(c->step_ns, 0); /* a step is reported once */
+    assert_int_equal(c->step_ns, 0); /* each step is reported once */
     assert_int_equal(c->step_tokens, 20000);
     assert_int_equal(sched.n_up, 1);
 }
 
-static void orders_are_taken_once(void **state)
+static void work_items_are_assigned_once(void **state)
 {
     (void)state;
     worker_open(4);
     take_join(&sched);
     capacity_with(&sched, 4, 0);
-    struct wire_frame f[] = {order(71, "whole"), order(72, "prefill"), order(73, "decode")};
+    struct wire_frame f[] = {work_item(71, "whole"), work_item(72, "prefill"), work_item(73, "decode")};
     send_frames(&sched, f, 2);
     struct worker_event *t = take(WAIT_MS);
     assert_non_null(t);
@@ -478,27 +478,27 @@ static void orders_are_taken_once(void **state)
     const struct wire_order *o = t->assigned;
     assert_true(o->body.n == 4 && !memcmp(o->body.p, "body", 4) && is(o->phase, "whole"));
     assert_int_equal(o->job, 1071);
-    /* The capacity that is set now counts the first; the second, which is not taken, the scheduler has to subtract. */
+    /* This capacity counts the first item; the scheduler must subtract the second, which is not taken. */
     worker_link_capacity(w, &(struct wire_capacity){.seqs = 3, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 3, 1);
-    forget(&sched);
-    told(WORKER_EV_ASSIGNED, 72);
+    drop_all(&sched);
+    expect_event(WORKER_EV_ASSIGNED, 72);
     pump(&sched, 50);
-    assert_null(find(&sched, WIRE_CAPACITY)); /* taken, and in no capacity yet */
+    assert_null(find(&sched, WIRE_CAPACITY)); /* taken, but no capacity was set since */
     worker_link_capacity(w, &(struct wire_capacity){.seqs = 3, .tokens = 512, .blocks = 90});
-    capacity_with(&sched, 3, 2); /* is news, though the rest is the same */
+    capacity_with(&sched, 3, 2); /* a change of the count alone is sent */
     send_frames(&sched, &f[2], 1);
-    told(WORKER_EV_ASSIGNED, 73);
+    expect_event(WORKER_EV_ASSIGNED, 73);
     worker_link_capacity(w, &(struct wire_capacity){.seqs = 1, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 1, 3);
-    /* One that runs already is no order of this scheduler's: both begin again. */
-    forget(&sched);
+    /* The id of a running item is a protocol violation: the link closes the session, and both sides resync. */
+    drop_all(&sched);
     send_frames(&sched, f, 1);
     assert_int_equal(need(&sched, WIRE_JOIN)->join.n_run, 3);
     assert_int_equal(sched.n_up, 2);
     capacity_with(&sched, 1, 0);
-    nothing_told();
-    /* What the caller took lives until it is freed, whatever became of the link. */
+    expect_no_event();
+    /* A taken item stays valid until it is released, also after the link was closed. */
     worker_link_close(w);
     w = NULL;
     assert_true(o->body.n == 4 && !memcmp(o->body.p, "body", 4) && is(o->phase, "whole"));
@@ -512,73 +512,73 @@ static void wait_for_event(void)
         pump(&sched, 0);
 }
 
-/* Orders of an earlier connection are in the join: the next capacity counts those of its own connection. */
-static void orders_are_counted_by_connection(void **state)
+/* Items of an earlier connection are in the join; capacity counts only those of the current connection. */
+static void capacity_counts_items_of_its_connection(void **state)
 {
     (void)state;
     worker_open(4);
     take_join(&sched);
-    struct wire_frame f[] = {order(71, "whole"), order(72, "whole")};
+    struct wire_frame f[] = {work_item(71, "whole"), work_item(72, "whole")};
     send_frames(&sched, f, 1);
-    wait_for_event(); /* received, not taken */
+    wait_for_event(); /* received, but not taken */
     break_session(&sched);
     assert_int_equal(need(&sched, WIRE_JOIN)->join.n_run, 1);
-    told(WORKER_EV_ASSIGNED, 71);
+    expect_event(WORKER_EV_ASSIGNED, 71);
     worker_link_capacity(w, &(struct wire_capacity){.seqs = 3, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 3, 0);
     send_frames(&sched, &f[1], 1);
-    told(WORKER_EV_ASSIGNED, 72);
+    expect_event(WORKER_EV_ASSIGNED, 72);
     worker_link_capacity(w, &(struct wire_capacity){.seqs = 2, .tokens = 512, .blocks = 90});
     capacity_with(&sched, 2, 1);
 }
 
-static void controls_are_told_once(void **state)
+static void controls_are_reported_once(void **state)
 {
     (void)state;
-    begin(71, "whole");
+    join_and_take(71, "whole");
     struct wire_frame f[] = {control(71, "preempt"), control(71, "preempt"), control(71, "cancel"),
                              control(71, "cancel")};
     send_frames(&sched, f, 4);
-    told(WORKER_EV_PREEMPT, 71);
-    told(WORKER_EV_CANCEL, 71);
-    nothing_told();
+    expect_event(WORKER_EV_PREEMPT, 71);
+    expect_event(WORKER_EV_CANCEL, 71);
+    expect_no_event();
     report(71, "cancelled", 0);
     const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "cancelled") && r->order == 71 && r->job == 1071 && r->attempt == 2 && is(r->gw, "g"));
     assert_true(is(r->worker, "w") && r->inc != 0);
     until_idle();
-    /* Those of an order that is closed are late, and have no effect. */
+    /* Controls of a closed item are late and have no effect. */
     send_frames(&sched, f, 4);
-    nothing_told();
+    expect_no_event();
     until_idle();
     assert_int_equal(count(&sched, WIRE_REPORT), 1);
     assert_int_equal(sched.n_up, 1);
 }
 
-/* An order that its worker has closed needs no event any more, and the descriptor is quiet again. */
-static void events_of_a_closed_order_are_dropped(void **state)
+/* The descriptor is not readable either. */
+static void events_of_a_closed_item_are_dropped(void **state)
 {
     (void)state;
-    begin(71, "whole");
-    struct wire_frame f = control(71, "cancel"), next = order(72, "whole");
+    join_and_take(71, "whole");
+    struct wire_frame f = control(71, "cancel"), next = work_item(72, "whole");
     send_frames(&sched, &f, 1);
     wait_for_event();
     report(71, "ended", 0);
-    no_event();
+    assert_no_event_now();
     struct pollfd p = {worker_link_fd(w), POLLIN, 0};
     assert_int_equal(poll(&p, 1, 0), 0);
     send_frames(&sched, &next, 1);
-    told(WORKER_EV_ASSIGNED, 72);
+    expect_event(WORKER_EV_ASSIGNED, 72);
     until_idle();
 }
 
-static void tokens_go_before_reports(void **state)
+static void a_report_waits_for_the_acknowledgement_of_its_tokens(void **state)
 {
     (void)state;
-    begin(71, "prefill");
+    join_and_take(71, "prefill");
     send(71, 0);
     struct wire_frame *t = need(&gw, WIRE_OUT);
-    assert_true(t->out.seq == 1071 && t->out.n_id == 1); /* the job of the order, whatever the worker wrote */
+    assert_true(t->out.seq == 1071 && t->out.n_id == 1); /* the link sets seq to the item's job */
     assert_string_equal(session_peer_name(gw.s), "w");
     uint32_t id = 7;
     struct wire_report p = {.what = wire_str_of("prefilled"),
@@ -591,7 +591,7 @@ static void tokens_go_before_reports(void **state)
                             .handle = {(const uint8_t *)"0123456789abcdef", 16}};
     OK(worker_link_report(&e, w, held[71], &p));
     assert_false(worker_link_idle(w));
-    pump(&sched, 200); /* not before the gateway has it */
+    pump(&sched, 200); /* no report before the gateway has acknowledged the token */
     assert_int_equal(count(&sched, WIRE_REPORT), 0);
     pump(&gw, 0);
     const struct wire_report *r = next_report(&sched);
@@ -600,25 +600,24 @@ static void tokens_go_before_reports(void **state)
                 !memcmp(r->handle.p, "0123456789abcdef", 16));
     assert_true(is(r->store, "host"));
     until_idle();
-    /* It is closed. */
+    /* The item is closed. */
     struct wire_frame f = {.kind = WIRE_OUT, .out = {.seq = 1071, .ids = &id, .n_id = 1}};
     assert_int_equal(worker_link_send(&e, w, held[71], &f, 2), ERR_NO);
     assert_int_equal(worker_link_report(&e, w, held[71], &p), ERR_NO);
-    struct wire_frame g = order(72, "whole");
+    struct wire_frame g = work_item(72, "whole");
     send_frames(&sched, &g, 1);
-    told(WORKER_EV_ASSIGNED, 72);
+    expect_event(WORKER_EV_ASSIGNED, 72);
     p.what = wire_str_of("no such report");
     assert_int_equal(worker_link_report(&e, w, held[72], &p), ERR_USAGE);
 }
 
-/* A report waits for the tokens of its own order only. */
-static void reports_of_others_do_not_wait(void **state)
+static void a_report_does_not_wait_for_tokens_of_other_items(void **state)
 {
     (void)state;
-    begin(71, "whole");
-    struct wire_frame f = order(72, "whole");
+    join_and_take(71, "whole");
+    struct wire_frame f = work_item(72, "whole");
     send_frames(&sched, &f, 1);
-    told(WORKER_EV_ASSIGNED, 72);
+    expect_event(WORKER_EV_ASSIGNED, 72);
     send(71, 0);
     need(&gw, WIRE_OUT);
     report(71, "ended", 1);
@@ -632,11 +631,10 @@ static void reports_of_others_do_not_wait(void **state)
     assert_true(is(r->what, "ended") && r->order == 71 && r->n_out == 1);
 }
 
-/* What is held leaves together, in order. */
-static void tokens_are_held(void **state)
+static void held_tokens_are_sent_together_in_order(void **state)
 {
     (void)state;
-    begin(71, "whole");
+    join_and_take(71, "whole");
     worker_link_hold(w, true);
     for (uint32_t i = 0; i < 10; i++)
         send(71, i);
@@ -651,18 +649,18 @@ static void tokens_are_held(void **state)
     until_idle();
 }
 
-/* A gateway that reads slowly: what is over the window of its session waits, and all of it leaves in order. */
-static void slow_gateway(void **state)
+/* Frames above the session's window wait in the link and are sent in order. */
+static void a_slow_gateway_gets_all_tokens_in_order(void **state)
 {
     (void)state;
-    begin(71, "whole");
+    join_and_take(71, "whole");
     send(71, 0);
     receive_token(0);
     for (uint32_t i = 1; i <= 40; i++)
         send_long(71, i, 1000000);
     assert_true(worker_link_queued(w) >= 40 * 1000000);
     usleep(100000);
-    assert_true(worker_link_queued(w) >= 40 * 1000000); /* nothing is acknowledged */
+    assert_true(worker_link_queued(w) >= 40 * 1000000); /* the gateway has acknowledged nothing */
     for (uint32_t i = 1; i <= 40; i++)
         receive_token(i);
     report(71, "ended", 41);
@@ -671,14 +669,14 @@ static void slow_gateway(void **state)
     assert_int_equal(gw.n_up, 1);
 }
 
-/* One that reads nothing: its orders fail when too much waits for it, and others go on. */
-static void gateway_reads_nothing(void **state)
+/* At the limit of its queue the item that sent fails; others of the same gateway continue. */
+static void a_gateway_that_reads_nothing_fails_its_item(void **state)
 {
     (void)state;
-    begin(71, "whole");
-    struct wire_frame f = order(72, "whole");
+    join_and_take(71, "whole");
+    struct wire_frame f = work_item(72, "whole");
     send_frames(&sched, &f, 1);
-    told(WORKER_EV_ASSIGNED, 72);
+    expect_event(WORKER_EV_ASSIGNED, 72);
     uint32_t n = 0;
     struct worker_event t = {0};
     while (n < 200 && !t.type) {
@@ -690,7 +688,7 @@ static void gateway_reads_nothing(void **state)
     assert_true(n >= 60 && n <= 68);
     for (uint64_t end = now_ms() + WAIT_MS; worker_link_queued(w) > (20u << 20) && now_ms() < end;)
         usleep(1000);
-    assert_true(worker_link_queued(w) <= (20u << 20)); /* the rest of its answer is dropped */
+    assert_true(worker_link_queued(w) <= (20u << 20)); /* unsent frames of the item were dropped */
     report(71, "cancelled", 30);
     const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "failed") && r->order == 71 && r->code == ERR_SYS && r->n_out == 0 && r->n_out_id == 0);
@@ -703,37 +701,37 @@ static void gateway_reads_nothing(void **state)
     until_idle();
 }
 
-/* A frame that no session takes fails its order, as the fault of the request, and no more. */
-static void frame_is_too_long(void **state)
+/* The report has ERR_NO: a retry would fail too. */
+static void a_frame_that_is_too_long_fails_its_item(void **state)
 {
     (void)state;
     static uint32_t ids[4000000]; /* 5 bytes each */
     static char text[16000000];
-    begin(71, "whole");
+    join_and_take(71, "whole");
     memset(ids, 0x55, sizeof ids);
     memset(text, 'x', sizeof text);
     struct wire_frame f = {.kind = WIRE_OUT};
     f.out = (struct wire_out){.prompt = true, .ids = ids, .n_id = 4000000, .text = {text, sizeof text}};
     OK(worker_link_send(&e, w, held[71], &f, 0));
-    told(WORKER_EV_CANCEL, 71);
+    expect_event(WORKER_EV_CANCEL, 71);
     report(71, "cancelled", 0);
     const struct wire_report *r = next_report(&sched);
     if (!is(r->what, "failed") || r->order != 71 || r->code != ERR_NO)
-        fail_msg("order %d: %.*s, code %d", (int)r->order, (int)r->what.n, r->what.p, (int)r->code);
+        fail_msg("work item %d: %.*s, code %d", (int)r->order, (int)r->what.n, r->what.p, (int)r->code);
     assert_true(memmem(r->text.p, r->text.n, "32 MiB", 6) != NULL);
     until_idle();
     assert_int_equal(gw.n, 0);
 }
 
-/* The scheduler dies with a report in its hands. The next one does not know the worker: it is told what runs, the order
- * whose end was not acknowledged among it, and gets the report again. */
-static void scheduler_is_restarted(void **state)
+/* The scheduler dies before it acknowledges a report. The restarted one gets a join with all items, also with the one
+ * whose closing report is unacknowledged, and that report again. */
+static void a_restarted_scheduler_gets_all_items_and_reports(void **state)
 {
     (void)state;
-    begin(71, "whole");
-    struct wire_frame f = order(72, "decode");
+    join_and_take(71, "whole");
+    struct wire_frame f = work_item(72, "decode");
     send_frames(&sched, &f, 1);
-    told(WORKER_EV_ASSIGNED, 72);
+    expect_event(WORKER_EV_ASSIGNED, 72);
     send(71, 0);
     receive_token(0);
     report(71, "ended", 1);
@@ -750,32 +748,32 @@ static void scheduler_is_restarted(void **state)
         assert_true(is(r->gw, "g") && r->job == 1000 + r->order && r->attempt == 2 && r->n_prompt == 40);
         assert_true(r->max_tokens == 20 && (r->order == 71 || r->order == 72));
         assert_true(is(r->phase, r->order == 71 ? "whole" : "decode"));
-        assert_int_equal(r->n_out, 1); /* of 72 two were sent, one is acknowledged */
+        assert_int_equal(r->n_out, 1); /* two tokens of 72 were sent, one is acknowledged */
     }
     const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "ended") && r->order == 71 && r->reason == WIRE_STOP && r->n_out == 1);
     assert_int_equal(need(&sched, WIRE_CAPACITY)->capacity.orders, 0);
-    /* A join after its acknowledgement has 71 no longer. */
-    struct wire_frame g = order(90, "whole");
+    /* After the acknowledgement of its report 71 is not in the join. */
+    struct wire_frame g = work_item(90, "whole");
     send_frames(&sched, &g, 1);
-    told(WORKER_EV_ASSIGNED, 90);
+    expect_event(WORKER_EV_ASSIGNED, 90);
     pump(&gw, 0);
     pump(&sched, 50);
     break_session(&sched);
     assert_int_equal(need(&sched, WIRE_JOIN)->join.n_run, 2);
     pump(&sched, 50);
     assert_int_equal(count(&sched, WIRE_REPORT), 0);
-    nothing_told();
+    expect_no_event();
 }
 
-/* A connection breaks with reports in flight: they are sent again after the join, in order, and before the capacity. */
-static void reports_are_sent_again(void **state)
+/* They follow the join, in order, and precede the capacity. */
+static void unacknowledged_reports_are_sent_again_after_a_reconnect(void **state)
 {
     (void)state;
-    begin(71, "whole");
-    struct wire_frame f = order(72, "whole");
+    join_and_take(71, "whole");
+    struct wire_frame f = work_item(72, "whole");
     send_frames(&sched, &f, 1);
-    told(WORKER_EV_ASSIGNED, 72);
+    expect_event(WORKER_EV_ASSIGNED, 72);
     report(72, "preempted", 0);
     need(&sched, WIRE_REPORT);
     report(71, "failed", 0);
@@ -789,55 +787,53 @@ static void reports_are_sent_again(void **state)
     until_idle();
 }
 
-static void refused_in_words(void **state)
+static void a_refusal_gives_its_reason_and_is_retried(void **state)
 {
     (void)state;
     worker_open(4);
     take_join(&sched);
     refuse(&sched, "another model runs here");
     uint64_t since = now_ms();
-    struct err why;
-    while (worker_link_state(w, &why) != WORKER_REFUSED && now_ms() < since + WAIT_MS)
+    struct err reason;
+    while (worker_link_state(w, &reason) != WORKER_REFUSED && now_ms() < since + WAIT_MS)
         pump(&sched, 5);
-    assert_int_equal(worker_link_state(w, &why), WORKER_REFUSED);
-    assert_string_equal(why.text, "another model runs here");
+    assert_int_equal(worker_link_state(w, &reason), WORKER_REFUSED);
+    assert_string_equal(reason.text, "another model runs here");
     need(&sched, WIRE_JOIN);
     assert_true(now_ms() - since >= 900 && now_ms() - since < 3000);
-    assert_int_equal(worker_link_state(w, &why), WORKER_REFUSED); /* until this join is processed */
+    assert_int_equal(worker_link_state(w, &reason), WORKER_REFUSED); /* until this join is processed */
     pump(&sched, 50);
-    assert_int_equal(worker_link_state(w, &why), WORKER_JOINED);
-    assert_int_equal(why.code, 0);
+    assert_int_equal(worker_link_state(w, &reason), WORKER_JOINED);
+    assert_int_equal(reason.code, 0);
 }
 
-/* What is no scheduler refuses too. */
-static void no_scheduler_is_there(void **state)
+static void a_peer_that_is_not_a_scheduler_is_a_refusal(void **state)
 {
     (void)state;
     side_kill(&sched);
     sched.role = "tokenize";
     side_open(&sched);
     worker_open(4);
-    struct err why;
-    for (uint64_t end = now_ms() + WAIT_MS; worker_link_state(w, &why) != WORKER_REFUSED && now_ms() < end;)
+    struct err reason;
+    for (uint64_t end = now_ms() + WAIT_MS; worker_link_state(w, &reason) != WORKER_REFUSED && now_ms() < end;)
         pump(&sched, 5);
-    assert_int_equal(worker_link_state(w, &why), WORKER_REFUSED);
-    assert_true(why.code && strlen(why.text) > 0);
+    assert_int_equal(worker_link_state(w, &reason), WORKER_REFUSED);
+    assert_true(reason.code && strlen(reason.text) > 0);
     side_kill(&sched);
     sched.role = "sched";
     side_open(&sched);
     take_join(&sched);
     pump(&sched, 50);
-    assert_int_equal(worker_link_state(w, &why), WORKER_JOINED);
+    assert_int_equal(worker_link_state(w, &reason), WORKER_JOINED);
 }
 
-/* A scheduler that closes every session is not dialed without a pause. */
-static void forgetful_scheduler(void **state)
+static void a_scheduler_that_closes_every_session_is_dialed_with_pauses(void **state)
 {
     (void)state;
     worker_open(4);
     for (uint64_t end = now_ms() + 500; now_ms() < end; pump(&sched, 5))
         if (sched.s && find(&sched, WIRE_JOIN)) {
-            forget(&sched);
+            drop_all(&sched);
             session_close(sched.s, "no");
         }
     assert_true(sched.n_up >= 2 && sched.n_up <= 100);
@@ -846,19 +842,19 @@ static void forgetful_scheduler(void **state)
     assert_int_equal(worker_link_state(w, NULL), WORKER_JOINED);
 }
 
-/* Nobody renews the order, so it is told as cancelled. What its worker does before it knows does not leave; and it
- * reports at last no more than the gateway has. */
-static void lease_runs_out(void **state)
+/* Tokens that the worker sends after the expiry are dropped, and its report counts only those that the gateway has
+ * acknowledged. */
+static void an_expired_lease_cancels_the_item(void **state)
 {
     (void)state;
     worker_open(4);
     take_join(&sched);
     capacity_with(&sched, 4, 0);
-    struct wire_frame f[] = {order(71, "whole"), order(72, "whole")};
+    struct wire_frame f[] = {work_item(71, "whole"), work_item(72, "whole")};
     f[0].order.lease_ns = f[1].order.lease_ns = 400000000;
     send_frames(&sched, f, 2);
-    told(WORKER_EV_ASSIGNED, 71);
-    told(WORKER_EV_ASSIGNED, 72);
+    expect_event(WORKER_EV_ASSIGNED, 71);
+    expect_event(WORKER_EV_ASSIGNED, 72);
     send(71, 0);
     receive_token(0);
     pump(&gw, 20);
@@ -870,8 +866,8 @@ static void lease_runs_out(void **state)
     assert_true(now_ms() - since >= 350 && now_ms() - since < 2000);
     uint64_t first = t->order;
     send(71, 1);
-    told(WORKER_EV_CANCEL, 71 + 72 - first);
-    nothing_told();
+    expect_event(WORKER_EV_CANCEL, 71 + 72 - first);
+    expect_no_event();
     report(71, "ended", 2);
     report(72, "cancelled", 0);
     pump(&gw, 50);
@@ -889,34 +885,34 @@ static void lease_runs_out(void **state)
     until_idle();
 }
 
-/* A session that is up renews it, without any frame. */
-static void lease_is_renewed(void **state)
+/* A session that is up renews leases without a frame. */
+static void a_session_renews_leases(void **state)
 {
     (void)state;
     worker_open(4);
     take_join(&sched);
-    struct wire_frame f = order(71, "whole");
+    struct wire_frame f = work_item(71, "whole");
     f.order.lease_ns = 400000000;
     send_frames(&sched, &f, 1);
-    told(WORKER_EV_ASSIGNED, 71);
+    expect_event(WORKER_EV_ASSIGNED, 71);
     for (uint64_t end = now_ms() + 1200; now_ms() < end; pump(&sched, 100))
-        no_event();
-    /* So does one that is up again in time. */
+        assert_no_event_now();
+    /* A reconnect before the expiry renews them too. */
     for (int i = 0; i < 3; i++) {
         side_kill(&sched);
         usleep(200000);
         side_open(&sched);
         take_join(&sched);
         pump(&sched, 50);
-        no_event();
+        assert_no_event_now();
     }
 }
 
-/* Killed with frames in its hands, another life of it gets the same frames and what came meanwhile, in order. */
-static void gateway_is_restarted(void **state)
+/* A restarted gateway gets the unacknowledged frames and those sent while it was down, in order. */
+static void a_restarted_gateway_gets_unacknowledged_tokens(void **state)
 {
     (void)state;
-    begin(71, "whole");
+    join_and_take(71, "whole");
     send(71, 0);
     send(71, 1);
     need(&gw, WIRE_OUT);
@@ -932,11 +928,10 @@ static void gateway_is_restarted(void **state)
     until_idle();
 }
 
-/* A gateway that does not come back: its frames are kept until its orders are cancelled, then nothing is. */
-static void gateway_is_gone(void **state)
+static void cancelling_drops_the_tokens_for_a_dead_gateway(void **state)
 {
     (void)state;
-    begin(71, "whole");
+    join_and_take(71, "whole");
     send(71, 0);
     need(&gw, WIRE_OUT);
     side_kill(&gw);
@@ -944,58 +939,58 @@ static void gateway_is_gone(void **state)
         send(71, i);
     usleep(50000);
     assert_true(worker_link_queued(w) > 0);
-    report(71, "preempted", 20); /* waits for what will never be acknowledged */
+    report(71, "preempted", 20); /* waits for acknowledgements that never arrive */
     pump(&sched, 50);
     assert_int_equal(count(&sched, WIRE_REPORT), 0);
     struct wire_frame c = control(71, "cancel");
     send_frames(&sched, &c, 1);
     const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "cancelled") && r->order == 71 && r->n_out == 0 && r->n_out_id == 0);
-    nothing_told(); /* its worker is done with it */
+    expect_no_event(); /* the worker has closed the item itself */
     until_idle();
 }
 
-static void no_such_address(void **state)
+static void a_reply_that_is_not_an_address_fails_the_item(void **state)
 {
     (void)state;
     worker_open(4);
     take_join(&sched);
-    struct wire_frame f = order(71, "whole");
+    struct wire_frame f = work_item(71, "whole");
     f.order.reply = wire_str_of("pigeon-loft");
     send_frames(&sched, &f, 1);
     const struct wire_report *r = next_report(&sched);
     assert_true(is(r->what, "failed") && r->order == 71 && r->job == 1071 && r->attempt == 2 && r->code == ERR_NO);
     assert_true(memmem(r->text.p, r->text.n, "pigeon", 6) != NULL);
-    nothing_told();
+    expect_no_event();
     until_idle();
     assert_int_equal(sched.n_up, 1);
 }
 
-/* Its own wish goes out at once; the control that responds to it is told: no order can follow. */
-static void drains(void **state)
+/* The request is sent at once. The scheduler's control becomes the event, because no item can follow it. */
+static void a_drain_is_requested_and_confirmed(void **state)
 {
     (void)state;
-    begin(71, "whole");
-    struct wire_frame f = order(72, "whole"), c = control(0, "drain"); /* the order is on its way already */
+    join_and_take(71, "whole");
+    struct wire_frame f = work_item(72, "whole"), c = control(0, "drain"); /* the item is in flight already */
     worker_link_drain(w, true);
     send_frames(&sched, &f, 1);
-    told(WORKER_EV_ASSIGNED, 72);
+    expect_event(WORKER_EV_ASSIGNED, 72);
     while (!need(&sched, WIRE_CAPACITY)->capacity.drain)
         drop(&sched, need(&sched, WIRE_CAPACITY));
-    nothing_told();
+    expect_no_event();
     send_frames(&sched, &c, 1);
-    told(WORKER_EV_DRAIN, 0);
-    /* It stays so over a reconnect. */
+    expect_event(WORKER_EV_DRAIN, 0);
+    /* The request survives a reconnect. */
     break_session(&sched);
     take_join(&sched);
     assert_true(need(&sched, WIRE_CAPACITY)->capacity.drain);
-    nothing_told();
+    expect_no_event();
     report(71, "ended", 0);
     report(72, "ended", 0);
     until_idle();
 }
 
-static void drain_and_role_by_the_scheduler(void **state)
+static void the_scheduler_sets_drain_and_role(void **state)
 {
     (void)state;
     worker_open(4);
@@ -1003,37 +998,36 @@ static void drain_and_role_by_the_scheduler(void **state)
     struct wire_frame c[] = {control(0, "drain"), control(0, "drain"), control(0, "role")};
     c[2].control.role = wire_str_of("prefill");
     send_frames(&sched, c, 3);
-    told(WORKER_EV_DRAIN, 0);
+    expect_event(WORKER_EV_DRAIN, 0);
     c[0] = control(0, "resume");
     c[1] = control(0, "drain");
     send_frames(&sched, c, 2);
-    told(WORKER_EV_RESUME, 0);
-    told(WORKER_EV_DRAIN, 0);
-    /* The next scheduler gives no drain, and gets the role that the last one chose. */
+    expect_event(WORKER_EV_RESUME, 0);
+    expect_event(WORKER_EV_DRAIN, 0);
+    /* After a reconnect without a drain control the worker resumes; it joins in the role that was set before. */
     break_session(&sched);
     struct wire_frame *m = need(&sched, WIRE_JOIN);
     assert_true(is(m->join.role, "prefill"));
     pump(&sched, 0);
-    told(WORKER_EV_RESUME, 0);
-    nothing_told();
+    expect_event(WORKER_EV_RESUME, 0);
+    expect_no_event();
 }
 
-/* A frame that breaks its row in the schema ends the session, and nothing of it is taken. */
-static void wrong_frame_ends_the_session(void **state)
+static void a_malformed_frame_ends_the_session(void **state)
 {
     (void)state;
-    static const uint8_t no_order[] = {0xce, 0, 0, 0, 4, 0x81, 0xa1, 'k', WIRE_ORDER}; /* and no field */
-    begin(71, "whole");
-    forget(&sched);
-    OK(session_send_bytes(&e, sched.s, no_order, sizeof no_order));
+    static const uint8_t empty_order[] = {0xce, 0, 0, 0, 4, 0x81, 0xa1, 'k', WIRE_ORDER}; /* and no field */
+    join_and_take(71, "whole");
+    drop_all(&sched);
+    OK(session_send_bytes(&e, sched.s, empty_order, sizeof empty_order));
     const struct wire_join *j = &need(&sched, WIRE_JOIN)->join;
     assert_true(j->n_run == 1 && j->run[0].order == 71);
     if (!strstr(sched.down.text, "order"))
-        fail_msg("the session ended by '%s'", sched.down.text);
-    nothing_told();
+        fail_msg("the session ended with '%s'", sched.down.text);
+    expect_no_event();
 }
 
-static void wrong_names(void **state)
+static void wrong_options_are_refused(void **state)
 {
     (void)state;
     struct worker_link_opts o = {
@@ -1045,11 +1039,11 @@ static void wrong_names(void **state)
     w = NULL;
 }
 
-/* Progress that was not sent is replaced by newer progress; what ends an order is not. */
-static void newest_progress_counts(void **state)
+/* Closing reports are never replaced. */
+static void newer_progress_replaces_unsent_progress(void **state)
 {
     (void)state;
-    begin(71, "whole");
+    join_and_take(71, "whole");
     side_kill(&sched);
     for (uint64_t end = now_ms() + WAIT_MS; worker_link_state(w, NULL) == WORKER_JOINED && now_ms() < end;)
         usleep(1000);
@@ -1070,32 +1064,32 @@ int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(joins_and_sends_capacity),
-        T(orders_are_taken_once),
-        T(orders_are_counted_by_connection),
-        T(controls_are_told_once),
-        T(events_of_a_closed_order_are_dropped),
-        T(tokens_go_before_reports),
-        T(reports_of_others_do_not_wait),
-        T(tokens_are_held),
-        T(slow_gateway),
-        T(gateway_reads_nothing),
-        T(frame_is_too_long),
-        T(scheduler_is_restarted),
-        T(reports_are_sent_again),
-        T(refused_in_words),
-        T(no_scheduler_is_there),
-        T(forgetful_scheduler),
-        T(lease_runs_out),
-        T(lease_is_renewed),
-        T(gateway_is_restarted),
-        T(gateway_is_gone),
-        T(no_such_address),
-        T(drains),
-        T(drain_and_role_by_the_scheduler),
-        T(wrong_frame_ends_the_session),
-        T(wrong_names),
-        T(newest_progress_counts),
+        T(a_worker_joins_and_sends_capacity),
+        T(work_items_are_assigned_once),
+        T(capacity_counts_items_of_its_connection),
+        T(controls_are_reported_once),
+        T(events_of_a_closed_item_are_dropped),
+        T(a_report_waits_for_the_acknowledgement_of_its_tokens),
+        T(a_report_does_not_wait_for_tokens_of_other_items),
+        T(held_tokens_are_sent_together_in_order),
+        T(a_slow_gateway_gets_all_tokens_in_order),
+        T(a_gateway_that_reads_nothing_fails_its_item),
+        T(a_frame_that_is_too_long_fails_its_item),
+        T(a_restarted_scheduler_gets_all_items_and_reports),
+        T(unacknowledged_reports_are_sent_again_after_a_reconnect),
+        T(a_refusal_gives_its_reason_and_is_retried),
+        T(a_peer_that_is_not_a_scheduler_is_a_refusal),
+        T(a_scheduler_that_closes_every_session_is_dialed_with_pauses),
+        T(an_expired_lease_cancels_the_item),
+        T(a_session_renews_leases),
+        T(a_restarted_gateway_gets_unacknowledged_tokens),
+        T(cancelling_drops_the_tokens_for_a_dead_gateway),
+        T(a_reply_that_is_not_an_address_fails_the_item),
+        T(a_drain_is_requested_and_confirmed),
+        T(the_scheduler_sets_drain_and_role),
+        T(a_malformed_frame_ends_the_session),
+        T(wrong_options_are_refused),
+        T(newer_progress_replaces_unsent_progress),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
