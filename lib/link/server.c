@@ -13,20 +13,20 @@
 #include "base/socket.h"
 #include "link/socket.h"
 
-#define READ_BYTES ((size_t)64 << 10) /* of one connection at a time, so that none keeps the others waiting */
-#define PAUSE_BYTES ((size_t)1 << 20) /* queued: until this has gone out, nothing more is read */
-#define ACCEPTS 64                    /* of one turn */
+#define READ_BYTES ((size_t)64 << 10) /* of a connection in one turn, so that none delays the others */
+#define PAUSE_BYTES ((size_t)1 << 20) /* with more queued bytes a connection is not read */
+#define ACCEPTS 64                    /* in one turn */
 
 struct link_conn {
     struct link_server *s;
     struct list node; /* link_server.conns */
     struct loop_fd sock;
-    int fd_in, fd_out; /* received; to be sent beside the byte after the first `fd_after` of out. -1: none */
+    int fd_in, fd_out; /* received; to be sent with the byte after the first `fd_after` of out. -1: none */
     size_t fd_after;
     int64_t pid;
     void *data;
     struct buf in, out;
-    bool closing; /* after what is queued */
+    bool closing; /* the connection ends after its queue was sent */
 };
 
 struct link_server {
@@ -82,7 +82,7 @@ static void sent(struct link_conn *c, size_t n)
     c->fd_out = -1;
 }
 
-/* False: the connection is at its end. */
+/* False: the connection must be closed. */
 static bool flush(struct link_conn *c)
 {
     while (buf_left(&c->out)) {
@@ -109,7 +109,7 @@ void link_send(struct link_conn *c, const struct wire_frame *f, int fd)
     size_t before = buf_left(&c->out);
     if ((fd >= 0 && c->fd_out >= 0) || !buf_reserve(&c->out, 0) ||
         wire_encode_add(&e, &c->out.p, &c->out.n, &c->out.cap, f)) {
-        link_close(c); /* so that the peer does not wait for this frame */
+        link_close(c); /* otherwise the peer would wait for this frame */
         return;
     }
     if (fd >= 0) {
@@ -118,7 +118,7 @@ void link_send(struct link_conn *c, const struct wire_frame *f, int fd)
     }
     if (buf_left(&c->out) > LINK_QUEUE_BYTES_MAX) {
         c->closing = true;
-        shutdown(c->sock.fd, SHUT_RDWR); /* the next turn sees it, and ends it */
+        shutdown(c->sock.fd, SHUT_RDWR); /* the next turn of the loop gets the event and closes it */
     }
     watch(c);
 }
@@ -158,7 +158,7 @@ void *link_data(const struct link_conn *c)
     return c->data;
 }
 
-/* ---- what comes in ---- */
+/* ---- receiving ---- */
 
 static int next_frame(struct err *e, struct link_conn *c, size_t *n)
 {
@@ -185,7 +185,8 @@ static void frames(struct link_conn *c)
         }
 }
 
-/* The buffer grows with what has come, not with what a frame says of itself. False: the connection is at its end. */
+/* The buffer grows with the received bytes, not with the length that a frame states. False: the connection must be
+ * closed. */
 static bool take(struct link_conn *c)
 {
     if (!buf_reserve(&c->in, READ_BYTES))
@@ -217,7 +218,7 @@ static void admit(struct link_server *s, int sock)
     socklen_t n = sizeof u;
     struct link_conn *c = s->n_conn < LINK_CONNS_MAX ? calloc(1, sizeof *c) : NULL;
     if (!c || loop_fd_add(&e, s->loop, &c->sock, sock, EPOLLIN | EPOLLRDHUP, ready, c)) {
-        close(sock); /* past the limit one is dropped at once, so that it knows */
+        close(sock); /* above the limit: an immediate close informs the client */
         free(c);
         return;
     }
@@ -273,7 +274,7 @@ int link_server_new(struct err *e, struct link_server **out, bool *stale, struct
     rc = rc ? rc : socket_address(e, &s->address, url);
     rc = rc ? rc : listen_at(e, s, stale);
     if (rc) {
-        link_server_free(s); /* a socket that is another's stays */
+        link_server_free(s); /* removes the socket only if this server has bound it */
         return rc;
     }
     *out = s;

@@ -10,7 +10,7 @@ int socket_address(struct err *e, struct sockaddr_un *out, const char *url)
     memset(out, 0, sizeof *out);
     out->sun_family = AF_UNIX;
     if (strncmp(url, "unix:", 5) || !url[5])
-        return err_set(e, ERR_USAGE, "'%s': a socket is named unix:PATH", url);
+        return err_set(e, ERR_USAGE, "'%s': the address of a socket is unix:PATH", url);
     size_t n = strlen(url + 5);
     if (n >= sizeof out->sun_path)
         return err_set(e, ERR_USAGE, "'%s': the path of a socket has at most %zu bytes", url, sizeof out->sun_path - 1);
@@ -34,7 +34,7 @@ int socket_make_way(struct err *e, const char *path, bool *stale)
     struct stat st;
     *stale = false;
     if (lstat(path, &st))
-        return 0; /* a path that cannot be looked at cannot be bound either: that says why */
+        return 0; /* if the path is not accessible, bind fails and reports why */
     if (!S_ISSOCK(st.st_mode))
         return err_set(e, ERR_NO, "%s: the file is not a socket", path);
     *stale = true;

@@ -5,7 +5,7 @@
 
 #include "base/vec.h"
 
-/* All frames are here: decoded again, since each borrows from its bytes. */
+/* Decodes all frames again: each borrows from `bytes`, which may have moved since. */
 static int decode(struct err *e, struct link_stat *s)
 {
     struct wire_frame f;
@@ -36,15 +36,15 @@ int link_stat_add(struct err *e, struct link_stat *s, bool *whole, const struct 
     *whole = false;
     s->arena = s->arena ? s->arena : wire_arena_new();
     if (!s->arena)
-        return err_nomem(e, "the state of the scheduler", 0);
+        return err_nomem(e, "the statistics of the scheduler", 0);
     wire_arena_reset(s->arena);
     int rc = session_frame(e, &f, s->arena, ev);
     if (!rc && f.kind == WIRE_STAT && f.stat.workers <= LINK_STAT_WORKERS_MAX)
         rc = begin(e, s, f.stat.workers);
     else if (!rc && (f.kind != WIRE_WORKER || s->n_left < 1))
-        rc = err_set(e, ERR_PROTO, "a %s frame in place of the state of the scheduler", wire_kind_name(f.kind));
+        rc = err_set(e, ERR_PROTO, "the scheduler sent a %s frame, not its statistics", wire_kind_name(f.kind));
     if (!rc && !buf_reserve(&s->bytes, ev->n))
-        rc = err_nomem(e, "the state of the scheduler", ev->n);
+        rc = err_nomem(e, "the statistics of the scheduler", ev->n);
     if (rc) {
         s->n_left = 0;
         return rc;

@@ -1,4 +1,4 @@
-/* A client of kvstore: what it asks for, and what comes unasked. */
+/* The client of kvstore: its requests, and notifications. */
 #include "link/store_client_impl.h"
 
 #include <stdlib.h>
@@ -19,7 +19,7 @@ int store_client_lease(struct err *e, struct store_client *c, struct kv_seq_info
 static int slots_of(struct err *e, uint32_t *out, uint64_t *got, const struct wire_kv_slots *s, uint64_t max)
 {
     if (s->n_slot > max)
-        return err_set(e, ERR_PROTO, "kvstore answers with %u slots where %llu fit", s->n_slot,
+        return err_set(e, ERR_PROTO, "kvstore responded with %u slots, at most %llu were requested", s->n_slot,
                        (unsigned long long)max);
     if (s->n_slot)
         memcpy(out, s->slot, s->n_slot * sizeof *out);
@@ -64,7 +64,7 @@ int store_client_publish(struct err *e, struct store_client *c, uint32_t *out, c
     free(b);
     rc = rc ? rc : slots_of(e, out, &got, &f.kv_slots, p->n_block);
     if (!rc && got != p->n_block)
-        rc = err_set(e, ERR_PROTO, "kvstore answers with %llu slots for %llu blocks", (unsigned long long)got,
+        rc = err_set(e, ERR_PROTO, "kvstore responded with %llu slots for %llu blocks", (unsigned long long)got,
                      (unsigned long long)p->n_block);
     return client_done(c, rc);
 }

@@ -1,4 +1,4 @@
-/* A client of kvstore: its connection, made again when it breaks, and the thread that keeps its lease. */
+/* The client of kvstore: its connection, reconnecting, and the thread that renews its lease. */
 #include "link/store_client_impl.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #define TIMEOUT_MS 10000
 #define FRAME_MAX (64u << 20)
 #define READ_BYTES ((size_t)64 << 10)
-#define AGAIN_MS 20 /* between tries to connect */
+#define RETRY_MS 20 /* between attempts to connect */
 
 int64_t client_now_ms(void)
 {
@@ -25,7 +25,7 @@ static int lost(struct err *e, struct store_client *c)
 {
     c->broken = true;
     c->why = 0;
-    return err_set(e, ERR_SYS, "%s: kvstore has gone", c->address.sun_path);
+    return err_set(e, ERR_SYS, "%s: the connection to kvstore broke", c->address.sun_path);
 }
 
 static int send_all(struct err *e, struct store_client *c, const struct wire_frame *f, int fd, int64_t end_ms)
@@ -42,7 +42,8 @@ static int send_all(struct err *e, struct store_client *c, const struct wire_fra
             struct pollfd pf = {c->sock, POLLOUT, 0};
             int64_t left = end_ms - client_now_ms();
             if (left <= 0)
-                rc = at ? lost(e, c) : err_set(e, ERR_SYS, "kvstore takes no frame in %d ms", c->timeout_ms);
+                rc = at ? lost(e, c)
+                        : err_set(e, ERR_SYS, "kvstore did not accept a request within %d ms", c->timeout_ms);
             else
                 poll(&pf, 1, (int)left);
         } else {
@@ -54,7 +55,6 @@ static int send_all(struct err *e, struct store_client *c, const struct wire_fra
     return rc;
 }
 
-/* The next frame, borrowed until the next call. ERR_NO: none in time. */
 int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, int64_t end_ms)
 {
     buf_take(&c->in, c->skip);
@@ -71,7 +71,7 @@ int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, 
         int64_t left = end_ms - client_now_ms();
         int got = poll(&pf, 1, left > 0 ? (int)left : 0);
         if (got == 0)
-            return err_set(e, ERR_NO, "kvstore says nothing in time");
+            return err_set(e, ERR_NO, "kvstore sent nothing in time");
         if (got < 0)
             continue;
         ssize_t n =
@@ -94,7 +94,7 @@ void client_info(struct kv_seq_info *out, const struct wire_kv_seq *q)
                                 .pending = q->pending};
 }
 
-/* The tag of a response; all kinds begin with it. 0: the frame is none. */
+/* The tag of a response, the first field of all kinds of responses; 0: the frame is a notification. */
 static uint64_t tag_of(const struct wire_frame *f)
 {
     return f->kind == WIRE_KV_EVENT ? 0 : f->kv_tag.tag;
@@ -113,6 +113,12 @@ void client_unasked(struct store_client *c, const struct wire_frame *f)
     list_push_back(&c->news, &q->node);
 }
 
+static int lease_expired(struct err *e, struct store_client *c)
+{
+    c->why = KV_WHY_EXPIRED;
+    return err_set(e, ERR_NO, "the lease has ended: all that the client owned was released");
+}
+
 static int refused(struct err *e, struct store_client *c, const struct wire_kv_no *no)
 {
     c->why = (enum kv_why)no->why;
@@ -120,35 +126,33 @@ static int refused(struct err *e, struct store_client *c, const struct wire_kv_n
     return err_set(e, (int)no->code, "%.*s", (int)(no->text.n < 400 ? no->text.n : 400), no->text.p);
 }
 
-static int answer(struct err *e, struct store_client *c, struct wire_frame *out, enum wire_kind want, uint64_t tag,
-                  int64_t end_ms)
+static int response(struct err *e, struct store_client *c, struct wire_frame *out, enum wire_kind want, uint64_t tag,
+                    int64_t end_ms)
 {
     bool was = c->expired;
     for (;;) {
         int rc = client_receive(e, c, out, end_ms);
-        if (rc == ERR_NO) { /* an answer that comes later is skipped by its tag */
+        if (rc == ERR_NO) { /* the tag identifies a late response, which is skipped */
             c->why = 0;
-            return err_set(e, ERR_SYS, "kvstore does not answer in %d ms", c->timeout_ms);
+            return err_set(e, ERR_SYS, "kvstore did not respond within %d ms", c->timeout_ms);
         }
         if (rc)
             return rc;
         if (tag_of(out) != tag) {
             client_unasked(c, out);
-            if (c->expired && !was) { /* no answer comes any more */
-                c->why = KV_WHY_EXPIRED;
-                return err_set(e, ERR_NO, "the lease has ended: all that was held is gone");
-            }
+            if (c->expired && !was) /* kvstore sends no response after it */
+                return lease_expired(e, c);
             continue;
         }
         if (out->kind == WIRE_KV_NO)
             return refused(e, c, &out->kv_no);
         if (out->kind == want)
             return 0;
-        return err_set(e, ERR_PROTO, "kvstore answers with a %s frame", wire_kind_name(out->kind));
+        return err_set(e, ERR_PROTO, "kvstore responded with a %s frame, not %s", wire_kind_name(out->kind),
+                       wire_kind_name(want));
     }
 }
 
-/* A call while the connection is being made anew waits for it. */
 int client_ready(struct err *e, struct store_client *c, int64_t end_ms)
 {
     while (c->broken && c->has_thread && !c->expired && client_now_ms() < end_ms) {
@@ -156,14 +160,11 @@ int client_ready(struct err *e, struct store_client *c, int64_t end_ms)
         usleep(2000);
         pthread_mutex_lock(&c->lock);
     }
-    if (c->expired) {
-        c->why = KV_WHY_EXPIRED;
-        return err_set(e, ERR_NO, "the lease has ended: all that was held is gone");
-    }
+    if (c->expired)
+        return lease_expired(e, c);
     return c->broken ? lost(e, c) : 0;
 }
 
-/* Sends, and waits for the answer. *f is both. lock is held on return. */
 int client_call(struct err *e, struct store_client *c, struct wire_frame *f, enum wire_kind want)
 {
     pthread_mutex_lock(&c->lock);
@@ -175,7 +176,7 @@ int client_call(struct err *e, struct store_client *c, struct wire_frame *f, enu
     uint64_t tag = ++c->tag;
     f->kv_tag.tag = tag;
     rc = send_all(e, c, f, -1, end_ms);
-    return rc ? rc : answer(e, c, f, want, tag, end_ms);
+    return rc ? rc : response(e, c, f, want, tag, end_ms);
 }
 
 int client_done(struct store_client *c, int rc)
@@ -223,7 +224,7 @@ static int take_arena(struct err *e, struct store_client *c, const struct wire_k
     return kv_arena_adopt(e, &c->arena, fd, &c->kind);
 }
 
-/* One try on a new socket. *again: kvstore is not there yet, or not ready. */
+/* One attempt on a new socket. *again: kvstore is not running yet, or not ready; retry. */
 static int connect_once(struct err *e, struct store_client *c, bool *again, int64_t end_ms)
 {
     struct wire_frame f;
@@ -246,7 +247,7 @@ static int connect_once(struct err *e, struct store_client *c, bool *again, int6
     open_frame(&f, c);
     int fd = f.kv_open.brings_arena ? kv_arena_fd(c->arena) : -1;
     int rc = send_all(e, c, &f, fd, end_ms);
-    rc = rc ? rc : answer(e, c, &f, WIRE_KV_ARENA, 1, end_ms);
+    rc = rc ? rc : response(e, c, &f, WIRE_KV_ARENA, 1, end_ms);
     if (rc) {
         *again = rc == ERR_SYS || c->why == KV_WHY_NOT_NOW;
         return rc;
@@ -255,7 +256,7 @@ static int connect_once(struct err *e, struct store_client *c, bool *again, int6
     c->lease_ms = f.kv_arena.lease_ms;
     c->id = f.kv_arena.client;
     c->key = f.kv_arena.key;
-    if (had && !f.kv_arena.kept) /* the arena stays mapped, as the caller may be at work in it, until _renew_all */
+    if (had && !f.kv_arena.kept) /* the caller may be using the arena: it stays mapped until store_client_renew_all */
         c->expired = true;
     else
         rc = c->has_kind ? take_arena(e, c, &f.kv_arena) : 0;
@@ -270,7 +271,7 @@ static int connect_until(struct err *e, struct store_client *c, int64_t end_ms)
     while (again && client_now_ms() < end_ms) {
         rc = connect_once(e, c, &again, end_ms);
         if (rc && again)
-            usleep(AGAIN_MS * 1000);
+            usleep(RETRY_MS * 1000);
         again = again && rc;
     }
     return rc;
@@ -278,7 +279,7 @@ static int connect_until(struct err *e, struct store_client *c, int64_t end_ms)
 
 /* ---- the thread ---- */
 
-/* kvstore has gone, or another is there: what was held is held still if the arena is adopted. */
+/* After the connection broke. The client keeps its slots and sequences if kvstore adopts the arena. */
 static void reconnect(struct store_client *c)
 {
     struct err e = {0};
@@ -305,7 +306,7 @@ static void *keep_alive(void *arg)
         struct pollfd p[2] = {{c->stop[0], POLLIN, 0}, {c->sock, POLLRDHUP, 0}};
         int period = (int)(c->lease_ms / 4 < 1000 ? c->lease_ms / 4 + 1 : 1000);
         bool broken = c->broken || c->expired;
-        poll(p, broken ? 1 : 2, broken ? AGAIN_MS : period);
+        poll(p, broken ? 1 : 2, broken ? RETRY_MS : period);
         if (p[0].revents)
             return NULL;
         if (c->expired)
@@ -340,7 +341,7 @@ int store_client_open(struct err *e, struct store_client **out, const struct sto
     rc = rc ? rc : connect_until(e, c, client_now_ms() + c->timeout_ms);
     if (!rc && c->has_kind) {
         c->has_thread = !pipe(c->stop) && !pthread_create(&c->thread, NULL, keep_alive, c);
-        rc = c->has_thread ? 0 : err_set(e, ERR_SYS, "no thread for the lease");
+        rc = c->has_thread ? 0 : err_set(e, ERR_SYS, "cannot start the thread that renews the lease");
     }
     if (rc) {
         store_client_close(c);
@@ -382,9 +383,10 @@ void store_client_close(struct store_client *c)
     free(c);
 }
 
-/* The client of before comes once more, so that its leaving is seen: a kvstore that took over from another would keep
- * what it held for a lease, and what it could write until this process ends. */
-static int come_and_go(struct err *e, struct store_client *c)
+/* Reconnects with the old id, so that kvstore detects the end of that client and releases its resources now. Otherwise
+ * a kvstore that has adopted the arena would keep its sequences for a lease, and its writable slots until this process
+ * ends. */
+static int reconnect_old_id(struct err *e, struct store_client *c)
 {
     bool again;
     if (!c->id)
@@ -398,7 +400,7 @@ int store_client_renew_all(struct err *e, struct store_client *c)
 {
     pthread_mutex_lock(&c->lock);
     uint64_t id = c->id, key = c->key;
-    if (come_and_go(e, c))
+    if (reconnect_old_id(e, c))
         return client_done(c, e->code);
     c->id = c->key = 0;
     free_news(c);
