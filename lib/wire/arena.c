@@ -3,7 +3,8 @@
 #include <stdlib.h>
 
 #define CHUNK_BYTES_MIN ((size_t)64 << 10)
-#define KEEP_BYTES_MAX ((size_t)1 << 20) /* what a reset keeps, so one huge frame is not held for ever */
+/* A reset frees a larger chunk, so that one huge frame does not pin memory. */
+#define KEEP_BYTES_MAX ((size_t)1 << 20)
 
 struct chunk {
     struct chunk *next;

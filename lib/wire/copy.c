@@ -1,10 +1,10 @@
-/* Deep copies along the table: a request outlives the frame it came in. */
+/* Deep copies by the table, for requests that outlive their frames. */
 #include "wire/schema.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The request comes first, so that its address is that of the whole. */
+/* req must be first: wire_req_free casts its address. */
 struct owned_req {
     struct wire_req req;
     struct wire_arena *arena;

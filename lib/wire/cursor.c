@@ -29,7 +29,8 @@ static double float_of(uint64_t bits, unsigned n)
     return d;
 }
 
-/* Type and width of the number behind each first byte from 0xc0 to 0xdf; ext carries a type byte besides. */
+/* For each first byte from 0xc0 to 0xdf: the type, and the width of the number after it. An ext also has a type byte.
+ */
 static const struct {
     uint8_t type, width;
 } heads[32] = {
@@ -40,7 +41,7 @@ static const struct {
     {TOK_ARRAY, 2}, {TOK_ARRAY, 4}, {TOK_MAP, 2},  {TOK_MAP, 4},
 };
 
-/* Reads the first byte and the number behind it; sets *used. */
+/* Reads the first byte and the number after it; *used: their bytes. */
 static const char *head_of(const struct cursor *c, struct tok *t, size_t *used)
 {
     size_t left = c->n - c->at;

@@ -1,6 +1,6 @@
 /*
- * Private to lib/wire: reading msgpack out of a buffer, token by token. A declared length or count that cannot be true
- * for the bytes left is refused where it is read, so what a caller allocates is bounded by what has arrived.
+ * Private to lib/wire: reads msgpack from a buffer, token by token. It refuses a declared length or count that exceeds
+ * the bytes left, so the memory that a caller allocates is bounded by the bytes received.
  */
 #ifndef WIRE_CURSOR_H
 #define WIRE_CURSOR_H
@@ -25,11 +25,11 @@ struct cursor {
     size_t n, at;
 };
 
-/* NULL, or what is wrong in words, the cursor then standing at the offending token. */
+/* NULL, or an error text; the cursor then stays at the offending token. */
 const char *cursor_next(struct cursor *c, struct tok *t);
-/* The head of a bin only; its length is not compared with what is left. */
+/* Reads only the head of a bin; its bytes need not be in the buffer. */
 const char *cursor_bin_head(struct cursor *c, struct tok *t);
-/* Steps over one value of at most `depth` levels. */
+/* Skips one value of at most `depth` levels. */
 const char *cursor_skip(struct cursor *c, unsigned depth);
 
 const char *tok_name(enum tok_type t);

@@ -1,6 +1,6 @@
 /*
- * Bytes to structs, along the table. Nothing is allocated for a count before cursor_next has seen that so many elements
- * can lie in the bytes left, and the limit of the field has been applied.
+ * Bytes to structs, by the table. Memory for a count is allocated only after cursor_next has compared it with the bytes
+ * left, and after the field's limit was checked.
  */
 #include "wire/cursor.h"
 #include "wire/schema.h"
@@ -52,7 +52,7 @@ static int dec_int(struct decoder *d, const struct wire_field *f, int32_t *v)
     return rc;
 }
 
-/* Other writers pack 1 as an integer and 0.7 as a float64; both are taken. Ours writes float32. */
+/* Other writers encode 1 as an integer and 0.7 as a float64; both are accepted. Our encoder writes float32. */
 static int dec_float(struct decoder *d, const struct wire_field *f, float *v)
 {
     struct tok t;
@@ -76,7 +76,7 @@ static int dec_float(struct decoder *d, const struct wire_field *f, float *v)
     if (rc)
         return rc;
     *v = (float)x;
-    return wire_check_float(d->e, d->kind, f, (int64_t)t.at, *v); /* rounding may have left the range */
+    return wire_check_float(d->e, d->kind, f, (int64_t)t.at, *v); /* rounding may leave the range */
 }
 
 static int dec_str(struct decoder *d, const struct wire_field *f, struct wire_str *s)
@@ -101,7 +101,7 @@ static int dec_bin(struct decoder *d, const struct wire_field *f, struct wire_by
     return wire_check_count(d->e, d->kind, f, (int64_t)t.at, t.u);
 }
 
-/* The payload's head, which must end the buffer: the bytes themselves are not here. */
+/* The payload's head, which must end the buffer; its bytes are not in the buffer. */
 static int dec_data(struct decoder *d, const struct wire_field *f, uint64_t *n)
 {
     struct tok t;
@@ -112,7 +112,7 @@ static int dec_data(struct decoder *d, const struct wire_field *f, uint64_t *n)
     return wire_check_count(d->e, d->kind, f, (int64_t)t.at, t.u);
 }
 
-/* Opens an array: its count, checked, and memory for its elements. */
+/* The head of an array: checks its count and allocates its elements. */
 static int dec_array(struct decoder *d, const struct wire_field *f, uint32_t *n, void **mem, size_t elem_bytes,
                      size_t wire_bytes_min)
 {
@@ -233,7 +233,7 @@ static int dec_field(struct decoder *d, const struct wire_field *f, void *base)
     return 0;
 }
 
-/* Unknown fields of one map while it is read: where each lies. */
+/* The positions of unknown fields while a map is read. */
 struct unknown {
     size_t at[WIRE_EXTRA_MAX], len[WIRE_EXTRA_MAX];
     struct wire_str key[WIRE_EXTRA_MAX];
@@ -261,7 +261,7 @@ static int note_unknown(struct decoder *d, struct unknown *u, const struct tok *
     return 0;
 }
 
-/* Borrowed where they lie together, as they do when one of ours wrote them; gathered otherwise. */
+/* Borrows unknown fields that are contiguous, as our encoder writes them; copies them otherwise. */
 static int keep_unknown(struct decoder *d, const struct unknown *u, struct wire_extra *x)
 {
     size_t total = 0;
@@ -285,7 +285,7 @@ static int keep_unknown(struct decoder *d, const struct unknown *u, struct wire_
     return 0;
 }
 
-/* The pairs of a map whose head is read already. */
+/* The pairs of a map after its head. */
 static int dec_pairs(struct decoder *d, const struct wire_rec *rec, void *base, uint64_t n_pair, bool is_frame)
 {
     struct unknown unknown;
@@ -346,7 +346,7 @@ static int dec_rec(struct decoder *d, const struct wire_rec *rec, void *base)
     return dec_pairs(d, rec, base, t.u, false);
 }
 
-/* The field "k" of a map whose head is read: what the other fields are read by. NULL: an error. */
+/* The field "k" of a map after its head; returns the record of its kind. NULL: an error. */
 static const struct wire_rec *dec_kind(struct decoder *d, struct wire_frame *f, const struct tok *map)
 {
     static const struct wire_field k = {.name = "k", .type = TY_U32, .hi = UINT32_MAX};
@@ -362,7 +362,7 @@ static const struct wire_rec *dec_kind(struct decoder *d, struct wire_frame *f, 
         return NULL;
     const struct wire_rec *rec = wire_rec_of(kind);
     if (!rec)
-        wire_bad(d->e, d->kind, &k, (int64_t)key.at, "%llu is no kind of wire version %d", (unsigned long long)kind,
+        wire_bad(d->e, d->kind, &k, (int64_t)key.at, "%llu is not a kind of wire version %d", (unsigned long long)kind,
                  WIRE_VERSION);
     f->kind = (enum wire_kind)kind;
     return rec;
@@ -387,7 +387,7 @@ int wire_decode(struct err *e, struct wire_frame *f, struct wire_arena *a, const
     if (rc)
         return rc;
     if (d.c.at != n)
-        return wire_bad(e, d.kind, NULL, (int64_t)d.c.at, "%zu bytes behind its end", n - d.c.at);
+        return wire_bad(e, d.kind, NULL, (int64_t)d.c.at, "%zu bytes after its end", n - d.c.at);
     return wire_check_frame(e, f);
 }
 

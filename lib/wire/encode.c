@@ -1,6 +1,6 @@
 /*
- * Structs to bytes, along the table: required fields always, others where they differ from their default, then unknown
- * fields as they came, the payload's head last. One frame has one encoding.
+ * Structs to bytes, by the table: required fields, other fields that differ from their default, unknown fields
+ * unchanged, and the payload's head last. So the encoding of a frame is unique.
  */
 #include "wire/encode.h"
 
@@ -72,7 +72,7 @@ static int enc_uint(struct encoder *d, const struct wire_field *f, uint64_t v)
     return rc ? rc : packed(d, msgpack_pack_uint64(&d->pk, v));
 }
 
-/* A log-probability of minus infinity (a banned token) becomes the least float: JSON further on has no infinity. */
+/* A log-probability of minus infinity (a banned token) is written as -FLT_MAX, because JSON has no infinity. */
 static int enc_float(struct encoder *d, const struct wire_field *f, float v)
 {
     if (f->type == TY_LOGPROB && isnan(v))
@@ -191,7 +191,7 @@ static int enc_extra(struct encoder *d, const struct wire_extra *x)
     return packed(d, msgpack_sbuffer_write(d->pk.data, (const char *)x->raw.p, x->raw.n));
 }
 
-/* kind: the number under "k" that begins a frame, 0 for an inner map. */
+/* kind: the value of the first field "k" of a frame; 0 for an inner map. */
 static int enc_map(struct encoder *d, const struct wire_rec *rec, const void *base, int kind)
 {
     const struct wire_extra *x = (const void *)((const char *)base + rec->extra_off);
@@ -228,7 +228,7 @@ int wire_encode_into(struct err *e, msgpack_sbuffer *buf, const struct wire_fram
 {
     const struct wire_rec *rec = wire_rec_of((uint64_t)f->kind);
     if (!rec)
-        return err_set(e, ERR_PROTO, "%d is no kind of frame", (int)f->kind);
+        return err_set(e, ERR_PROTO, "%d is not a kind of frame", (int)f->kind);
     struct encoder d = {.e = e, .kind = rec->name};
     msgpack_packer_init(&d.pk, buf, msgpack_sbuffer_write);
     size_t before = buf->size;

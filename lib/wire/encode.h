@@ -1,4 +1,4 @@
-/* Private to lib/wire: encoding into a buffer that is used again. The only header here that shows msgpack-c. */
+/* Private to lib/wire: encoding into a msgpack-c buffer that the caller reuses. */
 #ifndef WIRE_ENCODE_H
 #define WIRE_ENCODE_H
 

@@ -6,7 +6,7 @@
 #include <poll.h>
 #include <stdbool.h>
 
-/* After a failed read or write: true where it is worth another try, having waited for `events` where need be. */
+/* After a failed read or write: true: retry; waits for `events` after EAGAIN. False: the error is permanent. */
 static inline bool fd_again(int fd, short events)
 {
     if (errno == EINTR)

@@ -1,4 +1,4 @@
-/* Private to lib/wire: how the rows of the tables are written (schema.c, schema_sched.c …). */
+/* Private to lib/wire: macros for the rows of the tables (schema.c, schema_sched.c, schema_store.c). */
 #ifndef WIRE_FIELDS_H
 #define WIRE_FIELDS_H
 
@@ -50,7 +50,7 @@
         name, fields, N_OF(fields), sizeof(struct S), false, offsetof(struct S, extra)                                 \
     }
 
-/* What makes KV of one sort: hello's section and a store's open carry the same fields. */
+/* The KV identity: the same fields in hello's section and in kv_open. */
 #define KV_KIND(S)                                                                                                     \
     BIN(S, "model", model_fp, 32, 32, REQ), NAME(S, "type", kv_type, REQ), NAME(S, "arith", arith, REQ),               \
         NAME(S, "layout", layout, REQ), INT(S, "n_layer", TY_U32, n_layer, 1, 65536, REQ),                             \

@@ -1,4 +1,4 @@
-/* Frames of JSON, a line each. */
+/* Reads frames from lines of JSON. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

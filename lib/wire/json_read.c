@@ -1,6 +1,6 @@
 /*
- * A line of JSON as a frame: packed along the table, then decoded like any frame from outside, so that the same ranges
- * hold and the same texts say what is wrong.
+ * A line of JSON as a frame: encoded as msgpack by the table, then decoded like a received frame, so that the same
+ * limits and error texts apply.
  */
 #include "wire/encode.h"
 #include "wire/value_json.h"
@@ -21,11 +21,11 @@ struct reading {
 
 static int pack_rec(struct reading *d, const struct wire_rec *rec, const json_t *j);
 
-static int bad_field(struct reading *d, const struct wire_field *f, const char *why)
+static int bad_field(struct reading *d, const struct wire_field *f, const char *reason)
 {
-    if (!strcmp(why, "out of memory"))
+    if (!strcmp(reason, "out of memory"))
         return err_nomem(d->e, f->name, 0);
-    return wire_bad(d->e, d->kind, f, -1, "%s", why);
+    return wire_bad(d->e, d->kind, f, -1, "%s", reason);
 }
 
 static int packed(struct reading *d, const struct wire_field *f, int rc)
@@ -120,11 +120,11 @@ static int pack_scalar(struct reading *d, const struct wire_field *f, const json
     }
 }
 
-/* Kept aside; the head of the bin comes last in the frame. */
+/* Keeps the payload in d->data; pack_frame writes the head of its bin last. */
 static int take_data(struct reading *d, const struct wire_field *f, const json_t *j)
 {
     if (json_is_object(j))
-        return bad_field(d, f, "only a summary of the payload is here; frames --full shows it whole");
+        return bad_field(d, f, "it is only a summary of the payload; frames --full writes the whole payload");
     const char *bad = base64_bytes(&d->data, &d->n_data, j);
     return bad ? bad_field(d, f, bad) : 0;
 }

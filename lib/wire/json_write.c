@@ -1,4 +1,4 @@
-/* A frame as one line of JSON: its msgpack encoding, walked beside the table, which says how a field is shown. */
+/* A frame as one line of JSON: converts its msgpack encoding by the table, which determines the form of each field. */
 #include "wire/encode.h"
 #include "wire/value_json.h"
 
@@ -94,7 +94,7 @@ static int pair_json(json_t *j, struct cursor *c, const struct wire_rec *rec)
     return json_object_set_new(j, name, value_to_json(c->p + from, c->at - from));
 }
 
-/* The rest of a map of n pairs or of a tuple whose head is read. */
+/* The pairs of a map, or the elements of a tuple, after its head. */
 static json_t *rec_json(struct cursor *c, const struct wire_rec *rec, uint64_t n)
 {
     json_t *j = rec->tuple ? json_array() : json_object();

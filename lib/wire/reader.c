@@ -1,7 +1,7 @@
 /*
- * Frames from a descriptor. The buffer grows only with bytes that have really come. The payload of a blk frame goes
- * from the buffer, then by readv straight into its destination, with the free end of the buffer behind it, so that the
- * head of the next frame comes by the same system call.
+ * Reads frames from a descriptor. The buffer grows only with received bytes. The payload of a blk frame is copied as
+ * far as it is buffered; the rest is read by readv directly into its destination and then into the free end of the
+ * buffer, so that one system call also reads the head of the next frame.
  */
 #include "wire/cursor.h"
 #include "wire/fdio.h"
@@ -16,8 +16,8 @@
 #include "base/vec.h"
 
 #define BUFFER_BYTES ((size_t)64 << 10)
-#define READ_BYTES ((size_t)16 << 10) /* asked for while a head is awaited; more would only copy payloads */
-#define KEEP_BYTES ((size_t)1 << 20)  /* a buffer over this is given back when it is empty */
+#define READ_BYTES ((size_t)16 << 10) /* of one read for a head; more would only copy payloads */
+#define KEEP_BYTES ((size_t)1 << 20)  /* a larger buffer is shrunk when it is empty */
 
 enum place { BEFORE_HELLO, IN_STREAM, AFTER_BYE };
 
@@ -46,7 +46,7 @@ int wire_reader_new(struct err *e, struct wire_reader **out, int fd, const char 
     r->buf = malloc(BUFFER_BYTES);
     r->size = BUFFER_BYTES;
     r->arena = wire_arena_new();
-    snprintf(r->from, sizeof r->from, "the program before"); /* until a hello says more */
+    snprintf(r->from, sizeof r->from, "the program before"); /* until a hello names it */
     if (!r->name || !r->buf || !r->arena) {
         wire_reader_free(r);
         return err_nomem(e, "a reader", BUFFER_BYTES);
@@ -91,11 +91,12 @@ static int truncated(struct err *e, const struct wire_reader *r, uint64_t got)
     char of[48] = "";
     if (r->frame_bytes)
         snprintf(of, sizeof of, " of %llu", (unsigned long long)r->frame_bytes);
-    return err_set(e, ERR_PROTO, "%s: truncated frame at byte %llu: %s failed or was killed (%llu%s bytes came)",
-                   r->name, (unsigned long long)r->frame_at, r->from, (unsigned long long)got, of);
+    return err_set(e, ERR_PROTO,
+                   "%s: truncated frame at byte %llu: %s failed or was killed (%llu%s bytes were received)", r->name,
+                   (unsigned long long)r->frame_at, r->from, (unsigned long long)got, of);
 }
 
-/* Makes room behind the buffered bytes: by moving them to the front, by doubling once they fill it. */
+/* Makes room after the buffered bytes: moves them to the front, and grows the buffer if they fill it. */
 static int make_room(struct err *e, struct wire_reader *r)
 {
     if (r->start) {
@@ -106,7 +107,7 @@ static int make_room(struct err *e, struct wire_reader *r)
     return vec_reserve(e, &r->buf, &r->size, r->end + READ_BYTES, 1, "a frame");
 }
 
-/* One read behind the buffered bytes; sets eof. `all`: as much as the buffer holds, for a frame known to be long. */
+/* Reads once and appends to the buffered bytes; sets eof. all: fill the whole buffer, for a frame that is long. */
 static int fill(struct err *e, struct wire_reader *r, bool all)
 {
     int rc = r->size - r->end < READ_BYTES ? make_room(e, r) : 0;
@@ -143,7 +144,7 @@ static int not_a_frame(struct err *e, const struct wire_reader *r)
                    (unsigned long long)r->offset, shown, r->from);
 }
 
-/* Kind by the first bytes of a frame, 0 where they are too few or something else: {"k": kind …}. */
+/* The kind in the first bytes of a frame, {"k": kind …}; 0: they are too few or something else. */
 static uint64_t peek_kind(const uint8_t *p, size_t n)
 {
     struct cursor c = {p, n, 0};
@@ -155,7 +156,7 @@ static uint64_t peek_kind(const uint8_t *p, size_t n)
     return cursor_next(&c, &t) || t.type != TOK_UINT ? 0 : t.u;
 }
 
-/* Bytes of a blk frame less its payload, 0 where `n` bytes of it are too few to say (or it is broken). */
+/* The bytes of a blk frame without its payload; 0: its first n bytes are too few to determine that, or malformed. */
 static size_t blk_head(const uint8_t *p, size_t n)
 {
     size_t head = p[0] == 0xde ? 3 : p[0] == 0xdf ? 5 : 1;
@@ -177,8 +178,8 @@ static uint32_t length_of(const uint8_t *p)
 }
 
 /*
- * What of the frame is in the buffer: *head is the bytes to decode once they are there (0: more are needed), *kind what
- * it seems to be. A blk that does not parse gets its whole length, for the decoder to say what is wrong.
+ * Examines the buffered part of a frame. *kind: its presumed kind. *head: the number of bytes to decode (0: read more
+ * first). For a malformed blk it is the whole length, so that the decoder reports the error.
  */
 static void survey(const struct wire_reader *r, uint64_t *kind, size_t *head)
 {
@@ -198,11 +199,11 @@ static int check_length(struct err *e, const struct wire_reader *r, uint64_t kin
     uint32_t max = kind == WIRE_BLK || have < 16 ? WIRE_FRAME_BYTES_MAX : WIRE_HEAD_BYTES_MAX;
     if (length <= max && length >= 4)
         return 0;
-    return err_set(e, ERR_PROTO, "%s: the frame at byte %llu says it has %u bytes, allowed are 4 to %u", r->name,
+    return err_set(e, ERR_PROTO, "%s: the frame at byte %llu has a length of %u bytes, allowed are 4 to %u", r->name,
                    (unsigned long long)r->offset, length, max);
 }
 
-/* Reads until the head of a frame is buffered. *n: its bytes behind the prefix; 0 at an end of file between frames. */
+/* Reads until the head of a frame is buffered. *n: its bytes without the prefix; 0: end of file between frames. */
 static int await_head(struct err *e, struct wire_reader *r, size_t *n)
 {
     size_t tried = 0;
@@ -221,7 +222,7 @@ static int await_head(struct err *e, struct wire_reader *r, size_t *n)
             int rc = check_length(e, r, kind, got - WIRE_PREFIX_BYTES);
             if (rc || *n)
                 return rc;
-            tried = got; /* a survey again only once the bytes have doubled, so that it stays linear */
+            tried = got; /* surveys again only after the bytes have doubled, so that the total time is linear */
         }
         if (r->eof)
             return got ? truncated(e, r, got) : 0;
@@ -231,7 +232,7 @@ static int await_head(struct err *e, struct wire_reader *r, size_t *n)
     }
 }
 
-/* Drops an unread payload. Its frame is no longer borrowed by anybody, so the buffer serves as the bin. */
+/* Skips an unread payload. Its frame is no longer borrowed, so the payload may overwrite the buffer. */
 static int skip_data(struct err *e, struct wire_reader *r)
 {
     while (r->data_left) {
@@ -254,11 +255,11 @@ static int check_place(struct err *e, struct wire_reader *r)
 {
     const struct wire_frame *f = &r->frame;
     if ((f->kind == WIRE_HELLO) != (r->place != IN_STREAM)) {
-        const char *why = r->place == IN_STREAM      ? "inside a stream; the one before it has no bye"
-                          : r->place == BEFORE_HELLO ? "where a stream should begin with hello"
-                                                     : "after bye, where only another hello may come";
+        const char *reason = r->place == IN_STREAM      ? "inside a stream; the stream before it has no bye"
+                             : r->place == BEFORE_HELLO ? "where a stream should begin with hello"
+                                                        : "after bye, where only another hello may come";
         return err_set(e, ERR_PROTO, "%s: %s at byte %llu %s", r->name, wire_kind_name(f->kind),
-                       (unsigned long long)r->frame_at, why);
+                       (unsigned long long)r->frame_at, reason);
     }
     if (f->kind == WIRE_HELLO) {
         r->seen_hello = true;
@@ -279,7 +280,8 @@ static int check_payload(struct err *e, struct wire_reader *r, size_t head)
     uint64_t data = r->frame.kind == WIRE_BLK ? r->frame.blk.n_data : 0;
     if (data == rest)
         return 0;
-    return err_set(e, ERR_PROTO, "%s: frame at byte %llu: its length leaves %llu bytes to the payload, which says %llu",
+    return err_set(e, ERR_PROTO,
+                   "%s: frame at byte %llu: its length leaves %llu bytes for the payload, whose own length is %llu",
                    r->name, (unsigned long long)r->frame_at, (unsigned long long)rest, (unsigned long long)data);
 }
 
@@ -339,10 +341,11 @@ bool wire_reader_ready(const struct wire_reader *r)
 
 /* ---- payloads ---- */
 
-/* Fills dst from the descriptor, then the free end of the buffer. The head before it must stay where it is. */
+/* Reads from the descriptor into dst, then into the free end of the buffer. The borrowed head of the frame must not
+ * move. */
 static int read_direct(struct err *e, struct wire_reader *r, uint8_t *dst)
 {
-    r->start = r->end; /* nothing is buffered: bytes before are the borrowed frame's */
+    r->start = r->end; /* nothing is buffered: the bytes before belong to the borrowed frame */
     while (r->data_left) {
         size_t spare = r->size - r->end;
         struct iovec part[2] = {{dst, r->data_left}, {r->buf + r->end, spare < READ_BYTES ? spare : READ_BYTES}};
@@ -365,7 +368,7 @@ static int read_direct(struct err *e, struct wire_reader *r, uint8_t *dst)
 int wire_read_data(struct err *e, struct wire_reader *r, void *dst, uint64_t n)
 {
     if (n != r->data_left)
-        return err_set(e, ERR_PROTO, "%s: frame at byte %llu: a payload of %llu bytes where %llu are awaited", r->name,
+        return err_set(e, ERR_PROTO, "%s: frame at byte %llu: a payload of %llu bytes, expected %llu", r->name,
                        (unsigned long long)r->frame_at, (unsigned long long)r->data_left, (unsigned long long)n);
     size_t had = n < buffered(r) ? (size_t)n : buffered(r);
     if (had) {

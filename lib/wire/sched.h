@@ -1,11 +1,12 @@
 /*
- * The scheduler's frames, included by wire.h: what gateways, workers, stores and tools send to it (submit … tick,
- * capacity, stat), and what it decides (ack … done, and the responses stat and worker). `at_ns` is the scheduler's
- * clock, set by the loop that feeds the machine, so a recording replays in its own time; every other time is a
- * duration, since clocks of hosts differ.
+ * The scheduler's frames, included by wire.h: events that gateways, workers, stores and tools send to it (submit …
+ * tick, capacity, stat), and its decisions (ack … done, and the responses stat and worker). `at_ns` is the scheduler's
+ * clock, set by the loop that drives the state machine, so that a recording replays in its own time. Every other time
+ * is a duration, since clocks of hosts differ.
  *
- * A request is named by gateway and job, an attempt of it by attempt, a piece of work given to a worker by order. Names
- * of workers, gateways and stores are at most 64 bytes; a worker's `inc` tells one life of its process from the next.
+ * Gateway and job identify a request, `attempt` one attempt of it, `order` a work item, which a worker executes. Names
+ * of workers, gateways and stores have at most 64 bytes. `inc` is the incarnation of a worker: it changes with each
+ * restart of its process.
  */
 #ifndef WIRE_SCHED_H
 #define WIRE_SCHED_H
@@ -21,21 +22,21 @@
 #define WIRE_URL_BYTES_MAX 1024
 #define WIRE_STEPS_MAX 14 /* steps of 1 token, of at most 8, 16, 32 … 16384, and of more */
 
-/* ---- in ---- */
+/* ---- events: to the scheduler ---- */
 
-struct wire_submit { /* a gateway has a request */
+struct wire_submit { /* a gateway submits a request */
     uint64_t at_ns;
     struct wire_str gw;
     uint64_t job;
     uint32_t n_prompt, max_tokens;
     struct wire_bytes digests;         /* 32 a full block of the prompt, or none */
-    int32_t priority;                  /* smaller goes first */
+    int32_t priority;                  /* smaller is scheduled first */
     uint64_t deadline_ns;              /* from now; 0: none */
     uint64_t slo_ttft_ns, slo_tpot_ns; /* 0: the policy's */
-    struct wire_str reply;             /* where the tokens go */
-    struct wire_bytes body;            /* for the worker; not looked into: the tok frame */
-    bool again;                        /* the scheduler was restarted: a worker may run it already */
-    uint32_t attempt, n_out;           /* with again: the try that was known, the tokens that came */
+    struct wire_str reply;             /* address of the gateway, to which the worker sends tokens */
+    struct wire_bytes body;            /* the frames hello and tok for the worker; the scheduler does not decode them */
+    bool again;                        /* resync after a reconnect: a worker may be running it already */
+    uint32_t attempt, n_out;           /* with again: the last known attempt, the tokens received */
     const uint32_t *out;               /* those tokens */
     uint32_t n_out_id;
     struct wire_extra extra;
@@ -48,7 +49,7 @@ struct wire_cancel {
     struct wire_extra extra;
 };
 
-struct wire_run { /* what a worker runs while it joins */
+struct wire_run { /* a work item that a worker has when it joins */
     struct wire_str gw;
     uint64_t job, order;
     uint32_t attempt;
@@ -57,43 +58,44 @@ struct wire_run { /* what a worker runs while it joins */
     struct wire_extra extra;
 };
 
-struct wire_join { /* a worker registers, with what it runs */
+struct wire_join { /* a worker registers, with its work items */
     uint64_t at_ns;
     struct wire_str worker;
     uint64_t inc;
-    struct wire_str role;      /* prefill, decode or both: what it likes; it can do either */
-    struct wire_str store;     /* of its host */
-    struct wire_str compat;    /* "model …, vocabulary …, KV type, arithmetic, layout": all workers say the same */
-    uint32_t seqs;             /* sequences at once */
-    uint64_t blocks;           /* slots of its pool */
-    uint32_t max_len;          /* tokens of a sequence */
-    uint32_t chunk;            /* tokens of a step */
-    float pre_a, pre_b, pre_c; /* ns of a prefill: a + b·new + c·((cached + new)² - cached²); 0: to be learned */
+    struct wire_str role;   /* prefill, decode or both: its preference; every worker can do either */
+    struct wire_str store;  /* the kvstore of its host */
+    struct wire_str compat; /* KV identity, "model …, vocabulary …, KV type, arithmetic, layout": equal for all */
+    uint32_t seqs;          /* maximum of concurrent sequences */
+    uint64_t blocks;        /* slots of its pool */
+    uint32_t max_len;       /* maximum of tokens of a sequence */
+    uint32_t chunk;         /* maximum of prompt tokens in a step */
+    float pre_a, pre_b, pre_c; /* ns of a prefill: a + b·new + c·((cached + new)² - cached²); 0: the scheduler learns */
     float dec_a, dec_b, dec_c; /* ns of a decode step: a + b·context + c·batch */
     const struct wire_run *run;
     uint32_t n_run;
     struct wire_extra extra;
 };
 
-struct wire_capacity { /* what a worker can take: after its join, when it changed, and with the statistics of its steps
-                        */
+struct wire_capacity { /* free capacity of a worker and statistics of its steps: after its join, on a change, and every
+                          second */
     uint64_t at_ns;
     struct wire_str worker;
     uint64_t inc;
-    uint64_t orders; /* since the join on this session, that the room below counts: later ones are to be subtracted */
-    uint32_t seqs;   /* sequences it can still take */
-    uint32_t tokens; /* prompt tokens it can still take; a longer prompt counts as this much */
-    uint64_t blocks; /* slots free or evictable */
+    uint64_t orders;           /* work items since the join on this session that the fields below include; the scheduler
+                                  subtracts later ones */
+    uint32_t seqs;             /* further sequences */
+    uint32_t tokens;           /* further prompt tokens; a longer prompt counts as this many */
+    uint64_t blocks;           /* slots free or evictable */
     uint64_t step_ns, context; /* its last decode step: time, tokens of context, sequences */
     uint32_t batch;
-    bool drain;            /* it wants to end: no new work */
-    const uint32_t *steps; /* of this life, counted by their tokens (prompts and answers), modulo 2^32 */
+    bool drain;            /* it is shutting down: no new work */
+    const uint32_t *steps; /* steps since its start by number of tokens (prompts and answers), modulo 2^32 */
     uint32_t n_steps;      /* 0 or WIRE_STEPS_MAX */
     uint64_t step_tokens;  /* the sum of their tokens */
     struct wire_extra extra;
 };
 
-struct wire_report { /* of a worker about an order; of a gateway (worker empty): tokens that came, or ended */
+struct wire_report { /* of a worker about a work item; of a gateway (worker empty): tokens received, or the end */
     uint64_t at_ns;
     struct wire_str worker;
     uint64_t inc;
@@ -101,35 +103,35 @@ struct wire_report { /* of a worker about an order; of a gateway (worker empty):
     uint64_t job, order;
     uint32_t attempt;
     struct wire_str what;    /* progress, prefilled, tokens, ended, failed, preempted or cancelled */
-    uint32_t n_done, cached; /* prompt tokens in KV, and those of them that were found */
-    uint32_t n_out;          /* tokens of the answer so far, from its first */
-    const uint32_t *out;     /* its newest, up to n_out */
+    uint32_t n_done, cached; /* prompt tokens in KV, and those of them that were cached */
+    uint32_t n_out;          /* tokens of the answer so far */
+    const uint32_t *out;     /* the last n_out_id of them */
     uint32_t n_out_id;
-    uint64_t busy_ns; /* of prefilled: time it computed */
+    uint64_t busy_ns; /* of prefilled: computing time */
     struct wire_bytes handle;
     struct wire_str store;
     enum wire_reason reason; /* of ended */
-    uint32_t code;           /* of failed; ERR_NO: the request's own fault, not tried again */
+    uint32_t code;           /* of failed; ERR_NO: caused by the request, so it is not retried */
     struct wire_str text;
     struct wire_extra extra;
 };
 
-struct wire_gone { /* a socket closed: one of the three */
+struct wire_gone { /* the session of a worker, gateway or store ended; one of the three is set */
     uint64_t at_ns;
     struct wire_str worker, gw, store;
-    uint64_t inc; /* 0: whatever life */
+    uint64_t inc; /* 0: any incarnation */
     struct wire_extra extra;
 };
 
 struct wire_blocks { /* a store's events */
     uint64_t at_ns;
     struct wire_str store;
-    bool reset;                        /* it holds nothing but what follows */
+    bool reset;                        /* its cache was reset: only `stored` of this and later events remain */
     struct wire_bytes stored, evicted; /* digests of 32 */
     struct wire_extra extra;
 };
 
-struct wire_knob {
+struct wire_knob { /* changes a setting */
     uint64_t at_ns;
     struct wire_str name;
     struct wire_str worker; /* of drain, undrain and role */
@@ -142,28 +144,28 @@ struct wire_tick {
     struct wire_extra extra;
 };
 
-/* ---- out ---- */
+/* ---- decisions: from the scheduler ---- */
 
-struct wire_ack { /* to a gateway: taken, and waits */
+struct wire_ack { /* to a gateway: the request is queued */
     uint64_t at_ns;
     struct wire_str to;
     uint64_t job;
     uint32_t attempt, n_before;
-    uint64_t eta_ns; /* estimate of the first token, from now; 0: none yet */
+    uint64_t eta_ns; /* estimated time until the first token; 0: unknown */
     struct wire_extra extra;
 };
 
-struct wire_refuse { /* to a gateway; to a worker (job 0) that does not belong here */
+struct wire_refuse { /* to a gateway; to a worker that the scheduler does not accept (job 0) */
     uint64_t at_ns;
     struct wire_str to;
     uint64_t job;
-    bool never;        /* it fits nowhere; otherwise not now */
+    bool never;        /* no worker can ever run it; otherwise retry later */
     uint64_t retry_ns; /* Retry-After */
     struct wire_str text;
     struct wire_extra extra;
 };
 
-struct wire_order { /* to a worker */
+struct wire_order { /* to a worker: a work item */
     uint64_t at_ns;
     struct wire_str to;
     uint64_t order;
@@ -172,14 +174,14 @@ struct wire_order { /* to a worker */
     uint32_t attempt;
     struct wire_str phase; /* prefill, decode, or whole: prefill in chunks, then decode */
     uint32_t n_prompt, max_tokens;
-    uint32_t cached;   /* prompt tokens that its store should have */
-    uint32_t chunk;    /* whole: prompt tokens a step */
-    uint64_t lease_ns; /* a worker whose session has been broken for this long drops it */
+    uint32_t cached;   /* prompt tokens that its store is expected to have */
+    uint32_t chunk;    /* of whole: prompt tokens in a step */
+    uint64_t lease_ns; /* a worker whose session has been down for this long cancels the item */
     int32_t priority;
     struct wire_str from; /* of decode: the store that has the KV */
     struct wire_bytes handle;
     struct wire_str reply;
-    uint32_t n_out; /* tokens of the answer that were delivered: it goes on behind them */
+    uint32_t n_out; /* tokens of the answer that were delivered: the worker continues after them */
     const uint32_t *out;
     uint32_t n_out_id;
     struct wire_bytes body;
@@ -197,7 +199,7 @@ struct wire_control { /* to a worker */
     struct wire_extra extra;
 };
 
-struct wire_done { /* to a gateway: nothing more comes */
+struct wire_done { /* to a gateway: the request has ended */
     uint64_t at_ns;
     struct wire_str to;
     uint64_t job;
@@ -208,32 +210,32 @@ struct wire_done { /* to a gateway: nothing more comes */
     struct wire_extra extra;
 };
 
-struct wire_stat { /* asked, and answered */
+struct wire_stat { /* the request (empty), and the response */
     uint64_t at_ns;
     struct wire_str to;
     uint64_t submitted, running, waiting;
     uint64_t stop, length, cancelled, expired, error, refused; /* ended by reason */
     uint64_t retried, preempted, stale, placed;
     uint32_t workers, gateways, stores, tombs;
-    /* of the last thousand or so, as far as gateways and workers have told; 0: none yet */
+    /* of about the last thousand that gateways and workers have reported; 0: none yet */
     uint64_t ttft_p50_ns, ttft_p99_ns; /* from submit to the gateway's first report of tokens */
     uint64_t itl_p50_ns, itl_p99_ns;   /* of decode steps */
     struct wire_str policy;
     struct wire_extra extra;
 };
 
-struct wire_worker { /* after a stat that was answered, one a worker that has joined and whose session is up */
+struct wire_worker { /* follows the response stat, once for each worker that has joined and whose session is up */
     uint64_t at_ns;
     struct wire_str name, role, store;
     bool draining;
-    uint32_t seqs, seqs_all, tokens; /* that it can take; at once; prompt tokens that it can take */
-    uint64_t blocks, blocks_all;     /* slots free; of its pool */
+    uint32_t seqs, seqs_all, tokens; /* free sequences; their maximum; free prompt tokens */
+    uint64_t blocks, blocks_all;     /* free slots; all slots of its pool */
     uint32_t n_prefill, n_decode, n_whole;
     uint64_t context, step_ns; /* of its last decode step */
     uint32_t batch;
     uint64_t inc;
-    struct wire_str compat; /* as it joined */
-    const uint32_t *steps;  /* of its newest capacity */
+    struct wire_str compat; /* of its join */
+    const uint32_t *steps;  /* of its last capacity */
     uint32_t n_steps;
     uint64_t step_tokens;
     struct wire_extra extra;

@@ -64,7 +64,8 @@ static const struct wire_field hello_fields[] = {
     SECTION(wire_hello, "kv", has_kv, &kv_section_rec),
 };
 
-/* Those of sampling lie beside the others, so that a sampling field of a later version travels as an unknown field. */
+/* Sampling fields are in the same map as the others, so that a sampling field of a later version is forwarded as an
+ * unknown field. */
 static const struct wire_field req_fields[] = {
     U64(wire_req, "seq", seq, REQ),
     U32(wire_req, "index", index, REQ),
@@ -300,7 +301,7 @@ int wire_check_uint(struct err *e, const char *kind, const struct wire_field *f,
     if (v >= (uint64_t)f->lo && v <= f->hi)
         return 0;
     if (f->lo == WIRE_VERSION && f->hi == WIRE_VERSION && !strcmp(f->name, "version"))
-        return wire_bad(e, kind, f, at, "the stream is of wire version %llu, this program of %d", (unsigned long long)v,
+        return wire_bad(e, kind, f, at, "the stream has wire version %llu, this program has %d", (unsigned long long)v,
                         WIRE_VERSION);
     return wire_bad(e, kind, f, at, "%llu is outside %lld to %llu", (unsigned long long)v, (long long)f->lo,
                     (unsigned long long)f->hi);
@@ -337,16 +338,16 @@ int wire_check_name(struct err *e, const char *kind, const struct wire_field *f,
     int rc = wire_check_count(e, kind, f, at, s.n);
     if (rc || wire_is_name(s.p, s.n))
         return rc;
-    return wire_bad(e, kind, f, at, "a name is of printable ASCII only");
+    return wire_bad(e, kind, f, at, "a name may contain printable ASCII only");
 }
 
-/* Their rows are walked without a further check. */
+/* The sampler iterates over these sequences without a check of its own. */
 static int check_bad(struct err *e, const char *kind, const struct wire_sampling *s)
 {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < s->n_bad; i++) {
         if (!s->bad_lens[i])
-            return err_set(e, ERR_PROTO, "%s frame: field bad_lens: 0 at place %u, a row has at least 1 id", kind, i);
+            return err_set(e, ERR_PROTO, "%s frame: field bad_lens: 0 at index %u, the minimum is 1", kind, i);
         sum += s->bad_lens[i];
     }
     if (sum != s->n_bad_id)
@@ -370,7 +371,7 @@ int wire_check_frame(struct err *e, const struct wire_frame *f)
                            f->prompt.n);
     } else if (f->kind == WIRE_OUT) {
         if (f->out.n_lp && f->out.n_lp != f->out.n_id)
-            return err_set(e, ERR_PROTO, "%s frame: field lp: %u elements, must be 0 or %u, one an id", kind,
+            return err_set(e, ERR_PROTO, "%s frame: field lp: %u elements, must be 0 or %u, one for each id", kind,
                            f->out.n_lp, f->out.n_id);
     }
     return 0;

@@ -1,6 +1,6 @@
 /*
- * Private to lib/wire: the table of kinds and fields. Encoding, decoding, copying, JSON and the schema text all walk
- * it.
+ * Private to lib/wire: the table of kinds and fields, which drives encoding, decoding, copying, JSON and the text of
+ * the schema.
  */
 #ifndef WIRE_SCHEMA_H
 #define WIRE_SCHEMA_H
@@ -20,25 +20,25 @@ enum wire_type {
     TY_IDS,  /* array of uint32 */
     TY_STRS, /* array of str */
     TY_REASON,
-    TY_SECTION, /* a nested map whose fields lie in the same struct */
+    TY_SECTION, /* a nested map whose fields are in the same struct */
     TY_TUPLE,   /* one fixed array */
     TY_TUPLES,  /* array of fixed arrays */
     TY_MAPS,    /* array of maps */
-    TY_DATA,    /* bin whose bytes are not in the buffer; always last */
+    TY_DATA,    /* the payload of blk: a bin whose bytes are not in the buffer; always last */
 };
 
-#define FIELD_ALONE UINT16_MAX /* n_off of a field without count or flag */
+#define FIELD_ALONE UINT16_MAX /* offset that means: none */
 
 struct wire_field {
     const char *name;
     enum wire_type type;
     bool required;
     uint16_t off;   /* of the value, or of the pointer to an array, in its struct */
-    uint16_t n_off; /* of the uint32 count of an array, or of the bool that says whether a value is there */
-    int64_t lo;     /* integers: the range; str, bin and arrays: the length, its upper bound in hi */
+    uint16_t n_off; /* of the uint32 count of an array, or of the bool that is true if a value is present */
+    int64_t lo;     /* integers: lo … hi is the range; str, bin and arrays: lo … hi is the range of the length */
     uint64_t hi;
     double flo, fhi; /* floats: the range */
-    double def;      /* what an absent field means; 0 unless said */
+    double def;      /* the value of an absent field */
     const struct wire_rec *rec;
 };
 
@@ -62,7 +62,8 @@ extern const struct wire_rec wire_kv_kind_rec, wire_kv_block_rec;
 enum wire_kind wire_kind_of(const char *name, size_t n); /* 0: none */
 enum wire_reason wire_reason_of(const char *name, size_t n);
 
-/* The field called key, searched from *hint on, which is set behind it: fields come in order as a rule. */
+/* The field called key; the search begins at *hint, which is then set to the next field, because fields usually arrive
+ * in the order of the table. NULL: no such field. */
 const struct wire_field *wire_field_of(const struct wire_rec *rec, const char *key, size_t n, uint32_t *hint);
 
 bool wire_is_name(const char *p, size_t n);
@@ -70,7 +71,7 @@ bool wire_is_name(const char *p, size_t n);
 /* Sets the fields of a zeroed struct whose default is not 0. */
 void wire_set_defaults(const struct wire_rec *rec, void *base);
 
-/* Range checks shared by both directions. `at` is the offset, or -1 where there is none. */
+/* Range checks of encoder and decoder. at: the offset for the error text; -1: none. wire_bad returns ERR_PROTO. */
 int wire_bad(struct err *e, const char *kind, const struct wire_field *f, int64_t at, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 int wire_check_uint(struct err *e, const char *kind, const struct wire_field *f, int64_t at, uint64_t v);
@@ -78,13 +79,13 @@ int wire_check_int(struct err *e, const char *kind, const struct wire_field *f, 
 int wire_check_float(struct err *e, const char *kind, const struct wire_field *f, int64_t at, double v);
 int wire_check_count(struct err *e, const char *kind, const struct wire_field *f, int64_t at, uint64_t n);
 int wire_check_name(struct err *e, const char *kind, const struct wire_field *f, int64_t at, struct wire_str s);
-/* What several fields of a frame must fulfil together. */
+/* Conditions that involve several fields of a frame. */
 int wire_check_frame(struct err *e, const struct wire_frame *f);
 
-/* The struct of a frame that the fields' offsets count from. */
+/* The struct from which the offsets of a frame's fields count. */
 static inline void *wire_frame_base(struct wire_frame *f)
 {
-    return &f->hello; /* every member of the union starts there */
+    return &f->hello; /* all members of the union have this address */
 }
 
 void *wire_arena_alloc(struct err *e, struct wire_arena *a, size_t n_bytes, const char *what);

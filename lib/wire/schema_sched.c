@@ -300,5 +300,5 @@ static const struct wire_rec kinds[WIRE_SERVICE_LAST - WIRE_SERVICE_FIRST + 1] =
 const struct wire_rec *wire_service_rec(uint64_t kind)
 {
     const struct wire_rec *r = &kinds[kind - WIRE_SERVICE_FIRST];
-    return r->name ? r : NULL; /* a number that is not used */
+    return r->name ? r : NULL; /* NULL: an unused number */
 }

@@ -1,4 +1,4 @@
-/* The rows of wire/store.h. */
+/* The kinds between kvstore and its clients: wire/store.h. */
 #include "wire/fields.h"
 
 static const struct wire_field block_fields[] = {
@@ -143,5 +143,5 @@ static const struct wire_rec kinds[] = {
 const struct wire_rec *wire_store_rec(uint64_t kind)
 {
     const struct wire_rec *r = &kinds[kind - WIRE_STORE_FIRST];
-    return r->name ? r : NULL; /* a number that is not used */
+    return r->name ? r : NULL; /* NULL: an unused number */
 }

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXACT ((int64_t)1 << 53) /* integers up to here are exact in every JSON tool */
+#define EXACT ((int64_t)1 << 53) /* every JSON tool represents integers up to this exactly */
 
 json_t *base64_json(const uint8_t *p, size_t n)
 {
@@ -125,7 +125,7 @@ static json_t *plain_map(struct cursor *c, uint64_t n, unsigned depth)
     return j;
 }
 
-/* NULL where there is no plain form. */
+/* NULL: the value has no plain form. */
 static json_t *plain(struct cursor *c, unsigned depth)
 {
     struct tok t;
@@ -157,7 +157,7 @@ static json_t *plain(struct cursor *c, unsigned depth)
     }
 }
 
-/* The plain form is kept only where it leads back to the same bytes. */
+/* Uses the plain form only if it converts back to the same bytes. */
 json_t *value_to_json(const uint8_t *p, size_t n)
 {
     struct cursor c = {p, n, 0};

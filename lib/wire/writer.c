@@ -1,4 +1,4 @@
-/* Frames to a descriptor: prefix, head and payload of one frame leave by one writev where the pipe has room. */
+/* Writes frames to a descriptor: prefix, head and payload of a frame by one writev if the pipe has room. */
 #include "wire/encode.h"
 #include "wire/fdio.h"
 
@@ -17,14 +17,14 @@
 struct wire_writer {
     int fd;
     char *name;
-    pthread_mutex_t lock; /* over all below: a frame is written whole */
+    pthread_mutex_t lock; /* protects the fields below; held while a whole frame is written */
     msgpack_sbuffer buf;
-    size_t held; /* bytes at the front of buf that wire_write_later left */
+    size_t held; /* bytes at the front of buf that wire_write_later has buffered */
     uint64_t n_bytes;
     struct err failed;
 };
 
-/* Room for some blocks in a pipe lets the stages overlap. Other descriptors, or a limit on pipes, refuse: as good. */
+/* A pipe with room for some blocks lets the stages overlap. Failure (not a pipe, or a limit) is harmless. */
 static void widen_pipe(int fd)
 {
     int n = fcntl(fd, F_GETPIPE_SZ);
@@ -73,8 +73,8 @@ static int write_failed(struct wire_writer *w)
 static int write_all(struct wire_writer *w, const struct iovec *iov, int n_iov)
 {
     struct iovec head = {w->buf.data, w->buf.size};
-    int i = -1;      /* piece under way, -1 being the head */
-    size_t done = 0; /* bytes of it */
+    int i = -1;      /* current piece; -1: the head */
+    size_t done = 0; /* its bytes that are written */
     while (i < n_iov) {
         struct iovec part[IOV_N];
         int n = 0;
@@ -105,7 +105,7 @@ static void put_length(struct wire_writer *w, size_t at, uint64_t n)
         w->buf.data[at + 1 + (size_t)i] = (char)(n >> (24 - 8 * i));
 }
 
-/* Leaves the buffer with what is held and the prefix, its length still to be put. */
+/* Leaves the held bytes and a length prefix in the buffer; put_length must fill in the length. */
 static int begin(struct err *e, struct wire_writer *w)
 {
     static const char room[WIRE_PREFIX_BYTES] = {(char)0xce};
@@ -141,7 +141,7 @@ static int flush(struct wire_writer *w)
     return write_all(w, &none, 0);
 }
 
-/* f: to be encoded; NULL: the one piece of iov is a frame encoded already. */
+/* f: the frame to encode; NULL: the only piece of iov is an encoded frame. */
 static int write_frame(struct err *e, struct wire_writer *w, const struct wire_frame *f, const struct iovec *iov,
                        int n_iov, uint64_t n_data)
 {

@@ -1,6 +1,6 @@
 /*
- * Bytes as a stream through a reader, and as one frame through wire_decode. What decodes must encode, and decode and
- * encode again to the same bytes; as JSON and back too.
+ * Reads the input as a stream, and decodes it as one frame. A frame that decodes must encode, and then decode and
+ * encode again to the same bytes; the same by JSON.
  */
 #include <stdlib.h>
 #include <string.h>

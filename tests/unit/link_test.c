@@ -1,4 +1,4 @@
-/* The server's loop with sockets that behave badly, and a store's client against hand-made answers. */
+/* The socket server with misbehaving clients; readiness messages of proc/notify.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +29,7 @@ struct seen {
     struct link_server *s;
     int n_frame, n_bad, n_closed, last_kind, fd;
     char bad[480];
-    int answers; /* to each frame, of 1 MiB */
+    int answers; /* number of responses of 1 MiB to each frame */
     struct link_conn *conn;
 };
 
@@ -112,7 +112,7 @@ static void turn(struct seen *v)
 /* kv_renew with tag 5, by hand from the msgpack specification. */
 static const uint8_t renew[] = {0xce, 0, 0, 0, 9, 0x82, 0xa1, 'k', 43, 0xa3, 't', 'a', 'g', 5};
 
-static void frames_come_in_pieces(void **state)
+static void frames_are_assembled_from_pieces(void **state)
 {
     struct seen *v = *state;
     uint8_t got[sizeof renew + 1];
@@ -140,19 +140,19 @@ static void frames_come_in_pieces(void **state)
     assert_int_equal(v->n_closed, 2);
 }
 
-static void what_is_no_frame_ends_its_connection(void **state)
+static void bytes_that_are_not_a_frame_end_the_connection(void **state)
 {
     struct seen *v = *state;
     static const struct {
         uint8_t bytes[16];
         size_t n;
-        const char *why;
+        const char *reason;
     } bad[] = {
         {"GET / HTTP", 10, "not a frame (byte 0x47)"},
         {{0xce, 0xff, 0xff, 0xff, 0xff}, 5, "4294967295 bytes, the limit is"},
         {{0xce, 0, 0, 0, 1, 0xc1}, 6, "0xc1"},
         {{0xce, 0, 0, 0, 4, 0x81, 0xa1, 'k', 43}, 9, "field tag: it is missing"},
-        {{0xce, 0, 0, 0, 4, 0x81, 0xa1, 'k', 99}, 9, "no kind"},
+        {{0xce, 0, 0, 0, 4, 0x81, 0xa1, 'k', 99}, 9, "99 is not a kind"},
         {{0xce, 0, 0, 0, 0}, 5, "the bytes end"},
     };
     int good = dial();
@@ -161,8 +161,8 @@ static void what_is_no_frame_ends_its_connection(void **state)
         int s = dial();
         assert_int_equal(write(s, bad[i].bytes, bad[i].n), bad[i].n);
         turn(v);
-        if (!strstr(v->bad, bad[i].why))
-            fail_msg("\"%s\" does not say \"%s\"", v->bad, bad[i].why);
+        if (!strstr(v->bad, bad[i].reason))
+            fail_msg("\"%s\" does not contain \"%s\"", v->bad, bad[i].reason);
         assert_true(read(s, got, sizeof got) > 10); /* kv_no */
         assert_int_equal(read(s, got, sizeof got), 0);
         close(s);
@@ -174,8 +174,8 @@ static void what_is_no_frame_ends_its_connection(void **state)
     close(good);
 }
 
-/* One that does not read keeps nobody waiting, and in the end is cut off. */
-static void a_slow_reader_slows_itself(void **state)
+/* Above the limit of its queue it is disconnected. */
+static void a_slow_reader_delays_only_itself(void **state)
 {
     struct seen *v = *state;
     uint8_t got[64];
@@ -185,7 +185,7 @@ static void a_slow_reader_slows_itself(void **state)
         assert_int_equal(write(slow, renew, sizeof renew), sizeof renew);
         turn(v);
     }
-    assert_true(v->n_frame < 20); /* not read from while so much waits */
+    assert_true(v->n_frame < 20); /* back pressure: the server stops reading from it */
     int n = v->n_frame;
     v->answers = 0;
     assert_int_equal(write(quick, renew, sizeof renew), sizeof renew);
@@ -195,7 +195,7 @@ static void a_slow_reader_slows_itself(void **state)
     v->answers = 100;
     assert_int_equal(write(quick, renew, sizeof renew), sizeof renew);
     turn(v);
-    assert_int_equal(v->n_closed, 1); /* over the limit of the queue */
+    assert_int_equal(v->n_closed, 1); /* above the limit of its queue */
     close(slow);
     close(quick);
 }
@@ -224,7 +224,7 @@ static int open_fds(void)
     return n;
 }
 
-static void descriptors_pass_and_none_is_left(void **state)
+static void descriptors_are_passed_without_leaks(void **state)
 {
     struct seen *v = *state;
     int file = memfd_create("x", 0), sock = dial(), many[8];
@@ -235,7 +235,7 @@ static void descriptors_pass_and_none_is_left(void **state)
     turn(v);
     assert_true(v->fd >= 0 && !fstat(v->fd, &a) && !fstat(file, &b) && a.st_ino == b.st_ino);
     assert_true(fcntl(v->fd, F_GETFD) & FD_CLOEXEC);
-    assert_int_equal(open_fds(), before + 1); /* the copy that went back is in nobody's hands yet */
+    assert_int_equal(open_fds(), before + 1); /* the copy that was sent back is still in the socket */
     close(v->fd);
     v->fd = -1;
     for (int i = 0; i < 8; i++)
@@ -248,8 +248,8 @@ static void descriptors_pass_and_none_is_left(void **state)
     close(file);
 }
 
-/* One descriptor waits at a time, and comes with the first byte of its own frame. */
-static void a_descriptor_goes_with_its_frame(void **state)
+/* A descriptor arrives with the first byte of its frame; a second one in the queue closes the connection. */
+static void a_descriptor_is_sent_with_its_frame(void **state)
 {
     struct seen *v = *state;
     const struct wire_frame f = {.kind = WIRE_KV_RENEW, .kv_handle = {.tag = 5}};
@@ -277,7 +277,7 @@ static void a_descriptor_goes_with_its_frame(void **state)
     close(file);
 }
 
-static void a_socket_in_use_is_not_taken(void **state)
+static void a_socket_in_use_is_not_replaced(void **state)
 {
     struct seen *v = *state;
     struct err e = {0};
@@ -292,7 +292,7 @@ static void a_socket_in_use_is_not_taken(void **state)
     assert_int_equal(link_server_new(&e, &s, &stale, v->loop, longer, &ops, v), ERR_USAGE);
 }
 
-static void the_manager_is_told(void **state)
+static void the_service_manager_is_notified(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -319,7 +319,7 @@ static void the_manager_is_told(void **state)
     assert_int_equal(proc_kept_fd("arena"), -1);
 }
 
-/* The readiness message is one piece, and its descriptor is closed after it. */
+/* It is written by one call, and its descriptor is closed afterwards. */
 static void readiness_is_one_message(void **state)
 {
     (void)state;
@@ -356,13 +356,13 @@ int main(void)
 {
     signal(SIGPIPE, SIG_IGN);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(frames_come_in_pieces, setup, teardown),
-        cmocka_unit_test_setup_teardown(what_is_no_frame_ends_its_connection, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_slow_reader_slows_itself, setup, teardown),
-        cmocka_unit_test_setup_teardown(descriptors_pass_and_none_is_left, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_descriptor_goes_with_its_frame, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_socket_in_use_is_not_taken, setup, teardown),
-        cmocka_unit_test(the_manager_is_told),
+        cmocka_unit_test_setup_teardown(frames_are_assembled_from_pieces, setup, teardown),
+        cmocka_unit_test_setup_teardown(bytes_that_are_not_a_frame_end_the_connection, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_slow_reader_delays_only_itself, setup, teardown),
+        cmocka_unit_test_setup_teardown(descriptors_are_passed_without_leaks, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_descriptor_is_sent_with_its_frame, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_socket_in_use_is_not_replaced, setup, teardown),
+        cmocka_unit_test(the_service_manager_is_notified),
         cmocka_unit_test(readiness_is_one_message),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /*
- * Frames as another implementation packs them: msgpack for Python 1.x, packb(use_bin_type=True, use_single_float=True)
- * of dicts in the order of docs/protocol.md; session_hello and prompt by hand from the msgpack specification. The
- * structs beside them hold the same in C.
+ * Frames as another implementation encodes them: msgpack for Python 1.x, packb(use_bin_type=True,
+ * use_single_float=True) of dicts in the order of docs/protocol.md; session_hello and prompt by hand from the msgpack
+ * specification. The structs have the same content in C.
  */
 #ifndef WIRE_GOLDEN_H
 #define WIRE_GOLDEN_H

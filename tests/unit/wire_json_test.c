@@ -13,7 +13,7 @@
 #include "unit/asserts.h"
 #include "unit/wire_golden.h"
 
-/* Frame to JSON to frame must give these bytes again. *line: the JSON, malloc'd. */
+/* Frame to JSON to frame must return the same bytes. *line: the JSON, malloc'd. */
 static void round_trip(char **line, const uint8_t *b, size_t n, const uint8_t *data)
 {
     struct err e = {0};
@@ -37,7 +37,7 @@ static void round_trip(char **line, const uint8_t *b, size_t n, const uint8_t *d
     wire_arena_free(a);
 }
 
-static void every_kind_goes_there_and_back(void **state)
+static void every_kind_round_trips(void **state)
 {
     (void)state;
     struct golden g[GOLDEN_N];
@@ -57,7 +57,7 @@ static void every_kind_goes_there_and_back(void **state)
     }
 }
 
-static void is_written_as_documented(void **state)
+static void the_json_form_is_as_documented(void **state)
 {
     (void)state;
     size_t n;
@@ -69,7 +69,7 @@ static void is_written_as_documented(void **state)
     assert_in(line, "\"salt\":\"00ff\"");
     assert_in(line, "\"stop\":[\"\\n\\n\",\"END\"]");
     assert_in(line, "\"bias\":[[7,-100.0],[70000,1.5]]");
-    assert_in(line, "\"x_new\":{\"msgpack\":"); /* it holds a float32 */
+    assert_in(line, "\"x_new\":{\"msgpack\":"); /* it contains a float32 */
     free(line);
     free(b);
     b = golden_bytes(gold_kv, &n);
@@ -90,7 +90,7 @@ static void is_written_as_documented(void **state)
 }
 
 /* The payload is aa bb cc dd: base64 by coreutils, the sum by xxhash for Python. */
-static void a_payload_is_summed_or_shown(void **state)
+static void a_payload_is_written_whole_or_as_its_sum(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -117,8 +117,8 @@ static void a_payload_is_summed_or_shown(void **state)
     wire_arena_free(a);
 }
 
-/* An out frame with the text or the extra field given in msgpack (by the specification), there and back. */
-static void odd_values_survive(void **state)
+/* An out frame with a text or an extra field that is given in msgpack, by the specification. */
+static void unusual_values_round_trip(void **state)
 {
     (void)state;
     static const struct {
@@ -156,8 +156,8 @@ static void odd_values_survive(void **state)
     }
 }
 
-/* Every float32 near these must come back; so a sample of bit patterns over the whole range. */
-static void floats_come_back_to_the_bit(void **state)
+/* A sample of bit patterns over the whole range. */
+static void floats_round_trip_bit_for_bit(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -177,11 +177,11 @@ static void floats_come_back_to_the_bit(void **state)
     wire_arena_free(a);
 }
 
-static void refuses_by_name(void **state)
+static void malformed_lines_are_refused_with_the_field(void **state)
 {
     (void)state;
     static const struct {
-        const char *line, *why;
+        const char *line, *reason;
     } bad[] = {
         {"", "column"},
         {"nonsense", "column"},
@@ -218,8 +218,8 @@ static void refuses_by_name(void **state)
         uint8_t *data;
         int rc = wire_from_json(&e, &f, a, &data, bad[i].line, strlen(bad[i].line));
         if (rc != ERR_PROTO)
-            fail_msg("%s is taken (%d)", bad[i].line, rc);
-        assert_in(e.text, bad[i].why);
+            fail_msg("%s is accepted (%d)", bad[i].line, rc);
+        assert_in(e.text, bad[i].reason);
     }
     wire_arena_free(a);
 }
@@ -227,9 +227,12 @@ static void refuses_by_name(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_kind_goes_there_and_back), cmocka_unit_test(is_written_as_documented),
-        cmocka_unit_test(a_payload_is_summed_or_shown),   cmocka_unit_test(odd_values_survive),
-        cmocka_unit_test(floats_come_back_to_the_bit),    cmocka_unit_test(refuses_by_name),
+        cmocka_unit_test(every_kind_round_trips),
+        cmocka_unit_test(the_json_form_is_as_documented),
+        cmocka_unit_test(a_payload_is_written_whole_or_as_its_sum),
+        cmocka_unit_test(unusual_values_round_trip),
+        cmocka_unit_test(floats_round_trip_bit_for_bit),
+        cmocka_unit_test(malformed_lines_are_refused_with_the_field),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,7 +18,7 @@
 #include "unit/asserts.h"
 #include "unit/wire_golden.h"
 
-/* A reader of bytes that lie in a file, and end. */
+/* A reader of a file with these bytes. */
 static struct wire_reader *reader_of(const void *p, size_t n, int *fd)
 {
     struct err e = {0};
@@ -43,7 +43,7 @@ static size_t put_golden(uint8_t *out, const char *hex)
     return n + 5;
 }
 
-/* hello, tok, blk, kv, bye; *starts: where each begins, and the end. */
+/* hello, tok, blk, kv, bye; starts: the offset of each, and of the end. */
 static size_t stream_bytes(uint8_t *out, size_t starts[6])
 {
     static const char *const hex[] = {gold_hello, gold_tok, gold_blk, gold_kv, gold_bye};
@@ -56,13 +56,13 @@ static size_t stream_bytes(uint8_t *out, size_t starts[6])
     return n;
 }
 
-static void reads_a_stream_and_skips_a_payload(void **state)
+static void a_stream_is_read_and_unread_payloads_are_skipped(void **state)
 {
     (void)state;
     struct err e = {0};
     uint8_t b[4096], data[4];
     size_t starts[6], n = stream_bytes(b, starts);
-    memcpy(b + n, b, n); /* cat a a */
+    memcpy(b + n, b, n); /* as cat a a */
     static const enum wire_kind kinds[] = {WIRE_HELLO, WIRE_TOK, WIRE_BLK, WIRE_KV, WIRE_BYE};
     int fd;
     struct wire_reader *r = reader_of(b, 2 * n, &fd);
@@ -77,7 +77,7 @@ static void reads_a_stream_and_skips_a_payload(void **state)
             OK(wire_read_data(&e, r, data, 4));
             assert_memory_equal(data, "\xaa\xbb\xcc\xdd", 4);
         }
-        assert_true(wire_reader_ready(r) || i == 9); /* the other payload stays unread */
+        assert_true(wire_reader_ready(r) || i == 9); /* the second payload is not read */
     }
     OK(wire_read(&e, r, &f));
     assert_null(f);
@@ -100,7 +100,7 @@ static int read_to_end(struct err *e, const void *p, size_t n)
     return rc;
 }
 
-static void every_cut_of_a_stream_says_where(void **state)
+static void every_cut_of_a_stream_reports_its_offset(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -123,7 +123,7 @@ static void every_cut_of_a_stream_says_where(void **state)
     }
 }
 
-static void says_what_is_no_stream(void **state)
+static void malformed_streams_are_refused_with_a_reason(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -146,10 +146,10 @@ static void says_what_is_no_stream(void **state)
     stream_bytes(b, starts);
     b[starts[2] + 4] += 1; /* the length of blk and that of its payload disagree */
     assert_int_equal(read_to_end(&e, b, n), ERR_PROTO);
-    assert_in(e.text, "its length leaves 5 bytes to the payload, which says 4");
+    assert_in(e.text, "its length leaves 5 bytes for the payload, whose own length is 4");
 }
 
-static void a_hostile_length_costs_nothing(void **state)
+static void a_hostile_length_allocates_no_memory(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -160,9 +160,9 @@ static void a_hostile_length_costs_nothing(void **state)
     assert_int_equal(read_to_end(&e, big, sizeof big), ERR_PROTO);
     assert_in(e.text, "truncated frame at byte 0");
     assert_int_equal(read_to_end(&e, huge, sizeof huge), ERR_PROTO);
-    assert_in(e.text, "says it has 2147483647 bytes, allowed are 4 to 268435456");
+    assert_in(e.text, "has a length of 2147483647 bytes, allowed are 4 to 268435456");
     assert_int_equal(read_to_end(&e, head, sizeof head), ERR_PROTO);
-    assert_in(e.text, "says it has 67108865 bytes, allowed are 4 to 67108864");
+    assert_in(e.text, "has a length of 67108865 bytes, allowed are 4 to 67108864");
     assert_true(mallinfo2().arena + mallinfo2().hblkhd < before + (8u << 20));
 }
 
@@ -185,7 +185,7 @@ static void *feed_slowly(void *arg)
     return NULL;
 }
 
-static void byte_by_byte_from_a_non_blocking_pipe(void **state)
+static void a_non_blocking_pipe_is_read_byte_by_byte(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -206,7 +206,7 @@ static void byte_by_byte_from_a_non_blocking_pipe(void **state)
             if (f->kind == WIRE_BLK) {
                 OK(wire_read_data(&e, r, data, 4));
                 assert_memory_equal(data, "\xaa\xbb\xcc\xdd", 4);
-                assert_int_equal(f->blk.n_token, 32); /* the head is still lent */
+                assert_int_equal(f->blk.n_token, 32); /* the head is still borrowed */
             }
             OK(wire_read(&e, r, &f));
         }
@@ -235,7 +235,7 @@ static void *pour_blocks(void *arg)
     struct wire_blk blk = {.n_layer = 1, .n_token = 32, .sum = wire_sum(p->data, BIG)};
     struct iovec iov[400];
     size_t at = 0;
-    for (int i = 0; i < 400; i++) { /* more pieces than one system call takes, uneven and some empty */
+    for (int i = 0; i < 400; i++) { /* more pieces than one system call accepts, uneven and some empty */
         size_t n = i == 399 ? BIG - at : (size_t)(i % 7) * 1000;
         iov[i] = (struct iovec){p->data + at, n};
         at += n;
@@ -255,7 +255,7 @@ static void *pour_blocks(void *arg)
     return NULL;
 }
 
-static void big_payloads_of_many_pieces_go_through(void **state)
+static void large_payloads_of_many_pieces_arrive_whole(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -278,7 +278,7 @@ static void big_payloads_of_many_pieces_go_through(void **state)
         assert_int_equal(f->blk.n_data, BIG);
         memset(got, 0, BIG);
         if (i == 1)
-            continue; /* skipped by the next read */
+            continue; /* the next read skips it */
         if (i == 2)
             assert_int_equal(wire_read_data(&e, r, got, BIG - 1), ERR_PROTO);
         OK(wire_read_data(&e, r, got, BIG));
@@ -296,7 +296,7 @@ static void big_payloads_of_many_pieces_go_through(void **state)
     free(got);
 }
 
-static void a_gone_reader_and_a_full_disk_are_named(void **state)
+static void a_closed_reader_and_a_full_disk_have_their_own_errors(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -321,7 +321,7 @@ static void a_gone_reader_and_a_full_disk_are_named(void **state)
     close(full);
 }
 
-/* XXH3-64 of "" and "a" as xxhash for Python gives them. */
+/* XXH3-64 of "" and "a", from xxhash for Python. */
 static void sums_are_xxh3(void **state)
 {
     (void)state;
@@ -329,8 +329,8 @@ static void sums_are_xxh3(void **state)
     assert_int_equal(wire_sum("a", 1), 0xe6c632b61e964e1f);
 }
 
-/* Frames one after another in memory, as in the body of a request: every cut of the last is an error. */
-static void takes_frames_one_after_another(void **state)
+/* As in the body of a request. Every cut of the last frame is an error. */
+static void consecutive_frames_in_memory_decode(void **state)
 {
     uint8_t buf[8192];
     struct err e = {0};
@@ -362,15 +362,15 @@ static void takes_frames_one_after_another(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_a_stream_and_skips_a_payload),
-        cmocka_unit_test(every_cut_of_a_stream_says_where),
-        cmocka_unit_test(says_what_is_no_stream),
-        cmocka_unit_test(a_hostile_length_costs_nothing),
-        cmocka_unit_test(byte_by_byte_from_a_non_blocking_pipe),
-        cmocka_unit_test(big_payloads_of_many_pieces_go_through),
-        cmocka_unit_test(a_gone_reader_and_a_full_disk_are_named),
+        cmocka_unit_test(a_stream_is_read_and_unread_payloads_are_skipped),
+        cmocka_unit_test(every_cut_of_a_stream_reports_its_offset),
+        cmocka_unit_test(malformed_streams_are_refused_with_a_reason),
+        cmocka_unit_test(a_hostile_length_allocates_no_memory),
+        cmocka_unit_test(a_non_blocking_pipe_is_read_byte_by_byte),
+        cmocka_unit_test(large_payloads_of_many_pieces_arrive_whole),
+        cmocka_unit_test(a_closed_reader_and_a_full_disk_have_their_own_errors),
         cmocka_unit_test(sums_are_xxh3),
-        cmocka_unit_test(takes_frames_one_after_another),
+        cmocka_unit_test(consecutive_frames_in_memory_decode),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,12 +15,11 @@
 #include "unit/asserts.h"
 #include "unit/wire_golden.h"
 
-/* SHA-256 of wire_schema(). When this test fails the table has changed: raise WIRE_VERSION, then put the new hash here.
- */
+/* SHA-256 of wire_schema(). A failure means that the table has changed: raise WIRE_VERSION, then update the hash. */
 #define SCHEMA_VERSION 6
 #define SCHEMA_SHA256 "60d4b83bcfde9abb825473db6665ac4427096290034ef8f9041193ef0cb9ce15"
 
-static void schema_is_of_its_version(void **state)
+static void the_schema_changes_only_with_its_version(void **state)
 {
     (void)state;
     uint8_t hash[32];
@@ -44,7 +43,7 @@ static char *file_text(const char *path)
     return text;
 }
 
-static void docs_hold_the_schema(void **state)
+static void the_schema_equals_its_documentation(void **state)
 {
     (void)state;
     char *doc = file_text("docs/protocol.md"), *text = strdup(wire_schema()), *at = text;
@@ -79,7 +78,7 @@ static size_t doc_example(uint8_t *out, size_t max)
     return n;
 }
 
-static void docs_example_is_what_we_write(void **state)
+static void the_documented_example_equals_our_encoding(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -107,7 +106,7 @@ static void docs_example_is_what_we_write(void **state)
     close(fd[1]);
 }
 
-static void encodes_as_another_implementation(void **state)
+static void encoding_equals_another_implementation(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -125,7 +124,7 @@ static void encodes_as_another_implementation(void **state)
     }
 }
 
-static void decodes_what_another_implementation_wrote(void **state)
+static void frames_of_another_implementation_decode(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -163,7 +162,7 @@ static void decodes_what_another_implementation_wrote(void **state)
     wire_arena_free(a);
 }
 
-static void defaults_are_what_the_contract_says(void **state)
+static void sampling_defaults_equal_the_contract(void **state)
 {
     (void)state;
     struct wire_sampling s;
@@ -176,26 +175,26 @@ static void defaults_are_what_the_contract_says(void **state)
 }
 
 /* Bytes written by hand from the msgpack specification. */
-static void refuses(void **state)
+static void malformed_frames_are_refused_with_a_reason(void **state)
 {
     (void)state;
     static const struct {
-        const char *hex, *why;
+        const char *hex, *reason;
     } bad[] = {
         {"", "the bytes end where a value should begin"},
         {"54", "an unsigned integer where a map should be"},
         {"80", "its first field must be k"},
         {"81a17802", "its first field must be k"},
-        {"81a16b63", "99 is no kind"},
+        {"81a16b63", "99 is not a kind of wire version 6"},
         {"81a16ba1", "its declared length"},
         {"81a16b09", "bye frame: field from: it is missing"},
-        {"84a16b09a466726f6da161a46e5f6f6b01a76e5f6572726f720000", "1 bytes behind its end"},
+        {"84a16b09a466726f6da161a46e5f6f6b01a76e5f6572726f720000", "1 bytes after its end"},
         {"84a16b09a466726f6da161a466726f6da161a76e5f6572726f7200", "field from: it comes twice (at byte 11"},
         {"84a16b09a16b09a466726f6da161a46e5f6f6b01", "the field k comes twice"},
         {"84a16b09a466726f6d05a46e5f6f6b01a76e5f6572726f7200", "an unsigned integer where a str should be"},
         {"84a16b09a466726f6da10aa46e5f6f6b01a76e5f6572726f7200", "printable ASCII"},
         {"84a16b09a466726f6da161a46e5f6f6bffa76e5f6572726f7200", "a negative integer where"},
-        {"83a16b01a776657273696f6e01a466726f6da161", "wire version 1, this program of 6"},
+        {"83a16b01a776657273696f6e01a466726f6da161", "the stream has wire version 1, this program has 6"},
         {"85a16b02a373657100a5696e64657800a26964a0a3696473dd10000000", "more elements than bytes are left"},
         {"85a16b02a373657100a5696e64657800a26964a0a369647391cf0000000100000000", "4294967296 is outside"},
         {"86a16b02a373657100a5696e64657800a26964a0a36964739001c0", "where a str should be"},
@@ -216,7 +215,7 @@ static void refuses(void **state)
         {"87a16b02a373657100a5696e64657800a26964a0a369647390a76261645f6964739105a86261645f6c656e739102",
          "field bad_lens: its sum is 2, there are 1 bad_ids"},
         {"87a16b02a373657100a5696e64657800a26964a0a369647390a76261645f6964739105a86261645f6c656e73920001",
-         "field bad_lens: 0 at place 0"},
+         "field bad_lens: 0 at index 0, the minimum is 1"},
         {"87a16b02a373657100a5696e64657800a26964a0a369647390a76261645f6964739105a86261645f6c656e7392ceffffffff02",
          "its sum is 4294967297, there are 1"},
         {"86a16b02a373657100a5696e64657800a26964a0a369647390a76261645f6964739105", "its sum is 0, there are 1"},
@@ -229,7 +228,8 @@ static void refuses(void **state)
         {"86a16b46a373657103a5696e64657802a16e02a86e5f70726f6d707400a4626f6479c400",
          "prompt frame: field index: 2, must be below n, 2"},
         {"85a16b41a776657273696f6e09a4726f6c65a0a46e616d65a0a3696e6300", "field role: 0 bytes, must be 1"},
-        {"85a16b41a776657273696f6e09a4726f6c65a4746f6f6ca46e616d65a0a3696e6300", ""}, /* of any version */
+        {"85a16b41a776657273696f6e09a4726f6c65a4746f6f6ca46e616d65a0a3696e6300",
+         ""}, /* session_hello decodes in any version */
         {"82a16b04a464617461c6ffffffff", "4294967295 bytes, the limit is 268435456"},
     };
     struct err e = {0};
@@ -239,10 +239,10 @@ static void refuses(void **state)
         size_t n;
         uint8_t *b = golden_bytes(bad[i].hex, &n);
         int rc = wire_decode(&e, &f, a, b, n);
-        if (*bad[i].why) {
+        if (*bad[i].reason) {
             if (rc != ERR_PROTO)
-                fail_msg("%s is taken (%d)", bad[i].hex, rc);
-            assert_in(e.text, bad[i].why);
+                fail_msg("%s is accepted (%d)", bad[i].hex, rc);
+            assert_in(e.text, bad[i].reason);
         } else {
             OK(rc);
         }
@@ -264,7 +264,7 @@ static void every_cut_of_a_frame_is_refused(void **state)
         uint8_t *b = golden_bytes(g[i].hex, &n);
         n -= g[i].f.kind == WIRE_BLK ? 4 : 0;
         for (size_t cut = 0; cut < n; cut++) {
-            uint8_t *part = malloc(cut + 1); /* of its own, so that a read past it is seen */
+            uint8_t *part = malloc(cut + 1); /* a buffer of its own, so that sanitizers detect a read past it */
             memcpy(part, b, cut);
             assert_int_equal(wire_decode(&e, &f, a, part, cut), ERR_PROTO);
             free(part);
@@ -274,7 +274,7 @@ static void every_cut_of_a_frame_is_refused(void **state)
     wire_arena_free(a);
 }
 
-static void encoding_keeps_the_limits_too(void **state)
+static void the_encoder_enforces_the_limits(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -335,15 +335,15 @@ static void a_copied_request_outlives_its_frame(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(schema_is_of_its_version),
-        cmocka_unit_test(docs_hold_the_schema),
-        cmocka_unit_test(docs_example_is_what_we_write),
-        cmocka_unit_test(encodes_as_another_implementation),
-        cmocka_unit_test(decodes_what_another_implementation_wrote),
-        cmocka_unit_test(defaults_are_what_the_contract_says),
-        cmocka_unit_test(refuses),
+        cmocka_unit_test(the_schema_changes_only_with_its_version),
+        cmocka_unit_test(the_schema_equals_its_documentation),
+        cmocka_unit_test(the_documented_example_equals_our_encoding),
+        cmocka_unit_test(encoding_equals_another_implementation),
+        cmocka_unit_test(frames_of_another_implementation_decode),
+        cmocka_unit_test(sampling_defaults_equal_the_contract),
+        cmocka_unit_test(malformed_frames_are_refused_with_a_reason),
         cmocka_unit_test(every_cut_of_a_frame_is_refused),
-        cmocka_unit_test(encoding_keeps_the_limits_too),
+        cmocka_unit_test(the_encoder_enforces_the_limits),
         cmocka_unit_test(a_copied_request_outlives_its_frame),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
