@@ -1,13 +1,13 @@
 /*
- * How many decisions a scheduler makes as a service, and how soon: a gateway and workers, all of this process, each
- * with a session of its own, that take no time for their orders.
+ * Measures throughput and latency of the decisions of a scheduler service. A gateway and workers run in this process,
+ * each with its own session; the workers compute nothing.
  *
- *     bench_sched URL < jobs                           a line of stdin is a job, a line of stdout its result in JSON
+ *     bench_sched URL < runs                           a line of stdin is a run, a line of stdout its result in JSON
  *
  *     workers 64 seqs 4 queued 1000 rate 0 hold 0 seconds 5
  *
- * queued: requests that wait, always, where rate is 0; otherwise so many come a second. hold: ms that a worker has a
- * request. Gives the orders a second, and the time from the sending of a request to its order.
+ * rate: requests a second; 0: the gateway keeps `queued` requests waiting. hold: ms for which a worker has a request.
+ * The result has the work items a second, and the time from sending a request to receiving its work item.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -31,12 +31,12 @@ struct held {
 
 struct fake {
     char name[48];
-    struct session_hub *hub; /* of its own: a hub has one name */
+    struct session_hub *hub; /* a hub has one name, so each peer needs its own */
     struct session *to;
-    uint64_t n_order; /* since its join */
+    uint64_t n_order; /* work items since its join */
     uint32_t held;
-    struct held *first, **last; /* by end */
-    bool changed;               /* its capacity has to be sent */
+    struct held *first, **last; /* work items by end_ns */
+    bool changed;               /* its capacity must be sent */
 };
 
 static struct err e;
@@ -45,7 +45,7 @@ static struct fake *fakes;
 static struct fake gateway;
 static uint64_t *sent_ns;
 static uint32_t *latency_us;
-static uint64_t n_sent, n_order, n_done, n_refused, run;
+static uint64_t n_sent, n_order, n_done, n_refused, inc;
 static unsigned long n_worker, seqs, queued, rate, hold;
 static char name[32];
 
@@ -66,7 +66,7 @@ static struct wire_frame join_of(const struct fake *w)
 {
     struct wire_frame f = {.kind = WIRE_JOIN};
     f.join = (struct wire_join){.worker = wire_str_of(w->name),
-                                .inc = run,
+                                .inc = inc,
                                 .role = wire_str_of("both"),
                                 .compat = wire_str_of("bench"),
                                 .seqs = (uint32_t)seqs,
@@ -85,7 +85,7 @@ static struct wire_frame capacity_of(const struct fake *w)
 {
     struct wire_frame f = {.kind = WIRE_CAPACITY};
     f.capacity = (struct wire_capacity){.worker = wire_str_of(w->name),
-                                        .inc = run,
+                                        .inc = inc,
                                         .orders = w->n_order,
                                         .seqs = (uint32_t)seqs - w->held,
                                         .tokens = 1 << 20,
@@ -106,7 +106,7 @@ static struct wire_frame submit_of(uint64_t job)
 
 /* ---- workers ---- */
 
-/* Reports what has ended by now, and the room that it leaves. */
+/* Reports the work items that have ended, and the free capacity. */
 static void report(struct fake *w, uint64_t now)
 {
     while (w->first && w->first->end_ns <= now) {
@@ -118,7 +118,7 @@ static void report(struct fake *w, uint64_t now)
         w->changed = true;
         struct wire_frame f = {.kind = WIRE_REPORT};
         f.report = (struct wire_report){.worker = wire_str_of(w->name),
-                                        .inc = run,
+                                        .inc = inc,
                                         .gw = wire_str_of(name),
                                         .job = h->job,
                                         .order = h->order,
@@ -141,7 +141,7 @@ static void take_order(struct fake *w, const struct wire_order *o, uint64_t now)
 {
     struct held *h = calloc(1, sizeof *h);
     if (!h || o->job > n_sent)
-        must(err_set(&e, ERR_PROTO, "an order of a request that was not sent"));
+        must(err_set(&e, ERR_PROTO, "a work item of a request that was not sent"));
     *h = (struct held){.job = o->job, .order = o->order, .attempt = o->attempt, .end_ns = now + hold * NS_MS};
     *w->last = h;
     w->last = &h->next;
@@ -151,7 +151,7 @@ static void take_order(struct fake *w, const struct wire_order *o, uint64_t now)
     latency_us[n_order++] = (uint32_t)((now - sent_ns[o->job]) / 1000);
 }
 
-/* ---- everything that comes ---- */
+/* ---- events ---- */
 
 static void take_frame(struct fake *w, const struct wire_frame *f, uint64_t now)
 {
@@ -206,7 +206,7 @@ static void turn(uint64_t begin, bool more)
     for (unsigned long i = 0; i < n_worker; i++) {
         take_all(&fakes[i]);
         report(&fakes[i], now);
-        take_all(&fakes[i]); /* sends */
+        take_all(&fakes[i]); /* sends the reports */
     }
     uint64_t n = more ? due(begin, now) : 0;
     if (n >= (rate ? 1 : 16))
@@ -232,7 +232,7 @@ static void print(uint64_t from, double seconds)
 
 static void connect_one(struct fake *w, const char *url, const char *role)
 {
-    const struct session_hub_opts o = {.self = {.role = role, .name = w->name, .inc = run}};
+    const struct session_hub_opts o = {.self = {.role = role, .name = w->name, .inc = inc}};
     must(session_hub_new(&e, &w->hub, &o));
     must(session_dial(&e, &w->to, w->hub, url, "sched", NULL));
     w->last = &w->first;
@@ -247,7 +247,7 @@ static void connect_all(const char *url)
     for (unsigned long i = 0; i < n_worker; i++) {
         struct fake *w = &fakes[i];
         *w = (struct fake){.changed = true};
-        snprintf(w->name, sizeof w->name, "f%lu.%llu", i, (unsigned long long)(run % 100000));
+        snprintf(w->name, sizeof w->name, "f%lu.%llu", i, (unsigned long long)(inc % 100000));
         connect_one(w, url, "worker");
         struct wire_frame f = join_of(w);
         send_frame(w, &f);
@@ -268,14 +268,14 @@ static void close_one(struct fake *w)
     }
 }
 
-static void job(const char *url, double seconds)
+static void measure(const char *url, double seconds)
 {
-    run = time_now_ns();
-    snprintf(name, sizeof name, "bench.%llu", (unsigned long long)run);
+    inc = time_now_ns();
+    snprintf(name, sizeof name, "bench.%llu", (unsigned long long)inc);
     n_sent = n_order = n_done = n_refused = 0;
     connect_all(url);
     uint64_t begin = time_now_ns();
-    while (time_now_ns() < begin + NS_S / 2) /* all have joined */
+    while (time_now_ns() < begin + NS_S / 2) /* until all workers have joined */
         turn(begin, false);
     begin = time_now_ns();
     while (time_now_ns() < begin + NS_S / 2)
@@ -323,7 +323,7 @@ int main(int argc, char **argv)
     proc_write_errors();
     while (fgets(line, sizeof line, stdin)) {
         set(line);
-        job(argv[1], field(line, "seconds "));
+        measure(argv[1], field(line, "seconds "));
     }
     wire_arena_free(arena);
     free(fakes);

@@ -1,9 +1,9 @@
 /*
- * A client of kvstore for tests: reads one command a line, does it, prints one line. Prompts are made of a seed: block
- * d of `prompt SEED N` is the same for the same seed and, below block SHARED, for all seeds.
+ * A client of kvstore for tests: executes one command for each line of stdin and prints one line. Prompts are generated
+ * from a seed: block d of the prompt is equal for equal seeds and, if d is below SHARED, for all seeds.
  *
- *   kv_client URL MODEL_BYTE ARITH   the kind has 2 layers, 1 head of 64, int8, a fingerprint of 32 times MODEL_BYTE
- *   kv_client URL watch              prints events until the store ends
+ *   kv_client URL MODEL_BYTE ARITH   KV of 2 layers, 1 head of 64, int8, a fingerprint of 32 times MODEL_BYTE
+ *   kv_client URL watch              prints events until kvstore exits
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -45,7 +45,7 @@ static int show(const struct kv_seq_info *s)
     return 0;
 }
 
-/* Are the bytes of each block of the sequence those of its name? */
+/* Checks that each block of the sequence holds its digest, which publish has written. */
 static int check(struct err *e, struct store_client *c)
 {
     static int32_t table[BLOCKS_MAX];
@@ -53,9 +53,9 @@ static int check(struct err *e, struct store_client *c)
     int rc = kv_arena_table(e, a, table, q.n_block, q.seq, q.gen);
     for (uint64_t k = 0; k < q.n_block && !rc; k++)
         if (memcmp(kv_arena_bytes(a, (uint64_t)table[k]) + 64, digests + k * KV_DIGEST, KV_DIGEST))
-            rc = err_set(e, ERR_NO, "block %" PRIu64 " holds other bytes", k);
+            rc = err_set(e, ERR_NO, "block %" PRIu64 " has other bytes", k);
     if (!rc && !kv_arena_valid(a, q.seq, q.gen))
-        rc = err_set(e, ERR_NO, "the sequence was taken away");
+        rc = err_set(e, ERR_NO, "the sequence now belongs to another client");
     if (!rc)
         puts("ok");
     return rc;
@@ -66,7 +66,7 @@ static int publish(struct err *e, struct store_client *c, uint64_t n, uint32_t n
     struct kv_arena *a = store_client_arena(c);
     uint64_t at = q.n_block;
     if (n + (n_tail > 0) > n_credit || at + n > n_prompt)
-        return err_set(e, ERR_NO, "too little credit, or prompt");
+        return err_set(e, ERR_NO, "too few reserved slots, or too short a prompt");
     for (uint64_t k = 0; k < n; k++) {
         slot[k] = credit[--n_credit];
         uint8_t *p = kv_arena_bytes(a, slot[k]);
@@ -107,13 +107,13 @@ static int stat(struct err *e, struct store_client *c)
     return rc;
 }
 
-/* Median of many hand-overs to oneself, in ns, and the bytes of what names the sequence in between. */
 static int by_value(const void *a, const void *b)
 {
     return *(const uint64_t *)a < *(const uint64_t *)b ? -1 : *(const uint64_t *)a > *(const uint64_t *)b;
 }
 
-static int time_hand(struct err *e, struct store_client *c)
+/* Prints the median time in ns of a transfer from this client to itself, and the bytes of the handle. */
+static int time_transfer(struct err *e, struct store_client *c)
 {
     static uint64_t ns[1001];
     struct kv_seq_info h;
@@ -130,7 +130,7 @@ static int time_hand(struct err *e, struct store_client *c)
     return 0;
 }
 
-/* Publishes what is missing of the prompt, 16 blocks a call whose bytes are left as they are: the median time of a
+/* Publishes the missing blocks of the prompt, 16 in a call, without writing their bytes. Prints the median time of a
  * block in the first and in the last quarter of the calls, in ns. */
 static int time_publish(struct err *e, struct store_client *c)
 {
@@ -164,7 +164,7 @@ static int time_publish(struct err *e, struct store_client *c)
     return 0;
 }
 
-/* Leases of the whole prompt, which is there, given back at once: the best time of a block, in ns. */
+/* Leases and releases the whole prompt, which must be cached. Prints the best time of a block, in ns. */
 static int time_lease(struct err *e, struct store_client *c)
 {
     uint64_t best = UINT64_MAX, ns;
@@ -174,7 +174,7 @@ static int time_lease(struct err *e, struct store_client *c)
         int rc = store_client_lease(e, c, &l, ids, n_prompt * KV_BLOCK, digests, n_prompt, true);
         ns = time_now_ns() - begin;
         if (!rc && l.n_block != n_prompt)
-            rc = err_set(e, ERR_NO, "%" PRIu64 " of %" PRIu64 " blocks are there", l.n_block, n_prompt);
+            rc = err_set(e, ERR_NO, "only %" PRIu64 " of %" PRIu64 " blocks are cached", l.n_block, n_prompt);
         rc = rc ? rc : store_client_release(e, c, l.seq, l.gen);
         if (rc)
             return rc;
@@ -229,7 +229,7 @@ static int one(struct err *e, struct store_client *c, const char *line)
     if (!strcmp(word, "stat"))
         return stat(e, c);
     if (!strcmp(word, "time-hand"))
-        return time_hand(e, c);
+        return time_transfer(e, c);
     if (!strcmp(word, "time-publish"))
         return time_publish(e, c);
     if (!strcmp(word, "time-lease"))
@@ -243,7 +243,7 @@ static int one(struct err *e, struct store_client *c, const char *line)
         rc = store_client_news(e, c, &q, (int)x);
         return rc ? rc : show(&q);
     }
-    return err_set(e, ERR_USAGE, "what is '%s'?", word);
+    return err_set(e, ERR_USAGE, "unknown command '%s'", word);
 }
 
 static int watch_event(struct err *e, struct wire_arena *a, const struct session_event *ev)

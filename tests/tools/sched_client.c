@@ -1,18 +1,18 @@
 /*
- * The others of a scheduler, for tests of it with real processes:
+ * Fake peers of a scheduler service, for tests with real processes:
  *
  *   sched_client gateway URL NAME N OPEN MAX_TOKENS CANCEL_EVERY
- *       submits N requests, OPEN of them at once, cancels every CANCEL_EVERY-th (0: none) soon after, submits again
- *       what runs when its session is new; prints what became of them, as
+ *       submits N requests, at most OPEN of them concurrently; cancels every CANCEL_EVERY-th (0: none); submits running
+ *       requests again after a reconnect; prints their outcomes, as
  *       "submitted N stop N length N cancelled N error N refused N twice N again N"
  *   sched_client worker URL NAME ROLE SEQS PREFILL_MS TOKEN_MS
- *       a worker that takes time and no more; runs until it is killed
- *   sched_client stat URL          prints the accounting, and a line for each worker, as JSON
+ *       a worker that only waits for these times; runs until it is killed
+ *   sched_client stat URL          prints the statistics, and a line for each worker, as JSON
  *   sched_client knob URL NAME VALUE [WORKER]
  *   sched_client hostile URL OTHER_GATEWAY
- *       sends all that it should not, in sessions of a worker, a gateway and a tool, and without a session; prints how
- *       many refusals it got, as "N refused"
- *   sched_client crowd URL N       N connections at once, half of them with a part of a frame, then none
+ *       sends invalid frames in sessions of a worker, a gateway and a tool, and invalid bytes without a session; prints
+ *       the number of refusals, as "N refused"
+ *   sched_client crowd URL N       opens N connections, half of them with a part of a frame, then closes them
  */
 #include <poll.h>
 #include <stdio.h>
@@ -62,7 +62,7 @@ static void hang_up(void)
     wire_arena_free(arena);
 }
 
-/* False: not in time. */
+/* False: timeout. */
 static bool next_event(struct session_event *v, int ms)
 {
     uint64_t now, end = time_now_ns() + (uint64_t)ms * NS_MS;
@@ -84,7 +84,7 @@ static bool wait_up(int ms)
     return false;
 }
 
-/* The next frame of the scheduler; false: none in time. */
+/* The next frame of the scheduler; false: timeout. */
 static bool next_frame(struct wire_frame *f, int ms)
 {
     struct session_event v;
@@ -105,7 +105,8 @@ static void print(const struct wire_frame *f)
     free(line);
 }
 
-/* A stat comes with as many frames of workers as it counts; a knob comes back, or a refusal. */
+/* The response to stat is followed by a frame for each worker that it counts; the response to a setting is its
+ * confirmation, which is not printed, or a refusal. */
 static int once(const struct wire_frame *request)
 {
     struct wire_frame f;
@@ -170,7 +171,7 @@ static void submit_again(void)
     }
 }
 
-/* What ended while everything was submitted again may end once more. */
+/* A request that was submitted again after its end may end twice. */
 static void ended(uint64_t job, uint64_t *count)
 {
     if (!job || job > n_begun)
@@ -241,20 +242,20 @@ static int gateway(const char *url, char **arg)
 
 /* ---- a worker ---- */
 
-#define ORDERS_MAX 1024
+#define ATTEMPTS_MAX 1024
 
-static struct task {
+static struct attempt {
     const struct wire_order *order;
     uint64_t end_ns;
-} task[ORDERS_MAX];
+} attempts[ATTEMPTS_MAX];
 static struct worker_link *worker;
-static uint32_t n_task;
+static uint32_t n_attempt;
 
-static void report(const struct task *t, const char *what)
+static void report(const struct attempt *a, const char *what)
 {
     static uint32_t ids[65536];
     static const uint8_t handle[16] = {1};
-    const struct wire_order *o = t->order;
+    const struct wire_order *o = a->order;
     struct wire_report r = {.what = wire_str_of(what), .n_done = o->n_prompt, .n_out = o->n_out};
     uint32_t n = o->max_tokens < 65536 ? o->max_tokens : 65536;
     if (!strcmp(what, "prefilled")) {
@@ -270,31 +271,31 @@ static void report(const struct task *t, const char *what)
         ids[i] = i + 1;
     r.out = ids + o->n_out;
     r.n_out_id = r.n_out - o->n_out;
-    must(worker_link_report(&e, worker, t->order, &r));
+    must(worker_link_report(&e, worker, a->order, &r));
 }
 
-static void close_task(uint32_t i, const char *what)
+static void close_attempt(uint32_t i, const char *what)
 {
-    report(&task[i], what);
-    worker_order_release(task[i].order);
-    task[i] = task[--n_task];
+    report(&attempts[i], what);
+    worker_order_release(attempts[i].order);
+    attempts[i] = attempts[--n_attempt];
 }
 
 static void take_event(const struct worker_event *ev, uint64_t prefill_ns, uint64_t token_ns)
 {
-    if (ev->type == WORKER_EV_ASSIGNED && n_task < ORDERS_MAX) {
+    if (ev->type == WORKER_EV_ASSIGNED && n_attempt < ATTEMPTS_MAX) {
         const struct wire_order *o = ev->assigned;
         bool prefill = o->phase.n == 7 && !memcmp(o->phase.p, "prefill", 7);
         bool decode = o->phase.n == 6 && !memcmp(o->phase.p, "decode", 6);
         uint64_t ns = decode ? 0 : prefill_ns;
         if (!prefill)
             ns += token_ns * (o->max_tokens - o->n_out);
-        task[n_task++] = (struct task){o, time_now_ns() + ns};
+        attempts[n_attempt++] = (struct attempt){o, time_now_ns() + ns};
         return;
     }
-    for (uint32_t i = 0; i < n_task && (ev->type == WORKER_EV_CANCEL || ev->type == WORKER_EV_PREEMPT); i++)
-        if (task[i].order->order == ev->order) {
-            close_task(i, ev->type == WORKER_EV_CANCEL ? "cancelled" : "preempted");
+    for (uint32_t i = 0; i < n_attempt && (ev->type == WORKER_EV_CANCEL || ev->type == WORKER_EV_PREEMPT); i++)
+        if (attempts[i].order->order == ev->order) {
+            close_attempt(i, ev->type == WORKER_EV_CANCEL ? "cancelled" : "preempted");
             break;
         }
     worker_order_release(ev->assigned);
@@ -303,11 +304,11 @@ static void take_event(const struct worker_event *ev, uint64_t prefill_ns, uint6
 static void finish_some(void)
 {
     uint64_t now = time_now_ns();
-    for (uint32_t i = n_task; i-- > 0;) {
-        const struct wire_order *o = task[i].order;
+    for (uint32_t i = n_attempt; i-- > 0;) {
+        const struct wire_order *o = attempts[i].order;
         bool prefill = o->phase.n == 7 && !memcmp(o->phase.p, "prefill", 7);
-        if (task[i].end_ns <= now)
-            close_task(i, prefill && o->max_tokens > 1 ? "prefilled" : "ended");
+        if (attempts[i].end_ns <= now)
+            close_attempt(i, prefill && o->max_tokens > 1 ? "prefilled" : "ended");
     }
 }
 
@@ -330,17 +331,17 @@ static void work(const char *url, char **arg)
         while (worker_link_take(worker, &ev))
             take_event(&ev, prefill_ns, token_ns);
         finish_some();
-        if (n_task != before) {
-            uint32_t left = n_task < seqs ? seqs - n_task : 0;
-            const struct wire_capacity c = {.seqs = left, .tokens = left * 4096, .blocks = 65536 - n_task * 16};
+        if (n_attempt != before) {
+            uint32_t left = n_attempt < seqs ? seqs - n_attempt : 0;
+            const struct wire_capacity c = {.seqs = left, .tokens = left * 4096, .blocks = 65536 - n_attempt * 16};
             worker_link_capacity(worker, &c);
         }
-        before = n_task;
+        before = n_attempt;
         usleep(1000);
     }
 }
 
-/* ---- a peer that breaks the rules ---- */
+/* ---- a hostile peer ---- */
 
 static uint64_t n_refusal;
 
@@ -357,7 +358,7 @@ static void wrong(const struct wire_frame *f)
     expect_refusal();
 }
 
-/* In a connection without session: it must be closed soon. */
+/* Sends bytes over a connection without a session, which the scheduler must close. */
 static void raw(const char *url, const void *p, size_t n)
 {
     uint8_t got[4096];
@@ -392,7 +393,7 @@ static void as_worker(void)
     wrong(&(struct wire_frame){.kind = WIRE_TICK});
     wrong(&(struct wire_frame){.kind = WIRE_HELLO, .hello = {.version = WIRE_VERSION, .from = me}});
     wrong(&(struct wire_frame){.kind = WIRE_ORDER, .order = {.to = me, .order = 1, .gw = me, .job = 1, .phase = me}});
-    wrong(&(struct wire_frame){.kind = WIRE_CAPACITY, .capacity = {.worker = me, .inc = inc}}); /* it never joined */
+    wrong(&(struct wire_frame){.kind = WIRE_CAPACITY, .capacity = {.worker = me, .inc = inc}}); /* it has not joined */
     wrong(&(struct wire_frame){.kind = WIRE_CAPACITY, .capacity = {.worker = wire_str_of("w1"), .inc = inc}});
     wrong(&(struct wire_frame){.kind = WIRE_REPORT,
                                .report = {.worker = me, .inc = inc, .gw = me, .job = 1, .order = 1, .what = me}});

@@ -1,11 +1,11 @@
 /*
- * A scheduler and its worker for tests of stream alone: every request is taken, and answered by as many tokens as it
- * asks for, "1 2 3 " and so on, one each DELAY ms. It is no judge of anything but who asked what.
+ * A fake scheduler with a worker, for tests of stream alone. It accepts every request and sends max_tokens tokens,
+ * "1 2 3 " and so on, one every DELAY_MS ms.
  *
  *   sched_peer URL [DELAY_MS]
  *
- * Prints "ready" on stdout, then a line each for what it receives: "submit JOB N_OUT", "cancel JOB", "report JOB
- * N_OUT", and "connections N" of gateways at the end.
+ * Prints "ready" on stdout, then a line for each received frame: "submit JOB N_OUT", "cancel JOB", "report JOB N_OUT";
+ * at the end "connections N", the number of connections of gateways.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -16,15 +16,15 @@
 #include "link/session.h"
 #include "proc/proc.h"
 
-#define JOBS 4096
+#define REQUESTS_MAX 4096
 
-static struct job {
+static struct request {
     bool used;
     uint64_t job, next_ns;
     uint32_t n_out, max_tokens, n_prompt;
     char id[64];
     struct session *to;
-} jobs[JOBS];
+} requests[REQUESTS_MAX];
 
 static struct session *gateways[64];
 static struct session_hub *sched, *worker;
@@ -57,26 +57,26 @@ static void submit(const struct wire_submit *f)
     struct wire_frame hello, tok;
     const uint8_t *p = f->body.p;
     size_t n = f->body.n;
-    struct job *j = jobs;
+    struct request *j = requests;
     while (j->used && j->job != f->job)
         j++;
     printf("submit %llu %u\n", (unsigned long long)f->job, f->n_out);
     wire_arena_reset(body_arena);
     check(wire_decode_next(&e, &hello, body_arena, &p, &n) || wire_decode_next(&e, &tok, body_arena, &p, &n));
-    *j = (struct job){.used = true,
-                      .job = f->job,
-                      .next_ns = time_now_ns() + delay_ns,
-                      .n_out = f->n_out,
-                      .max_tokens = f->max_tokens,
-                      .n_prompt = f->n_prompt,
-                      .to = dial(f->reply)};
+    *j = (struct request){.used = true,
+                          .job = f->job,
+                          .next_ns = time_now_ns() + delay_ns,
+                          .n_out = f->n_out,
+                          .max_tokens = f->max_tokens,
+                          .n_prompt = f->n_prompt,
+                          .to = dial(f->reply)};
     snprintf(j->id, sizeof j->id, "%.*s", (int)tok.req.id.n, tok.req.id.p);
 }
 
 static void cancel(uint64_t job)
 {
     printf("cancel %llu\n", (unsigned long long)job);
-    for (struct job *j = jobs; j < jobs + JOBS; j++)
+    for (struct request *j = requests; j < requests + REQUESTS_MAX; j++)
         if (j->used && j->job == job)
             j->used = false;
 }
@@ -98,8 +98,8 @@ static void take(const struct session_event *ev)
     fflush(stdout);
 }
 
-/* The next token of each answer that is due, and the end after the last. What the gateway has no room for waits. */
-static void work(struct job *j)
+/* Sends the next token of an answer, and the end after the last one. Retries later if the session's window is full. */
+static void work(struct request *j)
 {
     char text[32];
     uint32_t id = j->n_out + 1;
@@ -147,7 +147,7 @@ int main(int argc, char **argv)
         session_hub_wait(sched, 1);
         while (session_hub_next(sched, &ev))
             take(&ev);
-        for (struct job *j = jobs; j < jobs + JOBS; j++)
+        for (struct request *j = requests; j < requests + REQUESTS_MAX; j++)
             if (j->used && j->next_ns <= time_now_ns())
                 work(j);
         while (session_hub_next(worker, &ev))
