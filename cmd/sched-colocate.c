@@ -1,4 +1,4 @@
-/* sched-colocate: both phases of a request on one worker. The machine and its main are lib/sched. */
+/* sched-colocate: the scheduler that runs both phases of a request on one worker (lib/sched/policy_colocate.c). */
 #include "cli/cli.h"
 #include "sched/main.h"
 #include "sched/policy.h"

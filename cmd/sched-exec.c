@@ -1,4 +1,4 @@
-/* sched-exec: asks a child process. The machine and its main are lib/sched. */
+/* sched-exec: the scheduler with a child process as policy (lib/sched/exec.c). */
 #include "cli/cli.h"
 #include "sched/exec.h"
 #include "sched/main.h"
@@ -8,7 +8,7 @@ static const char prog[] = "sched-exec";
 int main(int argc, char **argv)
 {
     struct err e = {0};
-    int rc = sched_main(&e, argc, argv, prog, "decides which worker does what and when: as a child process says",
+    int rc = sched_main(&e, argc, argv, prog, "decides which worker does what and when: by a child process",
                         &sched_policy_exec);
     if (rc == CLI_DONE)
         return 0;

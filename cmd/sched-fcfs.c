@@ -1,4 +1,4 @@
-/* sched-fcfs: first come, first served. The machine and its main are lib/sched. */
+/* sched-fcfs: the scheduler with the policy first come, first served (lib/sched/policy_fcfs.c). */
 #include "cli/cli.h"
 #include "sched/main.h"
 #include "sched/policy.h"

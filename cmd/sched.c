@@ -1,4 +1,4 @@
-/* sched: the default policy, KV- and SLO-aware. The machine and its main are lib/sched. */
+/* sched: the scheduler with the default policy (lib/sched/policy_kv.c). */
 #include "cli/cli.h"
 #include "sched/main.h"
 #include "sched/policy.h"

@@ -51,9 +51,9 @@ static const struct sched_policy *policy_of(const char *name)
 static int set_knobs(struct err *e, struct sched *s, const struct flags *f)
 {
     struct err unknown;
-    sched_knob(&unknown, s, "transfer_us", f->transfer_us); /* where the policy wants to know */
-    sched_knob(&unknown, s, "slo_ttft_ms", f->ttft_ms);
-    sched_knob(&unknown, s, "slo_tpot_ms", f->tpot_ms);
+    sched_set(&unknown, s, "transfer_us", f->transfer_us); /* where the policy wants to know */
+    sched_set(&unknown, s, "slo_ttft_ms", f->ttft_ms);
+    sched_set(&unknown, s, "slo_tpot_ms", f->tpot_ms);
     int rc = 0;
     for (size_t i = 0; i < f->knobs.n && !rc; i++) {
         char name[64];
@@ -63,7 +63,7 @@ static int set_knobs(struct err *e, struct sched *s, const struct flags *f)
             return err_set(e, ERR_USAGE, "--knob %.80s: NAME=VALUE should be here", f->knobs.v[i]);
         snprintf(name, sizeof name, "%.*s", (int)(eq - f->knobs.v[i]), f->knobs.v[i]);
         rc = cli_f64(e, name, eq + 1, &v, 0, 1e15);
-        rc = rc ? rc : sched_knob(e, s, name, v);
+        rc = rc ? rc : sched_set(e, s, name, v);
     }
     return rc;
 }

@@ -1,5 +1,5 @@
-/* The child has a pipe each way and answers every line it is sent; what it does not answer within its time is a fault
- * that ends the program, in words. Its own standard error is the program's. */
+/* The child reads a state from a pipe and writes its decisions to another, a line each. If it does not write them in
+ * time the program ends with an error. It inherits standard error. */
 #include "sched/exec.h"
 
 #include <errno.h>
@@ -22,9 +22,9 @@
 
 extern char **environ;
 
-static const struct sched_default knobs[] = {
-    {"window", 64},       /* waiting requests of each kind that the child is shown */
-    {"answer_ms", 10000}, /* the longest it may think */
+static const struct sched_setting settings[] = {
+    {"window", 64},       /* waiting requests of each kind in a state */
+    {"answer_ms", 10000}, /* limit for a line of decisions */
 };
 
 struct child {
@@ -75,37 +75,37 @@ static void close_child(void *state)
     free(c->line);
 }
 
-static int gone(struct err *e)
+static int child_ended(struct err *e)
 {
     return err_set(e, ERR_SYS, "the policy has ended, or closed its output, without an answer");
 }
 
-static int say(struct err *e, struct child *c, const char *p, size_t n)
+static int write_all(struct err *e, struct child *c, const char *p, size_t n)
 {
     while (n) {
         ssize_t put = write(c->in, p, n);
         if (put < 0 && errno == EINTR)
             continue;
         if (put < 0)
-            return errno == EPIPE ? gone(e) : err_sys(e, "the policy: write");
+            return errno == EPIPE ? child_ended(e) : err_sys(e, "the policy: write");
         p += put;
         n -= (size_t)put;
     }
     return 0;
 }
 
-static int more(struct err *e, struct child *c, int left_ms)
+static int read_more(struct err *e, struct child *c, int left_ms)
 {
     struct pollfd p = {.fd = c->out, .events = POLLIN};
-    int got = poll(&p, 1, left_ms);
-    if (!got)
-        return err_set(e, ERR_SYS, "the policy has not answered in time");
-    if (got < 0 && errno != EINTR)
+    int n_ready = poll(&p, 1, left_ms);
+    if (!n_ready)
+        return err_set(e, ERR_SYS, "the policy has not answered in time (setting answer_ms)");
+    if (n_ready < 0 && errno != EINTR)
         return err_sys(e, "the policy: poll");
-    if (got < 0)
+    if (n_ready < 0)
         return 0;
     if (c->n >= LINE_BYTES_MAX)
-        return err_set(e, ERR_SYS, "the policy: a line longer than %zu bytes", LINE_BYTES_MAX);
+        return err_set(e, ERR_SYS, "the policy: a line of more than %zu bytes", LINE_BYTES_MAX);
     int rc = vec_reserve(e, &c->line, &c->size, c->n + READ_BYTES, 1, "a line of the policy");
     if (rc)
         return rc;
@@ -113,18 +113,18 @@ static int more(struct err *e, struct child *c, int left_ms)
     if (n < 0 && errno != EINTR)
         return err_sys(e, "the policy: read");
     if (!n)
-        return gone(e);
+        return child_ended(e);
     c->n += n > 0 ? (size_t)n : 0;
     return 0;
 }
 
-/* Its next line, as JSON; what comes behind it stays. */
-static int hear(struct err *e, struct child *c, json_t **out, int answer_ms)
+/* Parses the next line; bytes after it stay in the buffer. */
+static int read_line(struct err *e, struct child *c, json_t **out, int answer_ms)
 {
     char *end;
     uint64_t until = time_now_ns() + (uint64_t)answer_ms * NS_MS;
     while (!c->n || !(end = memchr(c->line, '\n', c->n))) {
-        int rc = more(e, c, time_left_ms(until, time_now_ns()));
+        int rc = read_more(e, c, time_left_ms(until, time_now_ns()));
         if (rc)
             return rc;
     }
@@ -132,13 +132,13 @@ static int hear(struct err *e, struct child *c, json_t **out, int answer_ms)
     size_t n = (size_t)(end - c->line) + 1;
     *out = json_loadb(c->line, n - 1, JSON_REJECT_DUPLICATES, &at);
     if (!*out)
-        err_set(e, ERR_PROTO, "the policy's answer: column %d: %.200s", at.column, at.text);
+        err_set(e, ERR_PROTO, "the line of the policy is not JSON: column %d: %.200s", at.column, at.text);
     c->n -= n;
     memmove(c->line, c->line + n, c->n);
     return *out ? 0 : ERR_PROTO;
 }
 
-/* ---- what it is shown ---- */
+/* ---- the state ---- */
 
 static json_t *worker_json(const struct sched_worker *w)
 {
@@ -150,31 +150,31 @@ static json_t *worker_json(const struct sched_worker *w)
                      (double)w->prefill_left_ns / 1e6, "store", w->store);
 }
 
-static json_t *job_json(const struct sched_view *v, const struct sched_job *j)
+static json_t *request_json(const struct sched_view *v, const struct sched_request *r)
 {
     uint32_t hits[SCHED_STORES_MAX], n = sched_n_store(v);
-    sched_hits(v, j, hits, n);
+    sched_hits(v, r, hits, n);
     json_t *h = json_array();
     for (uint32_t i = 0; i < n; i++)
         json_array_append_new(h, json_integer(hits[i]));
-    return json_pack("{s:I, s:i, s:I, s:i, s:i, s:f, s:f, s:i, s:i, s:o}", "id", (json_int_t)j->number, "n_prompt",
-                     (int)j->n_prompt, "max_tokens", (json_int_t)j->max_tokens, "n_out", (int)j->n_out, "priority",
-                     (int)j->priority, "waited_ms", (double)(sched_view_now(v) - j->since_ns) / 1e6, "slo_ttft_ms",
-                     (double)j->slo_ttft_ns / 1e6, "retries", (int)j->retries, "kv_store", j->kv_store, "hits", h);
+    return json_pack("{s:I, s:i, s:I, s:i, s:i, s:f, s:f, s:i, s:i, s:o}", "id", (json_int_t)r->number, "n_prompt",
+                     (int)r->n_prompt, "max_tokens", (json_int_t)r->max_tokens, "n_out", (int)r->n_out, "priority",
+                     (int)r->priority, "waited_ms", (double)(sched_view_now(v) - r->since_ns) / 1e6, "slo_ttft_ms",
+                     (double)r->slo_ttft_ns / 1e6, "retries", (int)r->retries, "kv_store", r->kv_store, "hits", h);
 }
 
 static json_t *waiting_json(const struct sched_view *v, bool ready, double window)
 {
     json_t *a = json_array();
-    for (const struct sched_job *j = NULL; window-- > 0 && (j = sched_waiting(v, ready, j));)
-        json_array_append_new(a, job_json(v, j));
+    for (const struct sched_request *r = NULL; window-- > 0 && (r = sched_waiting(v, ready, r));)
+        json_array_append_new(a, request_json(v, r));
     return a;
 }
 
-static int show(struct err *e, struct child *c, const struct sched_view *v)
+static int send_state(struct err *e, struct child *c, const struct sched_view *v)
 {
     json_t *workers = json_array();
-    double window = sched_view_knob(v, "window");
+    double window = sched_view_setting(v, "window");
     for (uint32_t i = 0; i < sched_n_worker(v); i++)
         json_array_append_new(workers, worker_json(sched_worker_at(v, i)));
     json_t *all = json_pack("{s:f, s:o, s:o, s:o, s:I}", "at_ms", (double)sched_view_now(v) / 1e6, "workers", workers,
@@ -184,13 +184,13 @@ static int show(struct err *e, struct child *c, const struct sched_view *v)
     json_decref(all);
     if (!line)
         return err_nomem(e, "a line for the policy", 0);
-    int rc = say(e, c, line, strlen(line));
-    rc = rc ? rc : say(e, c, "\n", 1);
+    int rc = write_all(e, c, line, strlen(line));
+    rc = rc ? rc : write_all(e, c, "\n", 1);
     free(line);
     return rc;
 }
 
-/* ---- what it decides ---- */
+/* ---- the decisions ---- */
 
 static const struct sched_worker *worker_named(const struct sched_view *v, const json_t *name)
 {
@@ -201,31 +201,31 @@ static const struct sched_worker *worker_named(const struct sched_view *v, const
     return NULL;
 }
 
-/* Of those it was shown. */
-static const struct sched_job *job_numbered(const struct sched_view *v, const json_t *id)
+/* A request of the state that the child has read. */
+static const struct sched_request *waiting_numbered(const struct sched_view *v, const json_t *id)
 {
-    double window = sched_view_knob(v, "window");
+    double window = sched_view_setting(v, "window");
     for (int ready = 0; ready < 2; ready++) {
-        double left = 2 * window; /* those placed before it in this answer have left the list */
-        for (const struct sched_job *j = NULL; left-- > 0 && (j = sched_waiting(v, ready, j));)
-            if ((json_int_t)j->number == json_integer_value(id))
-                return j;
+        double left = 2 * window; /* requests placed by this line have left the list */
+        for (const struct sched_request *r = NULL; left-- > 0 && (r = sched_waiting(v, ready, r));)
+            if ((json_int_t)r->number == json_integer_value(id))
+                return r;
     }
     return NULL;
 }
 
-static const struct sched_job *running_numbered(const struct sched_view *v, const json_t *id)
+static const struct sched_request *running_numbered(const struct sched_view *v, const json_t *id)
 {
     for (uint32_t i = 0; i < sched_n_worker(v); i++)
-        for (const struct sched_job *j = NULL; (j = sched_running(v, sched_worker_at(v, i), j));)
-            if ((json_int_t)j->number == json_integer_value(id))
-                return j;
+        for (const struct sched_request *r = NULL; (r = sched_running(v, sched_worker_at(v, i), r));)
+            if ((json_int_t)r->number == json_integer_value(id))
+                return r;
     return NULL;
 }
 
-static int index_of(const char *const *names, int from, int n, const json_t *j)
+static int index_of(const char *const *names, int from, int n, const json_t *name)
 {
-    const char *s = json_string_value(j);
+    const char *s = json_string_value(name);
     for (int i = from; s && i < n; i++)
         if (!strcmp(names[i], s))
             return i;
@@ -234,29 +234,29 @@ static int index_of(const char *const *names, int from, int n, const json_t *j)
 
 static void place(struct sched_view *v, const json_t *d)
 {
-    const struct sched_job *j = job_numbered(v, json_object_get(d, "id"));
+    const struct sched_request *r = waiting_numbered(v, json_object_get(d, "id"));
     const struct sched_worker *w = worker_named(v, json_object_get(d, "worker"));
     int phase = index_of(sched_phase_names, 0, 3, json_object_get(d, "phase"));
     json_int_t chunk = json_integer_value(json_object_get(d, "chunk"));
-    if (j && w)
-        sched_place(v, j, w,
+    if (r && w)
+        sched_place(v, r, w,
                     phase >= 0     ? (enum sched_phase)phase
-                    : j->prefilled ? SCHED_ON_DECODE
+                    : r->prefilled ? SCHED_ON_DECODE
                                    : SCHED_ON_PREFILL,
                     chunk > 0 && chunk < UINT32_MAX ? (uint32_t)chunk : 0);
 }
 
 static void refuse(struct sched_view *v, const json_t *d)
 {
-    const struct sched_job *j = job_numbered(v, json_object_get(d, "id"));
+    const struct sched_request *r = waiting_numbered(v, json_object_get(d, "id"));
     const char *text = json_string_value(json_object_get(d, "text"));
     double retry_ms = json_number_value(json_object_get(d, "retry_ms"));
-    if (j)
-        sched_refuse(v, j, json_is_true(json_object_get(d, "never")),
+    if (r)
+        sched_refuse(v, r, json_is_true(json_object_get(d, "never")),
                      retry_ms > 0 && retry_ms < 1e9 ? (uint64_t)(retry_ms * 1e6) : 0, text ? text : "not now");
 }
 
-static void act(struct sched_view *v, const json_t *answer)
+static void apply(struct sched_view *v, const json_t *answer)
 {
     size_t i;
     json_t *d;
@@ -270,9 +270,9 @@ static void act(struct sched_view *v, const json_t *answer)
     }
     json_array_foreach(json_object_get(answer, "preempt"), i, d)
     {
-        const struct sched_job *j = running_numbered(v, d);
-        if (j)
-            sched_preempt(v, j);
+        const struct sched_request *r = running_numbered(v, d);
+        if (r)
+            sched_preempt(v, r);
     }
     json_array_foreach(json_object_get(answer, "role"), i, d)
     {
@@ -289,21 +289,21 @@ static int decide(struct err *e, void *state, struct sched_view *v)
     json_t *answer;
     if (!sched_n_waiting(v, false) && !sched_n_waiting(v, true))
         return 0;
-    int rc = show(e, c, v);
-    rc = rc ? rc : hear(e, c, &answer, (int)sched_view_knob(v, "answer_ms"));
+    int rc = send_state(e, c, v);
+    rc = rc ? rc : read_line(e, c, &answer, (int)sched_view_setting(v, "answer_ms"));
     if (rc)
         return rc == ERR_PROTO ? err_prefix(e, "sched-exec") : rc;
     if (!json_is_object(answer))
-        rc = err_set(e, ERR_PROTO, "the policy's answer: an object should be here");
+        rc = err_set(e, ERR_PROTO, "the line of the policy: must be a JSON object");
     else
-        act(v, answer);
+        apply(v, answer);
     json_decref(answer);
     return rc;
 }
 
 const struct sched_policy sched_policy_exec = {.name = "exec",
-                                               .knobs = knobs,
-                                               .n_knob = sizeof knobs / sizeof *knobs,
+                                               .settings = settings,
+                                               .n_setting = sizeof settings / sizeof *settings,
                                                .n_state = sizeof(struct child),
                                                .open = open_child,
                                                .decide = decide,

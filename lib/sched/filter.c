@@ -1,5 +1,5 @@
-/* The machine as a filter: events in, decisions out, in the time of the events. An instant is all events of one at_ns;
- * a tick ends it too, so that a program that talks to a scheduler line by line gets its decisions. */
+/* The state machine as a filter, in the time of the events. An instant is all events of one at_ns; a tick ends it too,
+ * so that a program that writes one line at a time can get the decisions at once. */
 #include "sched/sched.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define TICKS_MAX 100000 /* timers of a long silence; beyond, time jumps */
+#define TICKS_MAX 100000 /* timers between two events; after so many the clock jumps to the next event */
 
 struct filter {
     struct sched *s;
@@ -56,7 +56,7 @@ static int decide(struct err *e, struct filter *x)
     return rc;
 }
 
-/* Timers that lie before the next event, each in its own instant. */
+/* Runs the timers that are due before the next event, each in its own instant. */
 static int advance(struct err *e, struct filter *x, uint64_t at_ns)
 {
     int rc = x->pending && at_ns > sched_now_ns(x->s) ? decide(e, x) : 0;
@@ -71,7 +71,7 @@ static int advance(struct err *e, struct filter *x, uint64_t at_ns)
     return rc;
 }
 
-static int take(struct err *e, struct filter *x, const struct wire_frame *f, const char *where)
+static int process(struct err *e, struct filter *x, const struct wire_frame *f, const char *where)
 {
     if (f->kind == WIRE_HELLO || f->kind == WIRE_BYE)
         return 0;
@@ -80,7 +80,7 @@ static int take(struct err *e, struct filter *x, const struct wire_frame *f, con
     rc = rc ? rc : sched_event(e, x->s, f);
     if (rc == ERR_PROTO) {
         err_prefix(e, "%s", where);
-        x->o->say(x->o->say_arg, e->text);
+        x->o->log(x->o->log_arg, e->text);
         rc = 0;
     }
     x->pending = true;
@@ -105,24 +105,24 @@ static int read_frames(struct err *e, struct filter *x)
         if (rc || !f)
             break;
         snprintf(where, sizeof where, "stdin: frame at byte %llu", (unsigned long long)at);
-        rc = take(e, x, f, where);
+        rc = process(e, x, f, where);
     }
     wire_reader_free(r);
     return rc;
 }
 
-static int take_line(struct err *e, void *arg, const struct wire_frame *f, const uint8_t *data, const char *where)
+static int process_line(struct err *e, void *arg, const struct wire_frame *f, const uint8_t *data, const char *where)
 {
     struct filter *x = arg;
     (void)data;
-    int rc = take(e, x, f, where);
+    int rc = process(e, x, f, where);
     return !rc && f->kind == WIRE_TICK ? flush(e, x) : rc;
 }
 
 static int skip_line(struct err *e, void *arg)
 {
     struct filter *x = arg;
-    x->o->say(x->o->say_arg, e->text);
+    x->o->log(x->o->log_arg, e->text);
     return 0;
 }
 
@@ -147,7 +147,7 @@ static int run(struct err *e, struct filter *x)
     hello.hello.from = wire_str_of(x->o->prog);
     if (!x->o->jsonl)
         emit(x, &hello);
-    const struct wire_lines lines = {.frame = take_line, .bad = skip_line, .arg = x};
+    const struct wire_lines lines = {.frame = process_line, .bad = skip_line, .arg = x};
     int rc = x->o->jsonl ? wire_read_lines(e, x->o->fd_in, "stdin", &lines) : read_frames(e, x);
     if (!rc && x->pending)
         rc = decide(e, x);

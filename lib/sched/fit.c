@@ -1,6 +1,7 @@
 /*
- * Times as a + b·x + c·z, fitted by recursive least squares with a slow forgetting. Values are scaled so that the three
- * columns have like magnitudes; coefficients never leave the non-negative, since no part of the work gives time back.
+ * Fits durations to a + b·x + c·z by recursive least squares with a forgetting factor. Values are scaled so that the
+ * three terms have similar magnitudes. Coefficients are kept non-negative, since no part of the work has a negative
+ * duration.
  */
 #include "sched/machine.h"
 
@@ -12,7 +13,7 @@
 
 void fit_set(struct sched_fit *f, double a, double b, double c, double scale_x, double scale_z)
 {
-    bool told = a > 0 || b > 0 || c > 0;
+    bool known = a > 0 || b > 0 || c > 0;
     memset(f, 0, sizeof *f);
     f->k[0] = a;
     f->k[1] = b;
@@ -21,7 +22,7 @@ void fit_set(struct sched_fit *f, double a, double b, double c, double scale_x, 
     f->scale[1] = scale_x;
     f->scale[2] = scale_z;
     for (int i = 0; i < 3; i++)
-        f->p[i][i] = told ? 1e-3 : 1e3; /* what was told is moved slowly */
+        f->p[i][i] = known ? 1e-3 : 1e3; /* given coefficients change slowly */
 }
 
 double fit_at(const struct sched_fit *f, double x, double z)
@@ -46,7 +47,7 @@ void fit_learn(struct sched_fit *f, double x, double z, double y)
         k[i] = k[i] > 0 ? k[i] : 0;
         for (int j = 0; j < 3; j++)
             f->p[i][j] = (f->p[i][j] - pv[i] * pv[j] / den) / FORGET;
-        if (!(fabs(f->p[i][i]) < SPREAD_MAX)) { /* nothing was learned for long: begin anew from here */
+        if (!(fabs(f->p[i][i]) < SPREAD_MAX)) { /* no new information for long: restart from these coefficients */
             fit_set(f, k[0], k[1] / f->scale[1], k[2] / f->scale[2], f->scale[1], f->scale[2]);
             return;
         }

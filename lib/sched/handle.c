@@ -1,62 +1,62 @@
 /*
- * Sequences that wait at their store to be taken by a decode worker. They hold blocks, and a request that waits with
- * one wants fewer more. A handle that nobody will come for is let go, so that its store need not wait for its end. A
- * handle is opaque here: it comes from the worker that prefilled, and goes to the one that decodes or to the store.
+ * Transfer handles. A prefilled sequence holds blocks at its store until a decode worker takes it, so its request needs
+ * fewer free blocks than others. A handle that no worker will take is released, so that the store need not wait for its
+ * TTL. Handles are opaque here: they come from the prefill worker and are passed to the decode worker or to the store.
  *
- * The store ends a sequence that waits for too long (kvstore --handed-ms), which is not reported. The request then
- * wants more than is counted here, and its decode worker finds its blocks cached or makes room as for any other.
+ * The store does not report when the TTL of a sequence (kvstore --handed-ms) has expired. Its request then needs more
+ * blocks than are counted here; its decode worker leases what is cached and computes the rest.
  *
- * Many that wait can fill a pool together, so that none of them finds room to decode, nor what decodes room to go on.
- * Then all but the first give their handles up: their blocks stay cached under their names, and are leased again or
- * computed again when their turn comes.
+ * Deadlock avoidance: prefilled requests can fill a pool, so that none of them has room to decode and no running
+ * request has room to continue. Then all but the first release their handles. Their blocks stay cached, and are leased
+ * or computed again when the requests are scheduled.
  */
 #include "sched/machine.h"
 
 #include <string.h>
 
-#define STUCK_NS 500000000 /* nothing fits for so long */
+#define STUCK_NS (500 * NS_MS) /* a store is stuck for this long before handles are released */
 
-static bool waits_at(const struct job *j, int store)
+static bool waits_at(const struct request *r, int store)
 {
-    return j->n_handle && j->pub.kv_store >= 0 && j->pub.kv_store == store;
+    return r->n_handle && r->pub.kv_store >= 0 && r->pub.kv_store == store;
 }
 
-uint64_t handle_blocks(const struct job *j, int store)
+uint64_t handle_blocks(const struct request *r, int store)
 {
-    uint64_t n = (uint64_t)j->pub.n_prompt + j->pub.n_out;
-    return waits_at(j, store) && n ? (n - 1 + KV_BLOCK - 1) / KV_BLOCK : 0;
+    uint64_t n = (uint64_t)r->pub.n_prompt + r->pub.n_out;
+    return waits_at(r, store) && n ? (n - 1 + KV_BLOCK - 1) / KV_BLOCK : 0;
 }
 
-static void let_go(struct sched *s, int store, const uint8_t *p, size_t n)
+static void release(struct sched *s, int store, const uint8_t *p, size_t n)
 {
-    if (s->sink.let_go && n && store >= 0)
-        s->sink.let_go(s->sink.arg, s->store[store].name, (struct wire_bytes){p, n});
+    if (s->sink.release && n && store >= 0)
+        s->sink.release(s->sink.arg, s->store[store].name, (struct wire_bytes){p, n});
 }
 
-void handle_let_go(struct sched *s, struct job *j)
+void handle_release(struct sched *s, struct request *r)
 {
-    let_go(s, j->pub.kv_store, j->handle, j->n_handle);
-    j->n_handle = 0;
+    release(s, r->pub.kv_store, r->handle, r->n_handle);
+    r->n_handle = 0;
 }
 
-/* A late copy of the report that the request goes by is nothing new. */
-void handle_unused(struct sched *s, const struct job *j, const struct wire_report *f)
+/* A late copy of the report that set r's handle must not release it. */
+void handle_release_unused(struct sched *s, const struct request *r, const struct wire_report *f)
 {
-    if (j && j->n_handle == f->handle.n && f->handle.n && !memcmp(j->handle, f->handle.p, f->handle.n))
+    if (r && r->n_handle == f->handle.n && f->handle.n && !memcmp(r->handle, f->handle.p, f->handle.n))
         return;
-    let_go(s, store_find(s, f->store), f->handle.p, f->handle.n);
+    release(s, store_find(s, f->store), f->handle.p, f->handle.n);
 }
 
-static struct job *first_at(const struct sched *s, int store)
+static struct request *first_at(const struct sched *s, int store)
 {
-    struct job *j = s->ready.first[0];
-    while (j && !waits_at(j, store))
-        j = j->skip.next[0];
-    return j;
+    struct request *r = s->ready.first[0];
+    while (r && !waits_at(r, store))
+        r = r->skip.next[0];
+    return r;
 }
 
-/* The first in the queue has too few blocks, and no end that is near will bring any: nothing decodes there, or what
- * does finds no more to write into. */
+/* True if the first request of the queue does not fit and running ones will not free blocks soon: nothing decodes at
+ * the store, or there is less than a free block for each request that does. */
 static bool stuck(const struct sched *s, int store)
 {
     uint64_t room = 0, running = 0;
@@ -71,21 +71,21 @@ static bool stuck(const struct sched *s, int store)
         any = true;
         room = w->blocks > room ? w->blocks : room;
     }
-    const struct job *j = any && (!running || room < running) ? first_at(s, store) : NULL;
-    return j && job_wants(s, j, store, s->max_len, SCHED_ON_DECODE) > room;
+    const struct request *r = any && (!running || room < running) ? first_at(s, store) : NULL;
+    return r && req_more_blocks(s, r, store, s->max_len, SCHED_ON_DECODE) > room;
 }
 
-static void give_up(struct sched *s, int store)
+static void release_all_but_first(struct sched *s, int store)
 {
-    struct job *first = first_at(s, store), *j = first->skip.next[0];
+    struct request *first = first_at(s, store), *r = first->skip.next[0];
     bool others = false;
-    for (; j; j = j->skip.next[0])
-        if (waits_at(j, store)) {
+    for (; r; r = r->skip.next[0])
+        if (waits_at(r, store)) {
             others = true;
-            handle_let_go(s, j);
+            handle_release(s, r);
         }
     if (!others)
-        handle_let_go(s, first);
+        handle_release(s, first);
     s->dirty = true;
 }
 
@@ -99,7 +99,7 @@ void handles_timers(struct sched *s)
             t->stuck_ns = s->now_ns;
         } else if (t->stuck_ns + STUCK_NS <= s->now_ns) {
             t->stuck_ns = 0;
-            give_up(s, (int)i);
+            release_all_but_first(s, (int)i);
         }
     }
 }

@@ -1,6 +1,6 @@
 /*
- * Digests to the stores that hold the block. Sixteen bytes of a collision-resistant digest name it well enough for a
- * hint: a store compares ids before it calls a block found.
+ * Maps the digest of a block to the stores that cache it. Only 16 bytes of a digest are kept: the index is a hint,
+ * since a store compares ids before it uses a block.
  */
 #include "sched/machine.h"
 
@@ -22,8 +22,7 @@ static bool is_free(const struct block *b)
     return !b->key[0] && !b->key[1];
 }
 
-/* The block of a key, or the free slot where it would go. Stores may name digests of a hostile client, so the place is
- * mixed. */
+/* The slot of a key, or the free slot for it. Digests may come from a hostile client, so the hash is mixed. */
 static struct block *find(const struct index *x, const uint64_t key[2])
 {
     size_t i = (size_t)mix64(key[0] ^ mix64(key[1])) & x->mask;
@@ -32,7 +31,7 @@ static struct block *find(const struct index *x, const uint64_t key[2])
     return &x->slot[i];
 }
 
-/* A large table is touched everywhere: by small pages that would be a fault for every few blocks. */
+/* Huge pages for a large table: it is accessed at random, so small pages would cost a page fault every few blocks. */
 static struct block *new_slots(size_t n)
 {
     size_t bytes = n * sizeof(struct block);
@@ -84,7 +83,7 @@ static size_t home_of(const struct index *x, const struct block *b)
     return (size_t)mix64(b->key[0] ^ mix64(b->key[1])) & x->mask;
 }
 
-static void take_out(struct index *x, struct block *b)
+static void remove_slot(struct index *x, struct block *b)
 {
     size_t hole = (size_t)(b - x->slot);
     x->n--;
@@ -100,7 +99,7 @@ static void take_out(struct index *x, struct block *b)
     memset(&x->slot[hole], 0, sizeof x->slot[hole]);
 }
 
-static bool nobody(const struct block *b)
+static bool no_store(const struct block *b)
 {
     for (size_t i = 0; i < SCHED_STORES_MAX / 64; i++)
         if (b->stores[i])
@@ -116,8 +115,8 @@ void index_clear(struct index *x, const uint8_t *digest, uint32_t store)
     if (!b || is_free(b))
         return;
     b->stores[store / 64] &= ~((uint64_t)1 << store % 64);
-    if (nobody(b))
-        take_out(x, b);
+    if (no_store(b))
+        remove_slot(x, b);
 }
 
 void index_clear_store(struct index *x, uint32_t store)
@@ -125,8 +124,8 @@ void index_clear_store(struct index *x, uint32_t store)
     for (size_t i = 0; x->slot && i <= x->mask;) {
         struct block *b = &x->slot[i];
         b->stores[store / 64] &= ~((uint64_t)1 << store % 64);
-        if (!is_free(b) && nobody(b))
-            take_out(x, b); /* another may have moved here: look again */
+        if (!is_free(b) && no_store(b))
+            remove_slot(x, b); /* may move another block to this slot, so i stays */
         else
             i++;
     }

@@ -1,4 +1,4 @@
-/* Workers register, with what they run: after their own start, or after the scheduler's. */
+/* Workers join with the work items they run: after their own start, or after a new session to the scheduler. */
 #include "sched/machine.h"
 
 #include <stdio.h>
@@ -28,21 +28,21 @@ int store_get(struct err *e, int *out, struct sched *s, struct wire_str name)
 
 static int role_of(struct wire_str s)
 {
-    return str_among(s, sched_role_names, 4);
+    return str_index(s, sched_role_names, 4);
 }
 
 static int phase_of(struct wire_str s)
 {
-    return str_among(s, sched_phase_names, 3);
+    return str_index(s, sched_phase_names, 3);
 }
 
-static int describe(struct err *e, struct sched *s, struct worker *w, const struct wire_join *f)
+static int set_worker(struct err *e, struct sched *s, struct worker *w, const struct wire_join *f)
 {
     struct sched_worker *p = &w->pub;
     int rc = store_get(e, &p->store, s, f->store);
     if (rc)
         return rc;
-    w->inc = f->inc;
+    w->incarnation = f->inc;
     p->role = (enum sched_role)role_of(f->role);
     p->seqs_all = f->seqs;
     p->blocks_all = f->blocks;
@@ -56,55 +56,55 @@ static int describe(struct err *e, struct sched *s, struct worker *w, const stru
     return 0;
 }
 
-/* A run that the worker has and that has no try here. */
+/* Adds an attempt for a work item with which the worker joins. */
 static int adopt(struct err *e, struct sched *s, struct worker *w, const struct wire_run *f)
 {
     struct gateway *g;
-    struct run *r;
+    struct attempt *a;
     int rc = gateway_get(e, &g, s, f->gw);
     if (rc)
         return rc;
-    struct job *j = job_find(s, g, f->job);
-    bool is_new = !j;
+    struct request *r = req_find(s, g, f->job);
+    bool is_new = !r;
     if (is_new) {
-        rc = job_new(e, &j, s, g, f->job);
+        rc = req_new(e, &r, s, g, f->job);
         if (rc)
             return rc;
-        j->unasked = true;
-        j->attempt = f->attempt;
-        j->pub.n_prompt = f->n_prompt ? f->n_prompt : 1;
-        j->pub.max_tokens = f->max_tokens;
+        r->unclaimed = true;
+        r->attempt = f->attempt;
+        r->pub.n_prompt = f->n_prompt ? f->n_prompt : 1;
+        r->pub.max_tokens = f->max_tokens;
     }
-    bool wanted = is_new || (j->state == JOB_HELD && f->attempt >= j->attempt);
-    rc = run_open(e, &r, s, j, w, (enum sched_phase)phase_of(f->phase));
+    bool wanted = is_new || (r->state == REQUEST_IN_GRACE && f->attempt >= r->attempt);
+    rc = attempt_new(e, &a, s, r, w, (enum sched_phase)phase_of(f->phase));
     if (rc)
         return rc;
-    r->order = f->order;
-    r->attempt = f->attempt;
-    if (!wanted) { /* another has it, or it has ended */
-        run_abandon(s, r);
+    a->order = f->order;
+    a->number = f->attempt;
+    if (!wanted) { /* another worker has it, or it has ended */
+        attempt_cancel(s, a);
         return 0;
     }
-    list_remove(&j->held);
-    j->attempt = f->attempt;
-    j->cur = r;
-    r->current = true;
-    j->pub.running = r->phase;
-    job_set(s, j, JOB_RUNNING);
+    list_remove(&r->grace);
+    r->attempt = f->attempt;
+    r->current = a;
+    a->is_current = true;
+    r->pub.running = a->phase;
+    req_set_state(s, r, REQUEST_RUNNING);
     if (is_new)
-        list_push_back(&s->held, &j->held);
+        list_push_back(&s->grace, &r->grace);
     return 0;
 }
 
 static int check(struct err *e, const struct wire_join *f)
 {
     if (!f->worker.n)
-        return err_set(e, ERR_PROTO, "join: a worker without a name");
+        return err_set(e, ERR_PROTO, "join: the name of the worker is empty");
     if (role_of(f->role) <= 0)
-        return err_set(e, ERR_PROTO, "join: role '%.*s' is none of prefill, decode, both", (int)f->role.n, f->role.p);
+        return err_set(e, ERR_PROTO, "join: role '%.*s' must be prefill, decode or both", (int)f->role.n, f->role.p);
     for (uint32_t i = 0; i < f->n_run; i++)
         if (phase_of(f->run[i].phase) < 0)
-            return err_set(e, ERR_PROTO, "join: phase '%.*s' is none of prefill, decode, whole", (int)f->run[i].phase.n,
+            return err_set(e, ERR_PROTO, "join: phase '%.*s' must be prefill, decode or whole", (int)f->run[i].phase.n,
                            f->run[i].phase.p);
     return 0;
 }
@@ -115,26 +115,27 @@ int join_event(struct err *e, struct sched *s, const struct wire_join *f)
     int rc = check(e, f);
     if (rc)
         return rc;
-    if (s->compat && !str_is(f->compat, s->compat)) {
-        snprintf(text, sizeof text, "this worker computes '%.*s', the others '%s': their KV would not fit together",
-                 (int)f->compat.n, f->compat.p, s->compat);
+    if (s->kv_identity && !str_is(f->compat, s->kv_identity)) {
+        snprintf(text, sizeof text,
+                 "this worker computes KV of '%.*s', the others of '%s': their KV would not fit together",
+                 (int)f->compat.n, f->compat.p, s->kv_identity);
         worker_refuse(s, f->worker, text);
         return 0;
     }
-    if (!s->compat && f->compat.n) {
-        s->compat = strndup(f->compat.p, f->compat.n);
-        if (!s->compat)
+    if (!s->kv_identity && f->compat.n) {
+        s->kv_identity = strndup(f->compat.p, f->compat.n);
+        if (!s->kv_identity)
             return err_nomem(e, "a name", f->compat.n);
     }
     struct worker *w = worker_find(s, f->worker);
-    if (w) /* its session, which must have ended, is that of an earlier life */
+    if (w) /* an earlier session, whose end was not reported */
         worker_gone(s, w);
     rc = worker_new(e, &w, s, f->worker);
-    rc = rc ? rc : describe(e, s, w, f);
+    rc = rc ? rc : set_worker(e, s, w, f);
     for (uint32_t i = 0; i < f->n_run && !rc; i++)
         rc = adopt(e, s, w, &f->run[i]);
     for (uint32_t i = 0; i < DRAINED_MAX && !rc && f->inc; i++)
-        if (s->drained[i] == f->inc) { /* its session broke, the wish of who drained it stays */
+        if (s->drained[i] == f->inc) { /* it is the same process as before its session broke, so it stays drained */
             s->drained[i] = 0;
             worker_drain(s, w, true);
         }

@@ -1,4 +1,5 @@
-/* The machine: events to the parts that know them, then timers, the policy, and what leaves at the end of an instant.
+/* The state machine: dispatches events, and at the end of an instant runs the timers and the policy, and sends the
+ * acks.
  */
 #include "sched/machine.h"
 
@@ -11,7 +12,7 @@ bool str_is(struct wire_str s, const char *what)
     return s.n == n && !memcmp(s.p, what, n);
 }
 
-int str_among(struct wire_str s, const char *const *names, int n)
+int str_index(struct wire_str s, const char *const *names, int n)
 {
     int i = 0;
     while (i < n && !str_is(s, names[i]))
@@ -19,59 +20,60 @@ int str_among(struct wire_str s, const char *const *names, int n)
     return i < n ? i : -1;
 }
 
-/* ---- knobs ---- */
+/* ---- settings ---- */
 
-static const struct sched_default own[] = {
-    {"heartbeat_ms", 1000}, /* a session is closed after three of silence */
-    {"grace_ms", 3000},     /* after a restart the wait for the other side */
-    {"lease_ms", 10000},    /* what a silent worker may still hold */
-    {"retry_ms", 1000},     /* least Retry-After */
+static const struct sched_setting own_settings[] = {
+    {"heartbeat_ms", 1000}, /* a session without a frame for three of these is closed */
+    {"grace_ms", 3000},     /* after a restart: how long workers and gateways wait for each other */
+    {"lease_ms", 10000},    /* how long a disconnected worker keeps its work items */
+    {"retry_ms", 1000},     /* the least delay before a refused request is submitted again */
     {"queue_max", 100000},  /* requests that wait for prefill */
-    {"retries", 3},         /* deaths and failures that a request outlives */
-    {"reserve", 1},         /* share of max_tokens that a place in a pool is kept for */
+    {"retries", 3},         /* of a request, after failures of its workers */
+    {"reserve", 1},         /* share of max_tokens for which blocks must be free */
 };
 
 static uint64_t ns_of(const struct sched *s, const char *name)
 {
-    double ms = sched_view_knob(&s->view, name);
+    double ms = sched_view_setting(&s->view, name);
     return ms < 1 ? NS_MS : ms > 1e12 ? (uint64_t)1e18 : (uint64_t)(ms * 1e6);
 }
 
-static uint64_t whole(const struct sched *s, const char *name)
+static uint64_t count_of(const struct sched *s, const char *name)
 {
-    double v = sched_view_knob(&s->view, name);
+    double v = sched_view_setting(&s->view, name);
     return v < 0 ? 0 : v > 1e15 ? (uint64_t)1e15 : (uint64_t)v;
 }
 
-static void read_knobs(struct sched *s)
+static void read_settings(struct sched *s)
 {
     s->grace_ns = ns_of(s, "grace_ms");
     s->lease_ns = ns_of(s, "lease_ms");
     s->retry_ns = ns_of(s, "retry_ms");
-    s->queue_max = whole(s, "queue_max");
-    s->retries_max = (uint32_t)(whole(s, "retries") < 1000 ? whole(s, "retries") : 1000);
-    s->reserve = sched_view_knob(&s->view, "reserve");
+    s->queue_max = count_of(s, "queue_max");
+    s->retries_max = (uint32_t)(count_of(s, "retries") < 1000 ? count_of(s, "retries") : 1000);
+    s->reserve = sched_view_setting(&s->view, "reserve");
 }
 
-int sched_knob(struct err *e, struct sched *s, const char *name, double value)
+int sched_set(struct err *e, struct sched *s, const char *name, double value)
 {
-    for (size_t i = 0; i < s->n_knob; i++)
-        if (!strcmp(s->knob[i].name, name)) {
-            s->knob[i].value = value;
-            read_knobs(s);
+    for (size_t i = 0; i < s->n_setting; i++)
+        if (!strcmp(s->setting[i].name, name)) {
+            s->setting[i].value = value;
+            read_settings(s);
             s->dirty = true;
             return 0;
         }
-    return err_set(e, ERR_USAGE, "neither the machine nor the policy %s has a knob '%.60s'", s->policy->name, name);
+    return err_set(e, ERR_USAGE, "unknown setting '%.60s': neither the scheduler nor the policy %s has it", name,
+                   s->policy->name);
 }
 
-static void add_knobs(struct sched *s, const struct sched_default *k, size_t n)
+static void add_settings(struct sched *s, const struct sched_setting *k, size_t n)
 {
-    for (size_t i = 0; i < n && s->n_knob < SCHED_KNOBS_MAX; i++)
-        s->knob[s->n_knob++] = k[i];
+    for (size_t i = 0; i < n && s->n_setting < SCHED_SETTINGS_MAX; i++)
+        s->setting[s->n_setting++] = k[i];
 }
 
-/* ---- life ---- */
+/* ---- start and end ---- */
 
 void sched_set_sink(struct sched *s, const struct sched_sink *sink)
 {
@@ -86,11 +88,11 @@ int sched_new(struct err *e, struct sched **out, const struct sched_policy *p, c
     s->policy = p;
     if (sink)
         s->sink = *sink;
-    list_init(&s->fresh);
-    list_init(&s->held);
-    add_knobs(s, own, sizeof own / sizeof *own);
-    add_knobs(s, p->knobs, p->n_knob);
-    read_knobs(s);
+    list_init(&s->unacked);
+    list_init(&s->grace);
+    add_settings(s, own_settings, sizeof own_settings / sizeof *own_settings);
+    add_settings(s, p->settings, p->n_setting);
+    read_settings(s);
     s->policy_state = calloc(1, p->n_state + 1);
     int rc = s->policy_state ? 0 : err_nomem(e, "the policy", p->n_state);
     if (!rc && p->open)
@@ -117,7 +119,7 @@ void sched_free(struct sched *s)
     for (size_t i = 0; s->gateways.slot && i <= s->gateways.mask;) {
         struct gateway *g = s->gateways.slot[i].p;
         if (g)
-            gateway_gone(s, g); /* frees it: all its requests end, no worker knows them */
+            gateway_gone(s, g); /* frees it, since no worker has joined */
         else
             i++;
     }
@@ -125,10 +127,10 @@ void sched_free(struct sched *s)
         free(s->store[i].name);
     map_free(&s->workers);
     map_free(&s->gateways);
-    map_free(&s->jobs);
+    map_free(&s->requests);
     index_free(&s->index);
     free(s->worker);
-    free(s->compat);
+    free(s->kv_identity);
     free(s->policy_state);
     free(s);
 }
@@ -138,7 +140,7 @@ void sched_free(struct sched *s)
 static int gone_event(struct sched *s, const struct wire_gone *f)
 {
     struct worker *w = f->worker.n ? worker_find(s, f->worker) : NULL;
-    if (w && (!f->inc || w->inc == f->inc))
+    if (w && (!f->inc || w->incarnation == f->inc))
         worker_gone(s, w);
     struct gateway *g = f->gw.n ? gateway_find(s, f->gw) : NULL;
     if (g)
@@ -153,7 +155,7 @@ static int blocks_event(struct err *e, struct sched *s, const struct wire_blocks
 {
     int store;
     if (f->stored.n % 32 || f->evicted.n % 32)
-        return err_set(e, ERR_PROTO, "blocks: digests must be a multiple of 32 bytes");
+        return err_set(e, ERR_PROTO, "blocks: digests must have a multiple of 32 bytes");
     int rc = store_get(e, &store, s, f->store);
     if (rc || store < 0)
         return rc;
@@ -168,28 +170,28 @@ static int blocks_event(struct err *e, struct sched *s, const struct wire_blocks
     return rc;
 }
 
-static int knob_event(struct err *e, struct sched *s, const struct wire_knob *f)
+static int setting_event(struct err *e, struct sched *s, const struct wire_knob *f)
 {
     char name[WIRE_NAME_BYTES_MAX + 1] = "";
     if (f->name.n)
         memcpy(name, f->name.p, f->name.n);
     name[f->name.n] = 0;
     if (!f->worker.n) {
-        int rc = sched_knob(e, s, name, (double)f->value);
-        return rc ? err_set(e, ERR_PROTO, "knob: no knob is called '%s'", name) : 0;
+        int rc = sched_set(e, s, name, (double)f->value);
+        return rc ? err_set(e, ERR_PROTO, "knob: unknown setting '%s'", name) : 0;
     }
     struct worker *w = worker_find(s, f->worker);
     if (!w)
-        return err_set(e, ERR_PROTO, "knob: no worker is called '%.*s'", (int)f->worker.n, f->worker.p);
+        return err_set(e, ERR_PROTO, "knob: unknown worker '%.*s'", (int)f->worker.n, f->worker.p);
     if (!strcmp(name, "drain"))
         worker_drain(s, w, f->value != 0);
     else if (!strcmp(name, "role") && f->value >= 1 && f->value <= 3)
         sched_set_role(&s->view, &w->pub, (enum sched_role)f->value);
-    else if (!strcmp(name, "hand_over")) /* what still runs there goes on elsewhere */
-        for (const struct sched_job *j = NULL; (j = sched_running(&s->view, &w->pub, j));)
-            sched_preempt(&s->view, j);
+    else if (!strcmp(name, "hand_over")) /* its requests continue on other workers */
+        for (const struct sched_request *r = NULL; (r = sched_running(&s->view, &w->pub, r));)
+            sched_preempt(&s->view, r);
     else
-        return err_set(e, ERR_PROTO, "knob: '%s' is none of drain, hand_over, role (1 to 3) of a worker", name);
+        return err_set(e, ERR_PROTO, "knob: '%s' of a worker: must be drain, hand_over or role (1 to 3)", name);
     return 0;
 }
 
@@ -235,14 +237,15 @@ static int event(struct err *e, struct sched *s, const struct wire_frame *f)
     case WIRE_BLOCKS:
         return blocks_event(e, s, &f->blocks);
     case WIRE_KNOB:
-        return knob_event(e, s, &f->knob);
+        return setting_event(e, s, &f->knob);
     case WIRE_TICK:
         return 0;
     case WIRE_STAT:
         stat_event(s, f->stat.to);
         return 0;
     default:
-        return err_set(e, ERR_PROTO, "%s is no event of a scheduler", wire_kind_name(f->kind));
+        return err_set(e, ERR_PROTO, "%s is no event: the scheduler does not receive this kind",
+                       wire_kind_name(f->kind));
     }
 }
 
@@ -250,8 +253,8 @@ int sched_event(struct err *e, struct sched *s, const struct wire_frame *f)
 {
     uint64_t at = time_of(f);
     s->now_ns = at > s->now_ns ? at : s->now_ns;
-    if (!s->begun) { /* orders of a later life never have the numbers of this one */
-        s->begun = true;
+    if (!s->started) { /* numbers from the clock are not used again after a restart */
+        s->started = true;
         s->next_order = s->now_ns + 1;
         s->scan_ns = s->now_ns;
     }
@@ -266,12 +269,12 @@ int sched_decide(struct err *e, struct sched *s)
     if (s->dirty) {
         s->dirty = false;
         rc = s->policy->decide(e, s->policy_state, &s->view);
-        s->dirty = false; /* what it did itself is no reason to ask again */
+        s->dirty = false; /* the policy's own actions need no second call */
     }
     submit_acks(s);
-    if (!rc && s->broken.code) {
-        *e = s->broken;
-        s->broken.code = 0;
+    if (!rc && s->failure.code) {
+        *e = s->failure;
+        s->failure.code = 0;
         rc = e->code;
     }
     return rc;
@@ -280,13 +283,13 @@ int sched_decide(struct err *e, struct sched *s)
 uint64_t sched_next_ns(const struct sched *s)
 {
     uint64_t next = UINT64_MAX;
-    const struct job *held = held_first(s);
+    const struct request *r = grace_first(s);
     if (s->n_worker || s->n_gateway)
         next = s->scan_ns;
     if (s->deadlines && s->deadlines->at_ns < next)
         next = s->deadlines->at_ns;
-    if (held && held->pub.since_ns + s->grace_ns < next)
-        next = held->pub.since_ns + s->grace_ns;
+    if (r && r->pub.since_ns + s->grace_ns < next)
+        next = r->pub.since_ns + s->grace_ns;
     return next;
 }
 

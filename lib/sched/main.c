@@ -13,33 +13,33 @@
 #include "sched/serve.h"
 
 /* NAME=VALUE */
-static int set_knob(struct err *e, struct sched *s, const char *text)
+static int set_setting(struct err *e, struct sched *s, const char *text)
 {
     char name[64];
     const char *eq = strchr(text, '=');
     double v;
     if (!eq || eq == text || (size_t)(eq - text) >= sizeof name)
-        return err_set(e, ERR_USAGE, "--knob %.80s: NAME=VALUE should be here", text);
+        return err_set(e, ERR_USAGE, "--knob %.80s: must be NAME=VALUE", text);
     memcpy(name, text, (size_t)(eq - text));
     name[eq - text] = 0;
     int rc = cli_f64(e, name, eq + 1, &v, 0, 1e15);
-    return rc ? rc : sched_knob(e, s, name, v);
+    return rc ? rc : sched_set(e, s, name, v);
 }
 
 struct flags {
     const char *listen, *run;
-    struct cli_list knobs, kv;
+    struct cli_list settings, kv;
     uint64_t ready_fd;
     bool ready_given;
     struct sched_filter filter;
-    /* what the service gets of them */
+    /* made from the flags above, for the service */
     char url[WIRE_URL_BYTES_MAX + 32], kv_url[WIRE_URL_BYTES_MAX + 32];
     char names[SCHED_SERVE_STORES_MAX][WIRE_NAME_BYTES_MAX + 1];
     struct sched_serve_store store[SCHED_SERVE_STORES_MAX];
     struct sched_serve_opts serve;
 };
 
-/* [NAME=]URL; the store of a host is called like the host. */
+/* text: [NAME=]URL; without NAME the name of this host. */
 static int add_store(struct err *e, struct flags *f, const char *text)
 {
     const char *eq = strchr(text, '='), *url = eq ? eq + 1 : text;
@@ -47,7 +47,7 @@ static int add_store(struct err *e, struct flags *f, const char *text)
     if (i == SCHED_SERVE_STORES_MAX)
         return err_set(e, ERR_USAGE, "--kv: at most %d stores", SCHED_SERVE_STORES_MAX);
     if (!n || n > WIRE_NAME_BYTES_MAX || strncmp(url, "unix:", 5) || !url[5])
-        return err_set(e, ERR_USAGE, "--kv %.200s: [NAME=]unix:PATH should be here, NAME of at most %d bytes", text,
+        return err_set(e, ERR_USAGE, "--kv %.200s: must be [NAME=]unix:PATH, with a NAME of at most %d bytes", text,
                        WIRE_NAME_BYTES_MAX);
     memcpy(f->names[i], eq ? text : proc_host(), n);
     f->names[i][n] = 0;
@@ -56,7 +56,7 @@ static int add_store(struct err *e, struct flags *f, const char *text)
     return 0;
 }
 
-/* The run directory says where the sockets are, where no flag does. */
+/* The sockets are in the run directory unless a flag names them. */
 static int service_flags(struct err *e, struct flags *f)
 {
     int rc = 0;
@@ -77,10 +77,10 @@ static int service_flags(struct err *e, struct flags *f)
     f->serve.url = f->listen;
     f->serve.ready_fd = f->ready_given ? (int)f->ready_fd : -1;
     if (!rc && !f->listen && (f->ready_given || f->kv.n))
-        rc =
-            err_set(e, ERR_USAGE, "%s is for a service: --listen or --run is missing", f->kv.n ? "--kv" : "--ready-fd");
+        rc = err_set(e, ERR_USAGE, "%s needs a service: give --listen or --run, too", f->kv.n ? "--kv" : "--ready-fd");
     if (!rc && f->listen && (f->filter.jsonl || f->filter.stat))
-        rc = err_set(e, ERR_USAGE, "%s is for a filter, not for a service", f->filter.jsonl ? "--jsonl" : "--stat");
+        rc = err_set(e, ERR_USAGE, "%s is for a filter; it does not go with --listen and --run",
+                     f->filter.jsonl ? "--jsonl" : "--stat");
     return rc;
 }
 
@@ -91,8 +91,8 @@ static int run(struct err *e, const struct sched_policy *p, struct flags *f)
     rc = rc ? rc : sched_new(e, &s, p, NULL);
     if (rc)
         return rc;
-    for (size_t i = 0; i < f->knobs.n && !rc; i++)
-        rc = set_knob(e, s, f->knobs.v[i]);
+    for (size_t i = 0; i < f->settings.n && !rc; i++)
+        rc = set_setting(e, s, f->settings.v[i]);
     if (!rc && f->listen) {
         proc_wake_soon(true);
         rc = proc_signals(e);
@@ -108,41 +108,41 @@ int sched_main(struct err *e, int argc, char **argv, const char *prog, const cha
 {
     void *arg = (void *)(uintptr_t)prog;
     struct flags f = {
-        .filter = {.fd_in = STDIN_FILENO, .fd_out = STDOUT_FILENO, .prog = prog, .say = cli_say, .say_arg = arg},
-        .serve = {.prog = prog, .say = cli_say, .say_arg = arg},
+        .filter = {.fd_in = STDIN_FILENO, .fd_out = STDOUT_FILENO, .prog = prog, .log = cli_say, .log_arg = arg},
+        .serve = {.prog = prog, .log = cli_say, .log_arg = arg},
     };
     const struct cli_opt opts[] = {
         {.name = "listen",
          .kind = CLI_STR,
          .out = &f.listen,
          .arg = "URL",
-         .help = "run as a service there: ipc://PATH or tcp://HOST:PORT"},
+         .help = "run as a service at ipc://PATH or tcp://HOST:PORT"},
         {.name = "kv",
          .kind = CLI_LIST,
          .out = &f.kv,
          .arg = "[NAME=]URL",
-         .help = "a kvstore whose blocks are to be known: unix:PATH, as workers of host NAME use it"},
+         .help = "track the blocks of this kvstore: unix:PATH, the store of the workers of host NAME"},
         {.name = "run",
          .kind = CLI_STR,
          .out = &f.run,
          .arg = "DIR",
-         .help = "runtime directory: sched.sock and kv.sock there, where no flag says otherwise"},
+         .help = "runtime directory: uses its sched.sock and kv.sock unless a flag names others"},
         {.name = "ready-fd",
          .kind = CLI_U64,
          .out = &f.ready_fd,
          .arg = "N",
-         .help = "write a line there when ready",
+         .help = "write a line to this descriptor when ready",
          .lo = 3,
          .hi = 1 << 20,
          .given = &f.ready_given},
-        {.name = "jsonl", .kind = CLI_FLAG, .out = &f.filter.jsonl, .help = "events and decisions as lines of JSON"},
+        {.name = "jsonl", .kind = CLI_FLAG, .out = &f.filter.jsonl, .help = "read and write lines of JSON"},
         {.letter = 'k',
          .name = "knob",
          .kind = CLI_LIST,
-         .out = &f.knobs,
+         .out = &f.settings,
          .arg = "NAME=VALUE",
-         .help = "set a knob of machine or policy"},
-        {.name = "stat", .kind = CLI_FLAG, .out = &f.filter.stat, .help = "end with a stat frame: the accounting"},
+         .help = "change a setting of scheduler or policy"},
+        {.name = "stat", .kind = CLI_FLAG, .out = &f.filter.stat, .help = "write a stat frame at the end"},
     };
     bool exec = policy == &sched_policy_exec;
     const struct cli_prog p = {prog,
@@ -157,14 +157,14 @@ int sched_main(struct err *e, int argc, char **argv, const char *prog, const cha
     if (rc == CLI_DONE)
         return rc;
     signal(SIGPIPE, SIG_IGN);
-    struct sched_policy mine = *policy;
+    struct sched_policy with_arg = *policy;
     if (!rc && exec && !n_arg)
-        rc = err_set(e, ERR_USAGE, "the command of the policy is missing");
+        rc = err_set(e, ERR_USAGE, "COMMAND is missing: the policy to run");
     if (!rc && exec)
-        mine.arg = argv[1];
+        with_arg.arg = argv[1];
     rc = rc ? rc : service_flags(e, &f);
-    rc = rc ? rc : run(e, &mine, &f);
-    cli_list_free(&f.knobs);
+    rc = rc ? rc : run(e, &with_arg, &f);
+    cli_list_free(&f.settings);
     cli_list_free(&f.kv);
     return rc;
 }

@@ -1,10 +1,10 @@
-/* The program around a policy: options, knobs, filter. For mains only. */
+/* The main of a scheduler program with a given policy: options, settings, filter or service. For mains only. */
 #ifndef SCHED_MAIN_H
 #define SCHED_MAIN_H
 
 #include "sched/policy.h"
 
-/* CLI_DONE where an option asked for text; the caller prints errors and closes the output. */
+/* CLI_DONE: an option printed its text (--help). The caller prints errors and closes the output. */
 int sched_main(struct err *e, int argc, char **argv, const char *prog, const char *about,
                const struct sched_policy *policy);
 

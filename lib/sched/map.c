@@ -1,4 +1,4 @@
-/* Open addressing with linear probing; a removal moves what follows back, so that no marks of the dead pile up. */
+/* Open addressing with linear probing. A removal moves later entries back, so that it leaves no markers. */
 #include "sched/machine.h"
 
 #include <stdlib.h>
@@ -72,7 +72,7 @@ void map_drop(struct map *m, uint64_t hash, const void *p)
         if (!m->slot[i].p)
             break;
         size_t home = (size_t)m->slot[i].hash & m->mask;
-        if (((i - home) & m->mask) >= ((i - hole) & m->mask)) { /* may lie as far forward as the hole */
+        if (((i - home) & m->mask) >= ((i - hole) & m->mask)) { /* its home is not after the hole */
             m->slot[hole] = m->slot[i];
             hole = i;
         }

@@ -1,26 +1,26 @@
-/* First come, first served: strictly in order, to the worker of the pool with the most free seats. Sees neither caches
- * nor SLOs: what the others are measured against. */
+/* First come, first served: requests are placed strictly in order, on the worker of the pool with the most free
+ * sequence slots. Ignores caches and SLOs; a baseline for other policies. */
 #include "sched/pool.h"
 
-static const struct sched_worker *freest(const struct sched_view *v, const struct pools *p, const struct sched_job *j,
-                                         enum sched_role role, enum sched_phase phase)
+static const struct sched_worker *freest(const struct sched_view *v, const struct pools *p,
+                                         const struct sched_request *r, enum sched_role role, enum sched_phase phase)
 {
     const struct sched_worker *best = NULL;
     for (uint32_t i = 0; i < sched_n_worker(v); i++) {
         const struct sched_worker *w = sched_worker_at(v, i);
-        if (pool_has(p, w, role) && sched_room(v, j, w, phase) &&
+        if (pool_has(p, w, role) && sched_room(v, r, w, phase) &&
             (!best || w->seqs > best->seqs || (w->seqs == best->seqs && w->number < best->number)))
             best = w;
     }
     return best;
 }
 
-/* A prompt too large for any worker of the prefill pool goes to a decode worker whole. */
-static bool whole(const struct sched_view *v, const struct pools *p, const struct sched_job *j)
+/* True if the prompt is too large for every worker of the prefill pool; it then runs whole on a decode worker. */
+static bool whole(const struct sched_view *v, const struct pools *p, const struct sched_request *r)
 {
     for (uint32_t i = 0; i < sched_n_worker(v); i++) {
         const struct sched_worker *w = sched_worker_at(v, i);
-        if (pool_has(p, w, SCHED_PREFILL) && pool_fits(v, j, w, SCHED_ON_PREFILL))
+        if (pool_has(p, w, SCHED_PREFILL) && pool_fits(v, r, w, SCHED_ON_PREFILL))
             return false;
     }
     return true;
@@ -32,17 +32,17 @@ static int decide(struct err *e, void *state, struct sched_view *v)
     (void)e;
     (void)state;
     pools_count(&p, v);
-    for (const struct sched_job *j; p.open_decode && (j = sched_waiting(v, true, NULL));) {
-        const struct sched_worker *w = freest(v, &p, j, SCHED_DECODE, SCHED_ON_DECODE);
-        if (!w || !sched_place(v, j, w, SCHED_ON_DECODE, 0))
+    for (const struct sched_request *r; p.open_decode && (r = sched_waiting(v, true, NULL));) {
+        const struct sched_worker *w = freest(v, &p, r, SCHED_DECODE, SCHED_ON_DECODE);
+        if (!w || !sched_place(v, r, w, SCHED_ON_DECODE, 0))
             break;
     }
     pools_count(&p, v);
-    for (const struct sched_job *j; (p.open_prefill || p.open_decode) && (j = sched_waiting(v, false, NULL));) {
-        bool all = whole(v, &p, j);
+    for (const struct sched_request *r; (p.open_prefill || p.open_decode) && (r = sched_waiting(v, false, NULL));) {
+        bool all = whole(v, &p, r);
         enum sched_phase phase = all ? SCHED_ON_WHOLE : SCHED_ON_PREFILL;
-        const struct sched_worker *w = freest(v, &p, j, all ? SCHED_DECODE : SCHED_PREFILL, phase);
-        if (!w || !sched_place(v, j, w, phase, 0))
+        const struct sched_worker *w = freest(v, &p, r, all ? SCHED_DECODE : SCHED_PREFILL, phase);
+        if (!w || !sched_place(v, r, w, phase, 0))
             break;
     }
     return 0;

@@ -22,8 +22,8 @@ void pools_count(struct pools *p, const struct sched_view *v)
         p->open_decode = n ? open : 0;
 }
 
-bool pool_fits(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
+bool pool_fits(const struct sched_view *v, const struct sched_request *r, const struct sched_worker *w,
                enum sched_phase phase)
 {
-    return sched_need(v, j, w, phase) <= w->blocks_all;
+    return sched_need(v, r, w, phase) <= w->blocks_all;
 }

@@ -1,8 +1,8 @@
-/* A skip list: the order is (priority, deadline, arrival), a step to the next is one pointer, the rest is logarithmic.
- * Levels come from a counter's bits, so that a run can be repeated. */
+/* A skip list sorted by priority, deadline and arrival: the next request is one pointer away, insertion is logarithmic.
+ * Levels come from the bits of a counter, so that runs are reproducible. */
 #include "sched/machine.h"
 
-static bool before(const struct job *a, const struct job *b)
+static bool before(const struct request *a, const struct request *b)
 {
     if (a->pub.priority != b->pub.priority)
         return a->pub.priority < b->pub.priority;
@@ -11,13 +11,13 @@ static bool before(const struct job *a, const struct job *b)
     return a->pub.number < b->pub.number;
 }
 
-/* For each level the last job before j, NULL for the head. */
-static void find(struct queue *q, struct job *path[SKIP_LEVELS], const struct job *j)
+/* path: for each level the last request before r, NULL for the head. */
+static void find(struct queue *q, struct request *path[SKIP_LEVELS], const struct request *r)
 {
-    struct job *at = NULL;
+    struct request *at = NULL;
     for (int l = SKIP_LEVELS - 1; l >= 0; l--) {
-        struct job *next = at ? at->skip.next[l] : q->first[l];
-        while (next && before(next, j)) {
+        struct request *next = at ? at->skip.next[l] : q->first[l];
+        while (next && before(next, r)) {
             at = next;
             next = at->skip.next[l];
         }
@@ -25,38 +25,38 @@ static void find(struct queue *q, struct job *path[SKIP_LEVELS], const struct jo
     }
 }
 
-void queue_add(struct queue *q, struct job *j)
+void queue_add(struct queue *q, struct request *r)
 {
-    struct job *path[SKIP_LEVELS];
-    find(q, path, j);
+    struct request *path[SKIP_LEVELS];
+    find(q, path, r);
     uint64_t bits = mix64(++q->seed) | (uint64_t)1 << (2 * (SKIP_LEVELS - 1));
-    j->skip.n = (uint8_t)(__builtin_ctzll(bits) / 2 + 1); /* a quarter of a level reaches the next */
+    r->skip.n = (uint8_t)(__builtin_ctzll(bits) / 2 + 1); /* a quarter of a level reaches the next */
     for (int l = 0; l < SKIP_LEVELS; l++) {
-        struct job **from = path[l] ? &path[l]->skip.next[l] : &q->first[l];
-        j->skip.next[l] = l < j->skip.n ? *from : NULL;
-        if (l < j->skip.n)
-            *from = j;
+        struct request **from = path[l] ? &path[l]->skip.next[l] : &q->first[l];
+        r->skip.next[l] = l < r->skip.n ? *from : NULL;
+        if (l < r->skip.n)
+            *from = r;
     }
-    j->skip.prev = path[0];
-    if (j->skip.next[0])
-        j->skip.next[0]->skip.prev = j;
+    r->skip.prev = path[0];
+    if (r->skip.next[0])
+        r->skip.next[0]->skip.prev = r;
     q->n++;
-    q->tokens += j->pub.n_prompt;
+    q->tokens += r->pub.n_prompt;
 }
 
-void queue_drop(struct queue *q, struct job *j)
+void queue_drop(struct queue *q, struct request *r)
 {
-    struct job *path[SKIP_LEVELS];
-    if (j->skip.n > 1)
-        find(q, path, j);
-    path[0] = j->skip.prev;
-    for (int l = 0; l < j->skip.n; l++) {
-        struct job **from = path[l] ? &path[l]->skip.next[l] : &q->first[l];
-        *from = j->skip.next[l];
+    struct request *path[SKIP_LEVELS];
+    if (r->skip.n > 1)
+        find(q, path, r);
+    path[0] = r->skip.prev;
+    for (int l = 0; l < r->skip.n; l++) {
+        struct request **from = path[l] ? &path[l]->skip.next[l] : &q->first[l];
+        *from = r->skip.next[l];
     }
-    if (j->skip.next[0])
-        j->skip.next[0]->skip.prev = j->skip.prev;
-    j->skip.n = 0;
+    if (r->skip.next[0])
+        r->skip.next[0]->skip.prev = r->skip.prev;
+    r->skip.n = 0;
     q->n--;
-    q->tokens -= j->pub.n_prompt;
+    q->tokens -= r->pub.n_prompt;
 }

@@ -10,10 +10,10 @@
 #include "proc/proc.h"
 #include "sched/serve_impl.h"
 
-#define WAIT_NS_MAX (250 * NS_MS) /* looks at signals */
-#define STOPPED_NS (500 * NS_MS)  /* later than meant by this much: the process was stopped */
-#define ENDING_NS (60 * NS_S)     /* after SIGTERM requests may run this long */
-#define BATCH_MAX 4096            /* frames of an instant */
+#define WAIT_NS_MAX (250 * NS_MS) /* so often signals are checked */
+#define STOPPED_NS (500 * NS_MS)  /* a wait that takes this much longer than intended: the process was stopped */
+#define ENDING_NS (60 * NS_S)     /* after SIGTERM running requests may continue for this long */
+#define BATCH_MAX 4096            /* events before the next decision */
 
 /* ---- the clock ---- */
 
@@ -30,19 +30,19 @@ static uint64_t serve_now(struct serve *v)
 void serve_broken(struct serve *v, const struct err *e)
 {
     if (!v->broken)
-        v->why = *e;
+        v->failure = *e;
     v->broken = true;
 }
 
-void serve_say(struct serve *v, const char *text)
+void serve_log(struct serve *v, const char *text)
 {
-    if (v->o->say)
-        v->o->say(v->o->say_arg, text);
+    if (v->o->log)
+        v->o->log(v->o->log_arg, text);
 }
 
-void serve_say_some(struct serve *v, const char *text)
+void serve_log_limited(struct serve *v, const char *text)
 {
-    log_limit(&v->peer_log, time_now_ns(), text, v->o->say, v->o->say_arg);
+    log_limit(&v->peer_log, time_now_ns(), text, v->o->log, v->o->log_arg);
 }
 
 /* ---- frames ---- */
@@ -55,8 +55,8 @@ void serve_event(struct serve *v, struct wire_frame *f)
         serve_broken(v, &e);
 }
 
-/* The sender gets the reason; the frame has no effect. */
-static void wrong(struct serve *v, const struct err *e)
+/* Sends the reason to the sender of an invalid frame. */
+static void refuse_frame(struct serve *v, const struct err *e)
 {
     if (e->code == ERR_SYS) {
         serve_broken(v, e);
@@ -66,11 +66,11 @@ static void wrong(struct serve *v, const struct err *e)
     const char *name = session_peer_name(v->sender->s);
     struct wire_frame f = {.kind = WIRE_REFUSE, .refuse = {.to = wire_str_of(name), .text = wire_str_of(e->text)}};
     snprintf(line, sizeof line, "%s %s: %.600s", session_peer_role(v->sender->s), name, e->text);
-    serve_say_some(v, line);
+    serve_log_limited(v, line);
     peer_send(v, v->sender, &f);
 }
 
-static void put_worker(struct serve *v, const struct worker *w)
+static void send_worker(struct serve *v, const struct worker *w)
 {
     struct wire_frame f = {.kind = WIRE_WORKER};
     f.worker = (struct wire_worker){
@@ -90,8 +90,8 @@ static void put_worker(struct serve *v, const struct worker *w)
         .context = w->last_context,
         .step_ns = w->last_step_ns,
         .batch = w->last_batch,
-        .inc = w->inc,
-        .compat = wire_str_of(v->s->compat ? v->s->compat : ""),
+        .inc = w->incarnation,
+        .compat = wire_str_of(v->s->kv_identity ? v->s->kv_identity : ""),
         .steps = w->steps,
         .n_steps = w->n_steps,
         .step_tokens = w->step_tokens,
@@ -99,18 +99,18 @@ static void put_worker(struct serve *v, const struct worker *w)
     peer_send(v, v->sender, &f);
 }
 
-/* While it ends, what is new is refused for good, so that nobody waits for a scheduler that does not come. */
-static bool refused_at_the_end(struct serve *v, const struct wire_frame *f)
+/* During shutdown new requests are refused with `never`, so that gateways do not submit them again. */
+static bool refused_for_shutdown(struct serve *v, const struct wire_frame *f)
 {
     if (!v->ending || f->kind != WIRE_SUBMIT)
         return false;
     struct gateway *g = gateway_find(v->s, f->submit.gw);
-    if (g && job_find(v->s, g, f->submit.job))
+    if (g && req_find(v->s, g, f->submit.job))
         return false;
-    struct wire_frame r = {.kind = WIRE_REFUSE};
-    r.refuse = (struct wire_refuse){
-        .to = f->submit.gw, .job = f->submit.job, .never = true, .text = wire_str_of("the scheduler is ending")};
-    peer_send(v, v->sender, &r);
+    struct wire_frame refusal = {.kind = WIRE_REFUSE};
+    refusal.refuse = (struct wire_refuse){
+        .to = f->submit.gw, .job = f->submit.job, .never = true, .text = wire_str_of("the scheduler is shutting down")};
+    peer_send(v, v->sender, &refusal);
     return true;
 }
 
@@ -123,25 +123,25 @@ static void frame(struct serve *v, struct peer *p, const struct session_event *x
     int rc = session_frame(&e, &f, v->arena, x);
     rc = rc ? rc : peer_check(&e, p, &f);
     if (!rc && f.kind == WIRE_KNOB && str_is(f.knob.name, "heartbeat_ms"))
-        rc = err_set(&e, ERR_NO, "heartbeat_ms is read when the service starts: give it with --knob");
-    if (!rc && !refused_at_the_end(v, &f)) {
+        rc = err_set(&e, ERR_NO, "heartbeat_ms is read only when the service starts: set it with --knob");
+    if (!rc && !refused_for_shutdown(v, &f)) {
         f.tick.at_ns = serve_now(v); /* the first member of each event */
         rc = sched_event(&e, v->s, &f);
     }
     if (rc) {
-        wrong(v, &e);
+        refuse_frame(v, &e);
     } else if (f.kind == WIRE_KNOB) {
         peer_send(v, p, &f);
     } else if (f.kind == WIRE_STAT) {
         for (uint32_t i = 0; i < v->s->n_worker; i++)
-            put_worker(v, v->s->worker[i]);
+            send_worker(v, v->s->worker[i]);
     } else if (f.kind == WIRE_JOIN) {
         sched_worker_full(v->s, f.join.worker, p->queue != NULL);
     }
     v->sender = NULL;
 }
 
-static void take(struct serve *v)
+static void process_events(struct serve *v)
 {
     struct session_event x;
     for (int i = 0; i < BATCH_MAX && !v->broken && session_hub_next(v->hub, &x); i++) {
@@ -151,7 +151,7 @@ static void take(struct serve *v)
             store_session(v, w, &x);
         else if (x.type == SESSION_UP)
             peer_up(v, x.s);
-        else if (!p) /* it was closed at once */
+        else if (!p) /* peer_up has closed it */
             continue;
         else if (x.type == SESSION_FRAME)
             frame(v, p, &x);
@@ -171,24 +171,24 @@ static void decide(struct serve *v)
     if (rc == ERR_SYS)
         serve_broken(v, &e);
     else if (rc)
-        serve_say_some(v, e.text);
+        serve_log_limited(v, e.text);
 }
 
-/* What waits and has not begun is told that it will not; what runs may end. */
+/* During shutdown waiting requests fail, except for prefilled ones while a worker can decode them. */
 static void end_waiting(struct serve *v)
 {
-    for (struct job *j; (j = v->s->queued.first[0]);)
-        job_end(v->s, j, END_ERROR, ERR_SYS, "the scheduler is ending");
-    for (struct job *j; (j = held_first(v->s));)
-        job_end(v->s, j, END_ERROR, ERR_SYS, "the scheduler is ending");
-    bool decodes = false;
+    for (struct request *r; (r = v->s->queued.first[0]);)
+        req_end(v->s, r, END_ERROR, ERR_SYS, "the scheduler is shutting down");
+    for (struct request *r; (r = grace_first(v->s));)
+        req_end(v->s, r, END_ERROR, ERR_SYS, "the scheduler is shutting down");
+    bool any_worker = false;
     for (uint32_t i = 0; i < v->s->n_worker; i++)
-        decodes |= !v->s->worker[i]->pub.draining;
-    for (struct job *j; !decodes && (j = v->s->ready.first[0]);)
-        job_end(v->s, j, END_ERROR, ERR_SYS, "the scheduler is ending");
+        any_worker |= !v->s->worker[i]->pub.draining;
+    for (struct request *r; !any_worker && (r = v->s->ready.first[0]);)
+        req_end(v->s, r, END_ERROR, ERR_SYS, "the scheduler is shutting down");
 }
 
-static bool over(struct serve *v)
+static bool finished(struct serve *v)
 {
     if (proc_term_count() > 1)
         return true;
@@ -202,7 +202,7 @@ static bool over(struct serve *v)
     return time_now_ns() > v->end_ns || (!v->s->n_running && !v->s->n_waiting && peers_quiet(v));
 }
 
-static void wait(struct serve *v)
+static void wait_for_events(struct serve *v)
 {
     uint64_t now = serve_now(v), next = sched_next_ns(v->s);
     uint64_t ns = next > now ? next - now : 0;
@@ -217,25 +217,25 @@ static int run(struct err *e, struct serve *v)
 {
     for (;;) {
         struct wire_frame tick = {.kind = WIRE_TICK};
-        take(v);
+        process_events(v);
         serve_event(v, &tick);
-        if (over(v))
+        if (finished(v))
             return 0;
         decide(v);
         if (v->broken) {
-            *e = v->why;
+            *e = v->failure;
             return e->code;
         }
-        wait(v);
+        wait_for_events(v);
     }
 }
 
 int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o)
 {
     struct serve v = {.s = s, .o = o};
-    struct sched_sink sink = {.emit = peers_emit, .arg = &v, .let_go = stores_let_go};
+    struct sched_sink sink = {.emit = peers_emit, .arg = &v, .release = stores_release};
     struct session_hub_opts opts = {.self = {.role = "sched", .name = o->prog, .inc = time_now_ns()}};
-    opts.silence_accepted_ms = (uint32_t)(3 * sched_view_knob(&s->view, "heartbeat_ms"));
+    opts.silence_accepted_ms = (uint32_t)(3 * sched_view_setting(&s->view, "heartbeat_ms"));
     list_init(&v.all);
     sched_set_sink(s, &sink);
     v.arena = wire_arena_new();

@@ -1,7 +1,7 @@
 /*
- * The scheduler as a service: a loop around the machine that receives frames of gateways, workers and tools over
- * sessions, watches the events of the stores, and sends what the machine decides. One thread. Its clock stands still
- * while the process is stopped.
+ * The scheduler as a service: a loop that receives frames of gateways, workers and tools over sessions, and events of
+ * the stores, passes them to the state machine (sched.h), and sends its decisions. One thread. Its clock stands still
+ * while the process is stopped (SIGSTOP).
  */
 #ifndef SCHED_SERVE_H
 #define SCHED_SERVE_H
@@ -11,20 +11,20 @@
 #define SCHED_SERVE_STORES_MAX 16
 
 struct sched_serve_store {
-    const char *name, *url; /* the name that its workers join with; "unix:PATH" */
+    const char *name, *url; /* the name with which its workers join; "unix:PATH" */
 };
 
 struct sched_serve_opts {
     const char *prog, *url; /* ipc://PATH or tcp://HOST:PORT */
     const struct sched_serve_store *store;
     size_t n_store;
-    int ready_fd; /* -1: none */
-    void (*say)(void *arg, const char *text);
-    void *say_arg;
+    int ready_fd;                             /* -1: none */
+    void (*log)(void *arg, const char *text); /* may be NULL */
+    void *log_arg;
 };
 
-/* Sets the sink of s. Runs until SIGTERM (proc_signals); then new requests are refused, and it ends when no answer is
- * running, or at the second signal. */
+/* Runs until SIGTERM (proc_signals), then shuts down gracefully: it refuses new requests and returns when no request is
+ * running, after a minute, or at the second signal. Sets the sink of s. */
 int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o);
 
 #endif

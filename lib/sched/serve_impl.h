@@ -1,5 +1,5 @@
-/* Private to lib/sched: the service inside. serve.c has its loop, serve_peers.c the sessions of workers, gateways and
- * tools, serve_stores.c those with the stores. */
+/* Private to lib/sched: the service. serve.c has its loop, serve_peers.c the sessions of workers, gateways and tools,
+ * serve_stores.c the sessions with the stores. */
 #ifndef SCHED_SERVE_IMPL_H
 #define SCHED_SERVE_IMPL_H
 
@@ -9,7 +9,7 @@
 #include "sched/machine.h"
 #include "sched/serve.h"
 
-#define SERVE_QUEUE_BYTES_MAX (64u << 20) /* that wait for a worker; more, and its session is closed */
+#define SERVE_QUEUE_BYTES_MAX (64u << 20) /* queued for a worker; with more its session is closed */
 
 struct serve;
 
@@ -17,15 +17,15 @@ struct peer { /* an accepted session */
     struct session *s;
     enum { PEER_WORKER, PEER_GATEWAY, PEER_TOOL } role;
     uint64_t hash;
-    uint8_t *queue; /* of a worker: encoded frames that its window does not take yet; the first starts at queue_at */
+    uint8_t *queue; /* of a worker: encoded frames for which its session has no room yet; the first at queue_at */
     size_t queue_at, queue_n, queue_size;
     struct list node;
 };
 
-struct store_watch { /* a plain session with a kvstore */
+struct store_watch { /* a plain session to a kvstore, for its events */
     struct session *s;
     const char *name;
-    bool said; /* that it refuses to be watched */
+    bool refusal_logged;
 };
 
 struct serve {
@@ -38,11 +38,11 @@ struct serve {
 
     struct map peers;    /* workers and gateways, by role and name */
     struct list all;     /* peers, tools too */
-    struct peer *sender; /* of the frame that is being processed: gets what the machine emits without a name */
+    struct peer *sender; /* of the frame that is being processed: receives decisions that name no peer */
     bool broken;
-    struct err why;
+    struct err failure; /* if broken */
 
-    bool ending;
+    bool ending; /* graceful shutdown, at the latest at end_ns */
     uint64_t end_ns;
     struct log_limit peer_log;
 
@@ -50,26 +50,25 @@ struct serve {
     size_t n_store;
 };
 
-void serve_broken(struct serve *v, const struct err *e); /* no memory: the loop ends with it */
-void serve_say(struct serve *v, const char *text);
-void serve_say_some(struct serve *v, const char *text);  /* for what peers cause: log_limit */
-void serve_event(struct serve *v, struct wire_frame *f); /* one that the service makes; sets at_ns */
+void serve_broken(struct serve *v, const struct err *e); /* ends the loop with this error: no memory */
+void serve_log(struct serve *v, const char *text);
+void serve_log_limited(struct serve *v, const char *text); /* for lines that peers can cause (log_limit) */
+void serve_event(struct serve *v, struct wire_frame *f);   /* an event of the service itself; sets at_ns */
 
 /* ---- serve_peers.c ---- */
 
 void peer_up(struct serve *v, struct session *s);
-/* Reports the peer to the machine as gone, logs why if it broke the protocol, and frees it. */
-void peer_down(struct serve *v, struct peer *p, const struct err *why);
+/* Sends `gone` of the peer to the state machine, logs the reason if the peer broke the protocol, and frees it. */
+void peer_down(struct serve *v, struct peer *p, const struct err *reason);
 void peer_acked(struct serve *v, struct peer *p);
 void peers_free(struct serve *v);
-bool peers_quiet(const struct serve *v); /* gateways have processed all that was sent to them */
-/* ERR_PROTO: this peer may not send this frame. */
+bool peers_quiet(const struct serve *v); /* the gateways have acknowledged all frames */
+/* ERR_PROTO: this peer must not send this frame, or it names another peer as its sender. */
 int peer_check(struct err *e, const struct peer *p, const struct wire_frame *f);
-/* Does not wait. Orders and controls are queued while a worker's window is full, at most SERVE_QUEUE_BYTES_MAX and a
- * frame of them until it is empty again; any other peer whose window is full, and any other frame, closes the session.
- */
+/* Does not block. If the session of a worker is full, work items and controls are queued: at most SERVE_QUEUE_BYTES_MAX
+ * and one frame. For any other frame or peer a full session is closed, since the peer does not read. */
 void peer_send(struct serve *v, struct peer *p, const struct wire_frame *f);
-/* The sink of the machine; arg is the service. */
+/* emit of the sink; arg: struct serve. */
 void peers_emit(void *arg, const struct wire_frame *f);
 
 /* ---- serve_stores.c ---- */
@@ -78,7 +77,7 @@ int stores_open(struct err *e, struct serve *v);
 void stores_close(struct serve *v);
 struct store_watch *store_of(struct serve *v, const struct session *s); /* NULL: the session of a peer */
 void store_session(struct serve *v, struct store_watch *w, const struct session_event *x);
-/* let_go of the machine's sink; arg is the service. */
-void stores_let_go(void *arg, const char *store, struct wire_bytes handle);
+/* release of the sink; arg: struct serve. */
+void stores_release(void *arg, const char *store, struct wire_bytes handle);
 
 #endif

@@ -1,4 +1,4 @@
-/* The sessions of workers, gateways and tools: who may send what, and where the machine's decisions go. */
+/* The sessions of workers, gateways and tools: which frames they may send, and which decisions go to which peer. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +30,7 @@ void peer_up(struct serve *v, struct session *s)
     while (strcmp(roles[role], session_peer_role(s)))
         role++;
     if (!name.n && role != PEER_TOOL) {
-        session_close(s, "a worker or gateway without a name");
+        session_close(s, "the name of a worker or gateway must not be empty");
         return;
     }
     struct peer *p = calloc(1, sizeof *p);
@@ -65,14 +65,14 @@ void peers_free(struct serve *v)
     map_free(&v->peers);
 }
 
-void peer_down(struct serve *v, struct peer *p, const struct err *why)
+void peer_down(struct serve *v, struct peer *p, const struct err *reason)
 {
     struct wire_frame f = {.kind = WIRE_GONE};
     struct wire_str name = wire_str_of(session_peer_name(p->s));
-    if (why->code == ERR_PROTO) {
+    if (reason->code == ERR_PROTO) {
         char line[700];
-        snprintf(line, sizeof line, "%s %s: %.500s", roles[p->role], session_peer_name(p->s), why->text);
-        serve_say_some(v, line);
+        snprintf(line, sizeof line, "%s %s: %.500s", roles[p->role], session_peer_name(p->s), reason->text);
+        serve_log_limited(v, line);
     }
     if (p->role == PEER_WORKER)
         f.gone.worker = name;
@@ -93,7 +93,7 @@ bool peers_quiet(const struct serve *v)
 
 /* ---- received ---- */
 
-/* A session acts for itself only: the names in its frames are its own. */
+/* A session acts for itself only: name and incarnation in its frames must be those of its hello. */
 int peer_check(struct err *e, const struct peer *p, const struct wire_frame *f)
 {
     const char *kind = wire_kind_name(f->kind), *own = session_peer_name(p->s);
@@ -145,13 +145,13 @@ int peer_check(struct err *e, const struct peer *p, const struct wire_frame *f)
 
 /* ---- sent ---- */
 
-/* Orders and controls wait for room in the window. The machine decides no further order meanwhile, so only a worker
- * that does not read reaches the limit. */
+/* Queues a work item or control until the session has room. The state machine decides no further work item meanwhile,
+ * so only a worker that does not read reaches the limit. */
 static void queue_frame(struct serve *v, struct peer *p, const struct wire_frame *f)
 {
     struct err e;
     if ((f->kind != WIRE_ORDER && f->kind != WIRE_CONTROL) || p->queue_n > SERVE_QUEUE_BYTES_MAX) {
-        session_close(p->s, "it does not read what the scheduler sends");
+        session_close(p->s, "the peer does not read what the scheduler sends");
         return;
     }
     if (wire_encode_add(&e, &p->queue, &p->queue_n, &p->queue_size, f))
@@ -166,11 +166,11 @@ void peer_send(struct serve *v, struct peer *p, const struct wire_frame *f)
     if (rc == ERR_NO && p->role == PEER_WORKER)
         queue_frame(v, p, f);
     else if (rc == ERR_NO)
-        session_close(p->s, "it does not read what the scheduler sends");
+        session_close(p->s, "the peer does not read what the scheduler sends");
     else if (rc == ERR_SYS)
         serve_broken(v, &e);
     else if (rc == ERR_PROTO)
-        serve_say_some(v, e.text);
+        serve_log_limited(v, e.text);
 }
 
 void peer_acked(struct serve *v, struct peer *p)
@@ -199,7 +199,7 @@ void peers_emit(void *arg, const struct wire_frame *f)
 {
     struct serve *v = arg;
     struct wire_frame stat;
-    struct peer *p = v->sender; /* stat, and refuse of no request */
+    struct peer *p = v->sender; /* for stat, and for refuse of a frame */
     switch ((int)f->kind) {
     case WIRE_ORDER:
         p = peer_find(v, f->order.to, PEER_WORKER);
@@ -216,7 +216,7 @@ void peers_emit(void *arg, const struct wire_frame *f)
     case WIRE_REFUSE:
         p = f->refuse.job ? peer_find(v, f->refuse.to, PEER_GATEWAY) : p;
         break;
-    case WIRE_STAT: /* idle gateways are connected too */
+    case WIRE_STAT: /* the state machine does not know idle gateways */
         stat = *f;
         stat.stat.gateways = 0;
         list_each (struct peer, q, &v->all, node)

@@ -1,4 +1,4 @@
-/* Plain sessions with the stores: their events go to the machine, and handles that nobody will take to them. */
+/* Sessions with the stores: passes their events to the state machine, and releases handles that no worker will take. */
 #include <stdio.h>
 #include <string.h>
 
@@ -21,7 +21,7 @@ static void store_up(struct serve *v, const struct store_watch *w)
     store_send(v, w, &f);
 }
 
-/* A refusal of a handle is normal: it was taken, or has ended. */
+/* A refusal of TAG_FREE is ignored: the handle was taken, or has ended. */
 static void store_frame(struct serve *v, struct store_watch *w, const struct session_event *x)
 {
     struct err e;
@@ -29,23 +29,23 @@ static void store_frame(struct serve *v, struct store_watch *w, const struct ses
     char line[500];
     wire_arena_reset(v->arena);
     if (session_frame(&e, &f, v->arena, x)) {
-        if (!w->said)
-            serve_say(v, e.text);
-        w->said = true;
+        if (!w->refusal_logged)
+            serve_log(v, e.text);
+        w->refusal_logged = true;
         session_close(w->s, NULL);
     } else if (f.kind == WIRE_KV_EVENT) {
         blocks.blocks = (struct wire_blocks){.store = wire_str_of(w->name),
                                              .reset = f.kv_event.reset,
                                              .stored = f.kv_event.stored,
                                              .evicted = f.kv_event.evicted};
-        w->said = false;
+        w->refusal_logged = false;
         serve_event(v, &blocks);
     } else if (f.kind == WIRE_KV_NO && (f.kv_no.tag == TAG_OPEN || f.kv_no.tag == TAG_WATCH)) {
         snprintf(line, sizeof line, "%s: %.*s", session_url(w->s), (int)(f.kv_no.text.n < 400 ? f.kv_no.text.n : 400),
                  f.kv_no.text.p);
-        if (!w->said)
-            serve_say(v, line);
-        w->said = true;
+        if (!w->refusal_logged)
+            serve_log(v, line);
+        w->refusal_logged = true;
         session_close(w->s, NULL);
     }
 }
@@ -57,7 +57,7 @@ void store_session(struct serve *v, struct store_watch *w, const struct session_
         store_up(v, w);
     else if (x->type == SESSION_FRAME)
         store_frame(v, w, x);
-    else if (x->type == SESSION_DOWN) /* what it holds is not known until it is watched again */
+    else if (x->type == SESSION_DOWN) /* its blocks are unknown until the next session */
         serve_event(v, &f);
 }
 
@@ -87,8 +87,8 @@ void stores_close(struct serve *v)
         session_free(v->store[--v->n_store].s);
 }
 
-/* A store that is not connected ends the sequence by its own time (kvstore --handed-ms). */
-void stores_let_go(void *arg, const char *store, struct wire_bytes handle)
+/* If the store is not connected, it ends the sequence after its TTL (kvstore --handed-ms). */
+void stores_release(void *arg, const char *store, struct wire_bytes handle)
 {
     struct serve *v = arg;
     struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.tag = TAG_FREE, .handle = handle}};

@@ -1,4 +1,4 @@
-/* The accounting. */
+/* The counts and percentiles of the stat frame. */
 #include "sched/machine.h"
 
 #include <stdlib.h>

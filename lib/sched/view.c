@@ -1,9 +1,9 @@
-/* What policies see and do (policy.h). */
+/* The view and the actions of policies (policy.h). */
 #include "sched/machine.h"
 
 #include <string.h>
 
-static struct sched *of(const struct sched_view *v)
+static struct sched *sched_of(const struct sched_view *v)
 {
     return (struct sched *)(uintptr_t)v; /* the view is the machine's first member */
 }
@@ -13,87 +13,87 @@ const char *const sched_phase_names[3] = {"prefill", "decode", "whole"};
 
 uint64_t sched_view_now(const struct sched_view *v)
 {
-    return of(v)->now_ns;
+    return sched_of(v)->now_ns;
 }
 
-double sched_view_knob(const struct sched_view *v, const char *name)
+double sched_view_setting(const struct sched_view *v, const char *name)
 {
-    const struct sched *s = of(v);
-    for (size_t i = 0; i < s->n_knob; i++) /* a policy's own words are mostly the very same */
-        if (s->knob[i].name == name)
-            return s->knob[i].value;
-    for (size_t i = 0; i < s->n_knob; i++)
-        if (!strcmp(s->knob[i].name, name))
-            return s->knob[i].value;
+    const struct sched *s = sched_of(v);
+    for (size_t i = 0; i < s->n_setting; i++) /* fast path: the pointer from the policy's own table */
+        if (s->setting[i].name == name)
+            return s->setting[i].value;
+    for (size_t i = 0; i < s->n_setting; i++)
+        if (!strcmp(s->setting[i].name, name))
+            return s->setting[i].value;
     return 0;
 }
 
 uint32_t sched_n_worker(const struct sched_view *v)
 {
-    return of(v)->n_worker;
+    return sched_of(v)->n_worker;
 }
 
 const struct sched_worker *sched_worker_at(const struct sched_view *v, uint32_t i)
 {
-    return &of(v)->worker[i]->pub;
+    return &sched_of(v)->worker[i]->pub;
 }
 
-const struct sched_job *sched_waiting(const struct sched_view *v, bool ready, const struct sched_job *before)
+const struct sched_request *sched_waiting(const struct sched_view *v, bool ready, const struct sched_request *before)
 {
-    const struct sched *s = of(v);
-    const struct job *j = before ? job_of(before)->skip.next[0] : (ready ? &s->ready : &s->queued)->first[0];
-    return j ? &j->pub : NULL;
+    const struct sched *s = sched_of(v);
+    const struct request *r = before ? request_of(before)->skip.next[0] : (ready ? &s->ready : &s->queued)->first[0];
+    return r ? &r->pub : NULL;
 }
 
 uint64_t sched_n_waiting(const struct sched_view *v, bool ready)
 {
-    return (ready ? &of(v)->ready : &of(v)->queued)->n;
+    return (ready ? &sched_of(v)->ready : &sched_of(v)->queued)->n;
 }
 
 uint64_t sched_waiting_tokens(const struct sched_view *v)
 {
-    return of(v)->queued.tokens;
+    return sched_of(v)->queued.tokens;
 }
 
-const struct sched_job *sched_fresh(const struct sched_view *v, const struct sched_job *before)
+const struct sched_request *sched_arrived(const struct sched_view *v, const struct sched_request *before)
 {
-    const struct list *head = &of(v)->fresh, *n = before ? &job_of(before)->fresh : head;
+    const struct list *head = &sched_of(v)->unacked, *n = before ? &request_of(before)->unacked : head;
     while ((n = n->next) != head) {
-        const struct job *j = list_entry(n, struct job, fresh);
-        if (j->state == JOB_QUEUED)
-            return &j->pub;
+        const struct request *r = list_entry(n, struct request, unacked);
+        if (r->state == REQUEST_QUEUED)
+            return &r->pub;
     }
     return NULL;
 }
 
-const struct sched_job *sched_running(const struct sched_view *v, const struct sched_worker *w,
-                                      const struct sched_job *before)
+const struct sched_request *sched_running(const struct sched_view *v, const struct sched_worker *w,
+                                          const struct sched_request *before)
 {
     (void)v;
-    const struct list *head = &worker_of(w)->runs, *n = before ? &job_of(before)->cur->of_worker : head;
+    const struct list *head = &worker_of(w)->attempts, *n = before ? &request_of(before)->current->of_worker : head;
     while ((n = n->next) != head) {
-        const struct run *r = list_entry(n, struct run, of_worker);
-        if (r->current && !r->j->unasked)
-            return &r->j->pub;
+        const struct attempt *a = list_entry(n, struct attempt, of_worker);
+        if (a->is_current && !a->r->unclaimed)
+            return &a->r->pub;
     }
     return NULL;
 }
 
 int32_t sched_priority_last(const struct sched_view *v)
 {
-    return of(v)->priority_last;
+    return sched_of(v)->priority_last;
 }
 
 uint32_t sched_n_store(const struct sched_view *v)
 {
-    return of(v)->n_store;
+    return sched_of(v)->n_store;
 }
 
-#define WORDS (SCHED_STORES_MAX / 64)
+#define SET_WORDS (SCHED_STORES_MAX / 64)
 
-static void set_all(uint32_t *out, uint32_t n, const uint64_t set[WORDS], uint32_t tokens)
+static void set_all(uint32_t *out, uint32_t n, const uint64_t set[SET_WORDS], uint32_t tokens)
 {
-    for (uint32_t word = 0; word < WORDS; word++)
+    for (uint32_t word = 0; word < SET_WORDS; word++)
         for (uint64_t bits = set[word]; bits; bits &= bits - 1) {
             uint32_t store = 64 * word + (uint32_t)__builtin_ctzll(bits);
             if (store < n)
@@ -101,71 +101,71 @@ static void set_all(uint32_t *out, uint32_t n, const uint64_t set[WORDS], uint32
         }
 }
 
-/* The stores of the set hold the first lo blocks, none holds hi: halves, each look serving all stores of its set. */
-static void narrow(const struct sched *s, const struct job *j, uint32_t *out, uint32_t n, uint32_t lo, uint32_t hi,
-                   const uint64_t set[WORDS])
+/* A binary search for the cached prefix in all stores of a set at once: each has the first lo blocks, none has hi. */
+static void find_prefixes(const struct sched *s, const struct request *r, uint32_t *out, uint32_t n, uint32_t lo,
+                          uint32_t hi, const uint64_t set[SET_WORDS])
 {
-    uint64_t any = 0, yes[WORDS], no[WORDS];
-    for (uint32_t i = 0; i < WORDS; i++)
+    uint64_t any = 0, have[SET_WORDS], lack[SET_WORDS];
+    for (uint32_t i = 0; i < SET_WORDS; i++)
         any |= set[i];
     if (!any)
         return;
     if (lo + 1 == hi) {
         uint32_t tokens = lo * KV_BLOCK;
-        set_all(out, n, set, tokens < j->pub.n_prompt ? tokens : j->pub.n_prompt - 1);
+        set_all(out, n, set, tokens < r->pub.n_prompt ? tokens : r->pub.n_prompt - 1);
         return;
     }
     uint32_t mid = lo + (hi - lo) / 2;
-    const struct block *b = index_get(&s->index, j->digests + (size_t)(mid - 1) * 32);
-    for (uint32_t i = 0; i < WORDS; i++) {
-        yes[i] = b ? set[i] & b->stores[i] : 0;
-        no[i] = b ? set[i] & ~b->stores[i] : set[i];
+    const struct block *b = index_get(&s->index, r->digests + (size_t)(mid - 1) * 32);
+    for (uint32_t i = 0; i < SET_WORDS; i++) {
+        have[i] = b ? set[i] & b->stores[i] : 0;
+        lack[i] = b ? set[i] & ~b->stores[i] : set[i];
     }
-    narrow(s, j, out, n, mid, hi, yes);
-    narrow(s, j, out, n, lo, mid, no);
+    find_prefixes(s, r, out, n, mid, hi, have);
+    find_prefixes(s, r, out, n, lo, mid, lack);
 }
 
-void sched_hits(const struct sched_view *v, const struct sched_job *p, uint32_t *out, uint32_t n)
+void sched_hits(const struct sched_view *v, const struct sched_request *p, uint32_t *out, uint32_t n)
 {
-    const struct sched *s = of(v);
-    const struct job *j = job_of(p);
+    const struct sched *s = sched_of(v);
+    const struct request *r = request_of(p);
     memset(out, 0, n * sizeof *out);
-    const struct block *b = p->n_block ? index_get(&s->index, j->digests) : NULL;
+    const struct block *b = p->n_block ? index_get(&s->index, r->digests) : NULL;
     if (b)
-        narrow(s, j, out, n, 1, p->n_block + 1, b->stores);
+        find_prefixes(s, r, out, n, 1, p->n_block + 1, b->stores);
 }
 
-/* Of one store; -1: none. */
-static uint32_t hit(const struct sched *s, const struct job *j, int store)
+/* Tokens of the prefix that one store has; store -1: 0. */
+static uint32_t hit(const struct sched *s, const struct request *r, int store)
 {
     uint32_t out[SCHED_STORES_MAX] = {0};
-    uint64_t set[WORDS] = {0};
-    const struct block *b = j->pub.n_block && store >= 0 ? index_get(&s->index, j->digests) : NULL;
+    uint64_t set[SET_WORDS] = {0};
+    const struct block *b = r->pub.n_block && store >= 0 ? index_get(&s->index, r->digests) : NULL;
     if (!b)
         return 0;
     set[store / 64] = b->stores[store / 64] & (uint64_t)1 << store % 64;
-    narrow(s, j, out, s->n_store, 1, j->pub.n_block + 1, set);
+    find_prefixes(s, r, out, s->n_store, 1, r->pub.n_block + 1, set);
     return out[store];
 }
 
-uint64_t sched_need(const struct sched_view *v, const struct sched_job *j, const struct sched_worker *w,
+uint64_t sched_need(const struct sched_view *v, const struct sched_request *r, const struct sched_worker *w,
                     enum sched_phase phase)
 {
-    return job_wants(of(v), job_of(j), w->store, w->max_len, phase);
+    return req_more_blocks(sched_of(v), request_of(r), w->store, w->max_len, phase);
 }
 
-bool sched_room(const struct sched_view *v, const struct sched_job *p, const struct sched_worker *w,
+bool sched_room(const struct sched_view *v, const struct sched_request *p, const struct sched_worker *w,
                 enum sched_phase phase)
 {
-    const struct sched *s = of(v);
-    const struct job *j = job_of(p);
+    const struct sched *s = sched_of(v);
+    const struct request *r = request_of(p);
     if (w->draining || !w->seqs)
         return false;
     if (phase != SCHED_ON_DECODE && !w->tokens)
         return false;
-    if (j->avoid == w->number && s->n_worker > 1 && s->now_ns < p->since_ns + s->grace_ns)
+    if (r->failed_worker_number == w->number && s->n_worker > 1 && s->now_ns < p->since_ns + s->grace_ns)
         return false;
-    return job_wants(s, j, w->store, w->max_len, phase) <= w->blocks;
+    return req_more_blocks(s, r, w->store, w->max_len, phase) <= w->blocks;
 }
 
 double sched_prefill_ns(const struct sched_worker *w, uint32_t n_new, uint32_t n_cached)
@@ -181,58 +181,58 @@ double sched_step_ns(const struct sched_worker *w, uint64_t context, uint32_t ba
 
 /* ---- actions ---- */
 
-bool sched_place(struct sched_view *v, const struct sched_job *p, const struct sched_worker *pw, enum sched_phase phase,
-                 uint32_t chunk)
+bool sched_place(struct sched_view *v, const struct sched_request *p, const struct sched_worker *pw,
+                 enum sched_phase phase, uint32_t chunk)
 {
-    struct sched *s = of(v);
-    struct job *j = job_of(p);
+    struct sched *s = sched_of(v);
+    struct request *r = request_of(p);
     struct worker *w = worker_of(pw);
-    struct run *r;
-    bool fits = phase == SCHED_ON_DECODE ? j->state == JOB_READY : j->state == JOB_QUEUED;
+    struct attempt *a;
+    bool fits = phase == SCHED_ON_DECODE ? r->state == REQUEST_READY : r->state == REQUEST_QUEUED;
     if (!fits || !sched_room(v, p, pw, phase))
         return false;
-    if (run_open(&s->broken, &r, s, j, w, phase))
+    if (attempt_new(&s->failure, &a, s, r, w, phase))
         return false;
-    r->order = s->next_order++;
-    r->chunk = phase == SCHED_ON_PREFILL ? 0 : chunk ? chunk : pw->chunk;
-    r->current = true;
+    a->order = s->next_order++;
+    a->chunk = phase == SCHED_ON_PREFILL ? 0 : chunk ? chunk : pw->chunk;
+    a->is_current = true;
     if (phase != SCHED_ON_DECODE) {
-        r->cached = hit(s, j, pw->store);
-        r->n_new = p->n_prompt + p->n_out - r->cached;
-        run_progress(r, (uint64_t)sched_prefill_ns(pw, r->n_new, r->cached));
+        a->cached = hit(s, r, pw->store);
+        a->n_new = p->n_prompt + p->n_out - a->cached;
+        attempt_set_left(a, (uint64_t)sched_prefill_ns(pw, a->n_new, a->cached));
     }
-    j->cur = r;
-    j->pub.running = phase;
-    job_set(s, j, JOB_RUNNING);
+    r->current = a;
+    r->pub.running = phase;
+    req_set_state(s, r, REQUEST_RUNNING);
     s->placed++;
-    worker_send(s, r);
+    worker_send(s, a);
     return true;
 }
 
-bool sched_refuse(struct sched_view *v, const struct sched_job *p, bool never, uint64_t retry_ns, const char *text)
+bool sched_refuse(struct sched_view *v, const struct sched_request *p, bool never, uint64_t retry_ns, const char *text)
 {
-    struct sched *s = of(v);
-    struct job *j = job_of(p);
-    if (j->state != JOB_QUEUED)
+    struct sched *s = sched_of(v);
+    struct request *r = request_of(p);
+    if (r->state != REQUEST_QUEUED)
         return false;
-    refuse_job(s, j, never, retry_ns > s->retry_ns ? retry_ns : s->retry_ns, text);
+    req_refuse(s, r, never, retry_ns > s->retry_ns ? retry_ns : s->retry_ns, text);
     return true;
 }
 
-bool sched_preempt(struct sched_view *v, const struct sched_job *p)
+bool sched_preempt(struct sched_view *v, const struct sched_request *p)
 {
-    struct sched *s = of(v);
-    struct job *j = job_of(p);
-    if (j->state != JOB_RUNNING || !j->cur || j->cur->preempted || j->unasked)
+    struct sched *s = sched_of(v);
+    struct request *r = request_of(p);
+    if (r->state != REQUEST_RUNNING || !r->current || r->current->preempted || r->unclaimed)
         return false;
-    j->cur->preempted = true;
-    worker_control(s, j->cur->w, "preempt", j->cur);
+    r->current->preempted = true;
+    worker_control(s, r->current->w, "preempt", r->current);
     return true;
 }
 
 bool sched_set_role(struct sched_view *v, const struct sched_worker *pw, enum sched_role role)
 {
-    struct sched *s = of(v);
+    struct sched *s = sched_of(v);
     struct worker *w = worker_of(pw);
     if (w->pub.role == role)
         return false;
@@ -241,15 +241,15 @@ bool sched_set_role(struct sched_view *v, const struct sched_worker *pw, enum sc
     return true;
 }
 
-void sched_set_eta(struct sched_view *v, const struct sched_job *p, uint64_t eta_ns)
+void sched_set_eta(struct sched_view *v, const struct sched_request *p, uint64_t eta_ns)
 {
     (void)v;
-    job_of(p)->eta_ns = eta_ns;
+    request_of(p)->eta_ns = eta_ns;
 }
 
-void sched_note(struct sched_view *v, const struct sched_job *p, uint32_t worker, uint64_t until_ns)
+void sched_note(struct sched_view *v, const struct sched_request *p, uint32_t worker, uint64_t until_ns)
 {
     (void)v;
-    job_of(p)->pub.note_worker = worker;
-    job_of(p)->pub.note_ns = until_ns;
+    request_of(p)->pub.note_worker = worker;
+    request_of(p)->pub.note_ns = until_ns;
 }

@@ -1,4 +1,4 @@
-/* Workers: the registry, what each can take, and the orders and controls that go to it. */
+/* Workers: the registry, their capacity, and the work items and controls that they receive. */
 #include "sched/machine.h"
 
 #include <stdlib.h>
@@ -33,27 +33,26 @@ int worker_new(struct err *e, struct worker **out, struct sched *s, struct wire_
     w->pub.name = w->name;
     w->pub.number = (uint32_t)++s->next_worker;
     w->pub.store = -1;
-    list_init(&w->runs);
+    list_init(&w->attempts);
     w->at = s->n_worker;
     s->worker[s->n_worker++] = w;
     *out = w;
     return 0;
 }
 
-/* Its session has ended: what it ran waits again, and no report of it will come. */
 void worker_gone(struct sched *s, struct worker *w)
 {
     if (w->pub.draining)
-        s->drained[s->drained_at++ % DRAINED_MAX] = w->inc;
-    while (!list_empty(&w->runs)) {
-        struct run *r = list_entry(w->runs.next, struct run, of_worker);
-        struct job *j = r->j;
-        bool current = r->current;
-        run_close(s, r);
+        s->drained[s->drained_at++ % DRAINED_MAX] = w->incarnation;
+    while (!list_empty(&w->attempts)) {
+        struct attempt *a = list_entry(w->attempts.next, struct attempt, of_worker);
+        struct request *r = a->r;
+        bool current = a->is_current;
+        attempt_close(s, a);
         if (current)
-            job_requeue(s, j, true);
-        else if (j->state == JOB_ENDED && list_empty(&j->runs))
-            job_free(s, j);
+            req_requeue(s, r, true);
+        else if (r->state == REQUEST_ENDED && list_empty(&r->attempts))
+            req_free(s, r);
     }
     map_drop(&s->workers, w->hash, w);
     s->worker[w->at] = s->worker[--s->n_worker];
@@ -72,15 +71,15 @@ void worker_refuse(struct sched *s, struct wire_str name, const char *text)
 
 /* ---- controls ---- */
 
-void worker_control(struct sched *s, const struct worker *w, const char *what, const struct run *r)
+void worker_control(struct sched *s, const struct worker *w, const char *what, const struct attempt *a)
 {
     struct wire_frame f = {.kind = WIRE_CONTROL};
     f.control = (struct wire_control){.at_ns = s->now_ns, .to = wire_str_of(w->name), .what = wire_str_of(what)};
-    if (r) {
-        f.control.gw = wire_str_of(r->j->gw->name);
-        f.control.job = r->j->pub.job;
-        f.control.order = r->order;
-        f.control.attempt = r->attempt;
+    if (a) {
+        f.control.gw = wire_str_of(a->r->gw->name);
+        f.control.job = a->r->pub.job;
+        f.control.order = a->order;
+        f.control.attempt = a->number;
     } else {
         f.control.role = wire_str_of(sched_role_names[w->pub.role]);
     }
@@ -96,53 +95,53 @@ void worker_drain(struct sched *s, struct worker *w, bool on)
     s->dirty = true;
 }
 
-/* ---- orders ---- */
+/* ---- work items ---- */
 
-/* Room is counted down by what was sent: a worker's capacity says which orders it counts already. */
-static void take_room(struct worker *w, const struct run *r)
+/* Subtracts a work item that the worker's last capacity frame does not include. */
+static void reserve_room(struct worker *w, const struct attempt *a)
 {
     w->seqs -= w->seqs > 0;
-    w->pub.blocks -= r->blocks < w->pub.blocks ? r->blocks : w->pub.blocks;
-    w->pub.tokens -= r->n_new < w->pub.tokens ? r->n_new : w->pub.tokens;
+    w->pub.blocks -= a->blocks < w->pub.blocks ? a->blocks : w->pub.blocks;
+    w->pub.tokens -= a->n_new < w->pub.tokens ? a->n_new : w->pub.tokens;
     w->pub.seqs = w->full ? 0 : w->seqs;
 }
 
-void worker_send(struct sched *s, struct run *r)
+void worker_send(struct sched *s, struct attempt *a)
 {
-    struct job *j = r->j;
-    struct worker *w = r->w;
-    bool decode = r->phase == SCHED_ON_DECODE;
+    struct request *r = a->r;
+    struct worker *w = a->w;
+    bool decode = a->phase == SCHED_ON_DECODE;
     struct wire_frame f = {.kind = WIRE_ORDER};
     f.order = (struct wire_order){.at_ns = s->now_ns,
                                   .to = wire_str_of(w->name),
-                                  .order = r->order,
-                                  .gw = wire_str_of(j->gw->name),
-                                  .job = j->pub.job,
-                                  .attempt = r->attempt,
-                                  .phase = wire_str_of(sched_phase_names[r->phase]),
-                                  .n_prompt = j->pub.n_prompt,
-                                  .max_tokens = j->pub.max_tokens,
-                                  .cached = r->cached,
-                                  .chunk = r->chunk,
+                                  .order = a->order,
+                                  .gw = wire_str_of(r->gw->name),
+                                  .job = r->pub.job,
+                                  .attempt = a->number,
+                                  .phase = wire_str_of(sched_phase_names[a->phase]),
+                                  .n_prompt = r->pub.n_prompt,
+                                  .max_tokens = r->pub.max_tokens,
+                                  .cached = a->cached,
+                                  .chunk = a->chunk,
                                   .lease_ns = s->lease_ns,
-                                  .priority = j->pub.priority,
-                                  .reply = str_of(j->reply, j->n_reply),
-                                  .n_out = j->pub.n_out,
-                                  .out = j->out,
-                                  .n_out_id = j->n_out_id,
-                                  .body = {j->body, j->n_body}};
-    if (decode && j->n_handle)
-        f.order.handle = (struct wire_bytes){j->handle, j->n_handle};
-    if (decode && j->pub.kv_store >= 0)
-        f.order.from = wire_str_of(s->store[j->pub.kv_store].name);
-    r->n = ++w->n_sent;
-    take_room(w, r);
+                                  .priority = r->pub.priority,
+                                  .reply = str_of(r->reply, r->n_reply),
+                                  .n_out = r->pub.n_out,
+                                  .out = r->out,
+                                  .n_out_id = r->n_out_id,
+                                  .body = {r->body, r->n_body}};
+    if (decode && r->n_handle)
+        f.order.handle = (struct wire_bytes){r->handle, r->n_handle};
+    if (decode && r->pub.kv_store >= 0)
+        f.order.from = wire_str_of(s->store[r->pub.kv_store].name);
+    a->n_sent = ++w->n_sent;
+    reserve_room(w, a);
     emit(s, &f);
 }
 
 /* ---- capacity ---- */
 
-static void take_steps(struct sched *s, struct worker *w, const struct wire_capacity *f)
+static void add_steps(struct sched *s, struct worker *w, const struct wire_capacity *f)
 {
     if (f->step_ns && f->batch) {
         w->last_step_ns = f->step_ns;
@@ -161,21 +160,22 @@ static void take_steps(struct sched *s, struct worker *w, const struct wire_capa
 int capacity_event(struct sched *s, const struct wire_capacity *f)
 {
     struct worker *w = worker_find(s, f->worker);
-    if (!w || w->inc != f->inc) {
-        worker_refuse(s, f->worker, "join first: this scheduler does not know this worker");
+    if (!w || w->incarnation != f->inc) {
+        worker_refuse(s, f->worker, "this worker has not joined: a join must come before capacity");
         return 0;
     }
     w->seqs = f->seqs < w->pub.seqs_all ? f->seqs : w->pub.seqs_all;
     w->pub.seqs = w->full ? 0 : w->seqs;
     w->pub.tokens = f->tokens;
     w->pub.blocks = f->blocks < w->pub.blocks_all ? f->blocks : w->pub.blocks_all;
-    for (struct list *n = w->runs.prev; n != &w->runs; n = n->prev) { /* those of the join, with number 0, come first */
-        const struct run *r = list_entry(n, struct run, of_worker);
-        if (r->n <= f->orders)
+    for (struct list *n = w->attempts.prev; n != &w->attempts;
+         n = n->prev) { /* newest first; those of the join have n_sent 0 */
+        const struct attempt *a = list_entry(n, struct attempt, of_worker);
+        if (a->n_sent <= f->orders)
             break;
-        take_room(w, r); /* the worker did not have this order yet */
+        reserve_room(w, a); /* not received when the worker sent this frame */
     }
-    take_steps(s, w, f);
+    add_steps(s, w, f);
     if (f->drain)
         worker_drain(s, w, true);
     s->dirty = true;

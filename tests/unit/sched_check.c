@@ -1,73 +1,73 @@
-/* The accounting of a scheduler, counted again from all that it keeps. */
+/* Recounts the state of a scheduler, and compares it with the counts that it maintains. */
 #include "unit/sched_check.h"
 
 #include "sched/machine.h"
 
-struct census {
-    uint64_t state[JOB_ENDED + 1], unasked, runs, deadlines, held;
+struct totals {
+    uint64_t state[REQUEST_ENDED + 1], unclaimed, attempts, deadlines, in_grace;
 };
 
-static const char *look_at_job(const struct job *j, struct census *c)
+static const char *check_request(const struct request *r, struct totals *c)
 {
-    c->state[j->state]++;
-    c->unasked += j->unasked && j->state == JOB_RUNNING;
-    c->deadlines += j->deadline.at_ns != 0;
-    c->held += !list_empty(&j->held);
-    const struct run *cur = NULL;
-    list_each (struct run, r, &j->runs, of_job) {
-        c->runs++;
-        if (r->j != j)
-            return "a try belongs to another request";
-        if (r->current && cur)
-            return "a request has two current tries";
-        cur = r->current ? r : cur;
-        if (r->current && r->attempt != j->attempt)
-            return "a current try is of an old attempt";
-        if (!r->current && !r->cancelled)
-            return "an old try was not cancelled";
+    c->state[r->state]++;
+    c->unclaimed += r->unclaimed && r->state == REQUEST_RUNNING;
+    c->deadlines += r->deadline.at_ns != 0;
+    c->in_grace += !list_empty(&r->grace);
+    const struct attempt *current = NULL;
+    list_each (struct attempt, a, &r->attempts, of_request) {
+        c->attempts++;
+        if (a->r != r)
+            return "an attempt in the list of a request belongs to another request";
+        if (a->is_current && current)
+            return "a request has two current attempts";
+        current = a->is_current ? a : current;
+        if (a->is_current && a->number != r->attempt)
+            return "the current attempt has an old number";
+        if (!a->is_current && !a->cancelled)
+            return "an old attempt was not cancelled";
     }
-    if (cur != j->cur)
-        return "the current try is not the one marked";
-    if ((j->state == JOB_RUNNING) != (cur != NULL))
-        return "running and having a try are not the same";
-    if (j->state == JOB_ENDED && list_empty(&j->runs))
-        return "an ended request is kept without a reason";
+    if (current != r->current)
+        return "is_current and the request's current attempt differ";
+    if ((r->state == REQUEST_RUNNING) != (current != NULL))
+        return "a request runs without a current attempt, or has one and does not run";
+    if (r->state == REQUEST_ENDED && list_empty(&r->attempts))
+        return "an ended request without attempts is not freed";
     return NULL;
 }
 
-static const char *look_at_worker(const struct worker *w, uint64_t *n)
+static const char *check_worker(const struct worker *w, uint64_t *n)
 {
     uint64_t context = 0, left = 0;
-    uint32_t runs = 0, kind[3] = {0};
-    list_each (struct run, r, &w->runs, of_worker) {
-        runs++;
-        kind[r->phase]++;
-        left += r->est_ns;
-        context += r->phase != SCHED_ON_PREFILL ? r->context : 0;
-        if (r->w != w || r->of_worker.next->prev != &r->of_worker)
-            return "the list of a worker's orders is broken";
+    uint32_t n_attempt = 0, kind[3] = {0};
+    list_each (struct attempt, a, &w->attempts, of_worker) {
+        n_attempt++;
+        kind[a->phase]++;
+        left += a->est_ns;
+        context += a->phase != SCHED_ON_PREFILL ? a->context : 0;
+        if (a->w != w || a->of_worker.next->prev != &a->of_worker)
+            return "the list of a worker's attempts is broken";
     }
-    *n += runs;
+    *n += n_attempt;
     if (kind[0] != w->pub.n_prefill || kind[1] != w->pub.n_decode || kind[2] != w->pub.n_whole)
-        return "a worker's orders are miscounted";
+        return "the count of a worker's attempts is wrong";
     if (context != w->pub.context || left != w->pub.prefill_left_ns)
-        return "a worker's load is miscounted";
+        return "the load of a worker is wrong";
     if (w->seqs > w->pub.seqs_all || w->pub.seqs != (w->full ? 0 : w->seqs) || w->pub.blocks > w->pub.blocks_all)
-        return "a worker has more room than it has";
+        return "a worker has more free capacity than it has in all, or ignores that its session is full";
     return NULL;
 }
 
-static const char *look_at_queue(const struct queue *q)
+static const char *check_queue(const struct queue *q)
 {
     uint64_t n = 0, tokens = 0;
-    const struct job *last = NULL;
-    for (const struct job *j = q->first[0]; j; last = j, j = j->skip.next[0]) {
+    const struct request *last = NULL;
+    for (const struct request *r = q->first[0]; r; last = r, r = r->skip.next[0]) {
         n++;
-        tokens += j->pub.n_prompt;
-        if (j->skip.prev != last || (last && last->pub.priority > j->pub.priority))
-            return "a queue is out of order";
+        tokens += r->pub.n_prompt;
+        if (r->skip.prev != last || (last && last->pub.priority > r->pub.priority))
+            return "a queue is not sorted";
     }
-    return n != q->n || tokens != q->tokens ? "a queue is miscounted" : NULL;
+    return n != q->n || tokens != q->tokens ? "the count of a queue is wrong" : NULL;
 }
 
 static uint64_t n_deadline(const struct loop_timer *t)
@@ -80,32 +80,32 @@ static uint64_t n_deadline(const struct loop_timer *t)
 
 int sched_check(struct err *e, const struct sched *s)
 {
-    struct census c = {0};
+    struct totals c = {0};
     const char *bad = NULL;
-    uint64_t n_run = 0, ended = 0, held = 0;
-    for (size_t i = 0; s->jobs.slot && i <= s->jobs.mask && !bad; i++)
-        if (s->jobs.slot[i].p)
-            bad = look_at_job(s->jobs.slot[i].p, &c);
+    uint64_t n_attempt = 0, ended = 0, in_grace = 0;
+    for (size_t i = 0; s->requests.slot && i <= s->requests.mask && !bad; i++)
+        if (s->requests.slot[i].p)
+            bad = check_request(s->requests.slot[i].p, &c);
     for (uint32_t i = 0; i < s->n_worker && !bad; i++)
-        bad = look_at_worker(s->worker[i], &n_run);
-    bad = bad ? bad : look_at_queue(&s->queued);
-    bad = bad ? bad : look_at_queue(&s->ready);
-    if (!bad && n_run != c.runs)
-        bad = "workers and requests disagree about the tries";
-    if (!bad && (s->queued.n != c.state[JOB_QUEUED] || s->ready.n != c.state[JOB_READY]))
-        bad = "the queues hold others than those that wait";
-    if (!bad && s->n_waiting != c.state[JOB_HELD] + c.state[JOB_QUEUED] + c.state[JOB_READY])
-        bad = "waiting is miscounted";
-    if (!bad && s->n_running + c.unasked != c.state[JOB_RUNNING])
-        bad = "running is miscounted";
-    if (!bad && s->n_ended != c.state[JOB_ENDED])
-        bad = "ended requests are miscounted";
-    for (const struct list *n = s->held.next; n != &s->held; n = n->next)
-        held++;
-    if (!bad && held != c.held)
-        bad = "those that wait for the other side are miscounted";
+        bad = check_worker(s->worker[i], &n_attempt);
+    bad = bad ? bad : check_queue(&s->queued);
+    bad = bad ? bad : check_queue(&s->ready);
+    if (!bad && n_attempt != c.attempts)
+        bad = "workers and requests have different numbers of attempts";
+    if (!bad && (s->queued.n != c.state[REQUEST_QUEUED] || s->ready.n != c.state[REQUEST_READY]))
+        bad = "the queues have other requests than those that wait";
+    if (!bad && s->n_waiting != c.state[REQUEST_IN_GRACE] + c.state[REQUEST_QUEUED] + c.state[REQUEST_READY])
+        bad = "the count of waiting requests is wrong";
+    if (!bad && s->n_running + c.unclaimed != c.state[REQUEST_RUNNING])
+        bad = "the count of running requests is wrong";
+    if (!bad && s->n_ended != c.state[REQUEST_ENDED])
+        bad = "the count of ended requests is wrong";
+    for (const struct list *n = s->grace.next; n != &s->grace; n = n->next)
+        in_grace++;
+    if (!bad && in_grace != c.in_grace)
+        bad = "the count of requests in grace is wrong";
     if (!bad && n_deadline(s->deadlines) != c.deadlines)
-        bad = "deadlines are miscounted";
+        bad = "the count of deadlines is wrong";
     for (int i = 0; i < END_N; i++)
         ended += s->ended[i];
     if (!bad && s->submitted != ended + s->n_running + s->n_waiting)

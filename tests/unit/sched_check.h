@@ -1,10 +1,10 @@
-/* For tests: linked with those that the Makefile names. */
+/* Linked with the tests that the Makefile names. */
 #ifndef SCHED_CHECK_H
 #define SCHED_CHECK_H
 
 #include "sched/sched.h"
 
-/* Walks all that s keeps, and compares it with its counts: ERR_PROTO says what does not add up. */
+/* Recounts the requests, attempts, workers and queues of s. ERR_PROTO: a count of s is wrong, and which. */
 int sched_check(struct err *e, const struct sched *s);
 
 #endif

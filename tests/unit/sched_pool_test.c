@@ -1,7 +1,7 @@
 /*
- * A pool that is smaller than what is asked of it: what waits for decode with its blocks held must not wait for those
- * blocks. The authority is arithmetic: a pool of 75 blocks of 32 tokens, of which those are free that no sequence
- * holds.
+ * Requests that need more blocks than a pool has free: a request that waits for decode must not wait for blocks that it
+ * holds itself, or that other waiting requests hold. The numbers are computed by hand, for a pool of 75 blocks of 32
+ * tokens.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,11 +23,11 @@ struct world {
     struct sched *s;
     uint64_t now;
     uint32_t n_order;
-    struct wire_order last; /* its strings are gone */
+    struct wire_order last; /* without its strings */
     char phase[8];
     size_t n_handle;
-    uint64_t n_let_go;
-    uint8_t let_go; /* first byte of the newest handle: its job */
+    uint64_t n_release;
+    uint8_t released; /* first byte of the newest released handle: its job */
 };
 
 static void emit(void *arg, const struct wire_frame *f)
@@ -44,13 +44,13 @@ static void emit(void *arg, const struct wire_frame *f)
     memcpy(x->phase, f->order.phase.p, f->order.phase.n);
 }
 
-static void let_go(void *arg, const char *store, struct wire_bytes handle)
+static void release(void *arg, const char *store, struct wire_bytes handle)
 {
     struct world *x = arg;
     assert_string_equal(store, "s");
     assert_int_equal(handle.n, 16);
-    x->n_let_go++;
-    x->let_go = handle.p[0];
+    x->n_release++;
+    x->released = handle.p[0];
 }
 
 static void event(struct world *x, struct wire_frame *f)
@@ -96,7 +96,7 @@ static void submit(struct world *x, uint64_t job, uint32_t n_prompt, uint32_t ma
     event(x, &f);
 }
 
-/* The last order was its prefill. */
+/* Reports the end of a prefill, which must be the last work item. */
 static void prefilled(struct world *x, uint64_t job, uint32_t n_prompt)
 {
     static const uint32_t id = 7;
@@ -122,14 +122,14 @@ static void prefilled(struct world *x, uint64_t job, uint32_t n_prompt)
 static void start(struct world *x, const struct sched_policy *policy)
 {
     struct err e = {0};
-    const struct sched_sink sink = {.emit = emit, .arg = x, .let_go = let_go};
+    const struct sched_sink sink = {.emit = emit, .arg = x, .release = release};
     *x = (struct world){.now = 1000 * MS};
     assert_int_equal(sched_new(&e, &x->s, policy, &sink), 0);
     join(x, "prefill");
     join(x, "decode");
 }
 
-/* 1,200 tokens are 38 blocks, with 1,000 more 69: of the 37 that are left it wants 31. */
+/* 1,200 tokens are 38 blocks, and 69 with the answer of 1,000: the 31 more fit into the 37 that are free. */
 static void more_than_half_of_the_pool(const struct sched_policy *policy)
 {
     struct world x;
@@ -144,8 +144,8 @@ static void more_than_half_of_the_pool(const struct sched_policy *policy)
     sched_free(x.s);
 }
 
-/* Two of 35 blocks leave 5, and each wants 12 more: the second gives its blocks up, and goes on without. */
-static void two_that_block_each_other(const struct sched_policy *policy)
+/* Two requests of 35 blocks leave 5, and each needs 12 more: the second releases its handle and is placed without. */
+static void two_requests_that_block_each_other(const struct sched_policy *policy)
 {
     struct world x;
     start(&x, policy);
@@ -158,13 +158,13 @@ static void two_that_block_each_other(const struct sched_policy *policy)
         prefilled(&x, job, 1100);
         assert_int_equal(x.n_order, job);
     }
-    for (int i = 0; i < 4; i++) { /* not at once */
+    for (int i = 0; i < 4; i++) { /* only after a while */
         x.now += 250 * MS;
         capacity(&x, "prefill", 2, 5);
         capacity(&x, "decode", 0, 5);
         assert_int_equal(x.n_order, 2);
     }
-    assert_true(x.n_let_go == 1 && x.let_go == 2); /* its store is asked to end it */
+    assert_true(x.n_release == 1 && x.released == 2);
     capacity(&x, "decode", 0, 40);
     assert_int_equal(x.n_order, 3);
     assert_true(!strcmp(x.phase, "decode") && x.last.job == 1 && x.n_handle == 16);
@@ -174,22 +174,23 @@ static void two_that_block_each_other(const struct sched_policy *policy)
     sched_free(x.s);
 }
 
-static void half(void **state)
+static void a_request_needs_no_blocks_beside_its_own(void **state)
 {
     (void)state;
     more_than_half_of_the_pool(&sched_policy_kv);
     more_than_half_of_the_pool(&sched_policy_fcfs);
 }
 
-static void two(void **state)
+static void the_second_of_two_blocked_requests_releases_its_handle(void **state)
 {
     (void)state;
-    two_that_block_each_other(&sched_policy_kv);
-    two_that_block_each_other(&sched_policy_fcfs);
+    two_requests_that_block_each_other(&sched_policy_kv);
+    two_requests_that_block_each_other(&sched_policy_fcfs);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(half), cmocka_unit_test(two)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_request_needs_no_blocks_beside_its_own),
+                                       cmocka_unit_test(the_second_of_two_blocked_requests_releases_its_handle)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

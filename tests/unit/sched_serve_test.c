@@ -1,6 +1,6 @@
 /*
- * The scheduler as a service, before peers that this test plays frame by frame. The program is the real one. Peers with
- * their own timing, and their deaths, are in tests/service/sched.bats.
+ * The scheduler as a service: the real program, with fake peers that send and receive frame by frame. Peers with their
+ * own timing, and killed peers, are in tests/service/sched.bats.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -52,7 +52,7 @@ static int start(void **state)
     return 0;
 }
 
-/* It must still run, and end in order. */
+/* The service must still run. */
 static int stop(void **state)
 {
     int status;
@@ -107,7 +107,7 @@ static struct peer *dial(const char *role, const char *name)
     return dial_as(role, name, ++incs);
 }
 
-static void hang_up(struct peer *p)
+static void disconnect(struct peer *p)
 {
     session_free(p->s);
     session_hub_free(p->hub);
@@ -121,18 +121,18 @@ static void send_frame(struct peer *p, const struct wire_frame *f)
     session_hub_wait(p->hub, 0); /* writes it */
 }
 
-/* Its next frame, which must be of this kind. */
+/* Receives the next frame, which must be of this kind. */
 static const struct wire_frame *expect(struct peer *p, enum wire_kind kind)
 {
     struct session_event v;
     do
         if (!next_event(p, &v, LATE_MS))
-            fail_msg("%s: no %s frame came", p->name, wire_kind_name(kind));
+            fail_msg("%s: no %s frame within 20 s", p->name, wire_kind_name(kind));
     while (v.type != SESSION_FRAME);
     wire_arena_reset(p->arena);
     OK(session_frame(&e, &p->f, p->arena, &v));
     if (p->f.kind != kind)
-        fail_msg("%s: a %s frame came, not %s", p->name, wire_kind_name(p->f.kind), wire_kind_name(kind));
+        fail_msg("%s: received a %s frame, not %s", p->name, wire_kind_name(p->f.kind), wire_kind_name(kind));
     return &p->f;
 }
 
@@ -141,7 +141,7 @@ static void expect_refusal(struct peer *p, const char *part)
     const struct wire_refuse *r = &expect(p, WIRE_REFUSE)->refuse;
     assert_int_equal(r->job, 0);
     if (!memmem(r->text.p, r->text.n, part, strlen(part)))
-        fail_msg("\"%.*s\" does not hold \"%s\"", (int)r->text.n, r->text.p, part);
+        fail_msg("\"%.*s\" does not contain \"%s\"", (int)r->text.n, r->text.p, part);
 }
 
 static void join(struct peer *w, const struct wire_run *run)
@@ -224,7 +224,7 @@ static void a_session_acts_for_itself_only(void **state)
     expect_refusal(b, "only a tool may send it");
     join(w, NULL);
     capacity(w, 0, 0);
-    struct peer other = *w; /* a frame of another life, or of another name */
+    struct peer other = *w; /* frames with another incarnation, and another name */
     other.inc++;
     capacity(&other, 0, 16);
     expect_refusal(w, "the session is of 'w'");
@@ -239,14 +239,14 @@ static void a_session_acts_for_itself_only(void **state)
     assert_int_equal(st.gateways, 2);
     cancel(a, "a", 1);
     assert_int_equal(expect(a, WIRE_DONE)->done.reason, WIRE_CANCELLED);
-    hang_up(a);
-    hang_up(b);
-    hang_up(w);
-    hang_up(t);
+    disconnect(a);
+    disconnect(b);
+    disconnect(w);
+    disconnect(t);
 }
 
-/* Five bodies of 14.4 MB at once, for a worker that reads none of them for a second. */
-static void a_burst_of_large_orders_is_held_back(void **state)
+/* Submits five bodies of 14.4 MB at once, for a worker that reads none of them for a second. */
+static void a_burst_of_large_work_items_waits_for_a_full_session(void **state)
 {
     enum { N = 5, BODY = 14400000 };
     (void)state;
@@ -267,9 +267,9 @@ static void a_burst_of_large_orders_is_held_back(void **state)
     join(w, NULL);
     capacity(w, 0, 16);
     for (uint64_t end = time_now_ns() + 1000000000; time_now_ns() < end; usleep(100000)) {
-        struct wire_stat st = stat_of(t); /* it goes on serving others */
+        struct wire_stat st = stat_of(t); /* other peers are served meanwhile */
         assert_int_equal(st.running + st.waiting, N);
-        assert_true(st.placed < N); /* back pressure: a full session gets no more orders */
+        assert_true(st.placed < N); /* back pressure: no more work items are decided for a full session */
     }
     for (uint64_t job = 1; job <= N; job++) {
         const struct wire_order *o = &expect(w, WIRE_ORDER)->order;
@@ -278,9 +278,9 @@ static void a_burst_of_large_orders_is_held_back(void **state)
         assert_true(o->body.p[0] == job && o->body.p[BODY - 1] == job);
     }
     free(body);
-    hang_up(g);
-    hang_up(w);
-    hang_up(t);
+    disconnect(g);
+    disconnect(w);
+    disconnect(t);
 }
 
 static void a_stat_comes_with_a_frame_for_each_worker(void **state)
@@ -290,7 +290,7 @@ static void a_stat_comes_with_a_frame_for_each_worker(void **state)
     for (int i = 0; i < 3; i++) {
         join(w[i], NULL);
         capacity(w[i], 0, 4);
-        send_frame(w[i], &(struct wire_frame){.kind = WIRE_STAT}); /* its answer: all before it was processed */
+        send_frame(w[i], &(struct wire_frame){.kind = WIRE_STAT}); /* the response: all earlier frames were processed */
         assert_int_equal(expect(w[i], WIRE_STAT)->stat.workers, i + 1);
         for (int k = 0; k <= i; k++)
             expect(w[i], WIRE_WORKER);
@@ -302,12 +302,12 @@ static void a_stat_comes_with_a_frame_for_each_worker(void **state)
         assert_int_equal(expect(t, WIRE_WORKER)->worker.seqs, 4);
     assert_true(expect(t, WIRE_KNOB)->knob.value == 7);
     for (int i = 0; i < 3; i++)
-        hang_up(w[i]);
-    hang_up(t);
+        disconnect(w[i]);
+    disconnect(t);
 }
 
-/* Its session breaks with an order under way; it still runs the order when it comes back. */
-static void what_a_worker_brings_back_is_cancelled_when_another_has_it(void **state)
+/* The session of a worker breaks, and it still runs the work item when it joins again. */
+static void a_work_item_of_a_join_is_cancelled_if_another_worker_has_the_request(void **state)
 {
     (void)state;
     struct peer *g = dial("gateway", "g"), *w1 = dial("worker", "w1"), *w2 = dial("worker", "w2");
@@ -316,7 +316,7 @@ static void what_a_worker_brings_back_is_cancelled_when_another_has_it(void **st
     submit(g, 1, false);
     struct wire_order first = expect(w1, WIRE_ORDER)->order;
     assert_int_equal(first.attempt, 1);
-    hang_up(w1);
+    disconnect(w1);
     join(w2, NULL);
     capacity(w2, 0, 1);
     struct wire_order second = expect(w2, WIRE_ORDER)->order;
@@ -333,28 +333,28 @@ static void what_a_worker_brings_back_is_cancelled_when_another_has_it(void **st
     const struct wire_control *c = &expect(w1, WIRE_CONTROL)->control;
     assert_true(c->what.n == 6 && !memcmp(c->what.p, "cancel", 6));
     assert_int_equal(c->order, first.order);
-    hang_up(g);
-    const struct wire_control *x = &expect(w2, WIRE_CONTROL)->control; /* its gateway is gone */
+    disconnect(g);
+    const struct wire_control *x = &expect(w2, WIRE_CONTROL)->control; /* its gateway has disconnected */
     assert_int_equal(x->order, second.order);
-    hang_up(w1);
-    hang_up(w2);
+    disconnect(w1);
+    disconnect(w2);
 }
 
-static void a_drained_worker_that_comes_back_is_still_drained(void **state)
+static void a_drained_worker_that_joins_again_is_still_drained(void **state)
 {
     (void)state;
     struct peer *w = dial("worker", "w"), *t = dial("tool", "t"), *g = dial("gateway", "g");
     struct wire_frame f = {.kind = WIRE_KNOB,
                            .knob = {.name = wire_str_of("drain"), .worker = wire_str_of("w"), .value = 1}};
     join(w, NULL);
-    send_frame(w, &(struct wire_frame){.kind = WIRE_STAT}); /* its response: the join was processed */
+    send_frame(w, &(struct wire_frame){.kind = WIRE_STAT}); /* the response: the join was processed */
     expect(w, WIRE_STAT);
     expect(w, WIRE_WORKER);
     send_frame(t, &f);
     expect(t, WIRE_KNOB);
     expect(w, WIRE_CONTROL);
     uint64_t inc = w->inc;
-    hang_up(w);
+    disconnect(w);
     w = dial_as("worker", "w", inc);
     join(w, NULL);
     const struct wire_control *c = &expect(w, WIRE_CONTROL)->control;
@@ -363,18 +363,18 @@ static void a_drained_worker_that_comes_back_is_still_drained(void **state)
     submit(g, 1, false);
     expect(g, WIRE_ACK);
     assert_int_equal(stat_of(t).waiting, 1);
-    hang_up(w);
-    w = dial("worker", "w"); /* another process is not */
+    disconnect(w);
+    w = dial("worker", "w"); /* a new process is not drained */
     join(w, NULL);
     capacity(w, 0, 1);
     assert_int_equal(expect(w, WIRE_ORDER)->order.job, 1);
-    hang_up(w);
-    hang_up(t);
-    hang_up(g);
+    disconnect(w);
+    disconnect(t);
+    disconnect(g);
 }
 
-/* What a gateway submits again after its session broke goes by another number, as the old one was cancelled. */
-static void a_request_that_was_cancelled_with_its_gateway_is_done(void **state)
+/* A request is cancelled with the session of its gateway, so the gateway submits it again under a new number. */
+static void a_request_that_was_cancelled_with_its_session_gets_done(void **state)
 {
     (void)state;
     struct peer *g = dial("gateway", "g"), *w = dial("worker", "w");
@@ -382,21 +382,20 @@ static void a_request_that_was_cancelled_with_its_gateway_is_done(void **state)
     capacity(w, 0, 1);
     submit(g, 1, false);
     expect(w, WIRE_ORDER);
-    hang_up(g);
-    expect(w, WIRE_CONTROL); /* not answered: the worker still has it */
+    disconnect(g);
+    expect(w, WIRE_CONTROL); /* no response: the worker still has it */
     g = dial("gateway", "g");
     submit(g, 1, true);
     const struct wire_done *d = &expect(g, WIRE_DONE)->done;
     assert_true(d->job == 1 && d->reason == WIRE_CANCELLED);
     submit(g, 2, true);
     assert_int_equal(expect(g, WIRE_ACK)->ack.job, 2);
-    hang_up(g);
-    hang_up(w);
+    disconnect(g);
+    disconnect(w);
 }
 
-/* A connection that writes requests, each to be refused, and never reads. */
-/* Sends a hello as `deaf` and then n frames that are answered, the first of them f, and reads nothing until the
- * scheduler has closed the connection. job: numbers the frames. */
+/* Connects as `deaf`, sends copies of f that the scheduler refuses, and reads nothing until the scheduler has closed
+ * the connection. *job: a field of f, counted up to n_frame. */
 static void send_and_never_read(const char *role, struct wire_frame *f, uint64_t *job, uint64_t n_frame)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -414,7 +413,7 @@ static void send_and_never_read(const char *role, struct wire_frame *f, uint64_t
     assert_int_equal(connect(s, (struct sockaddr *)&a, sizeof a), 0);
     for (; at < n && put >= 0; at += put > 0 ? (size_t)put : 0)
         put = send(s, p + at, n - at, MSG_NOSIGNAL);
-    for (;;) { /* closed: what was sent, then the end */
+    for (;;) { /* what was sent before, then the end */
         struct pollfd q = {.fd = s, .events = POLLIN};
         if (poll(&q, 1, LATE_MS) < 1)
             fail_msg("the connection stays open");
@@ -425,11 +424,11 @@ static void send_and_never_read(const char *role, struct wire_frame *f, uint64_t
     free(p);
 }
 
-static void a_gateway_that_does_not_read_is_closed(void **state)
+static void the_session_of_a_gateway_that_does_not_read_is_closed(void **state)
 {
     (void)state;
     struct peer *w = dial("worker", "w"), *t = dial("tool", "t");
-    join(w, NULL); /* says what a sequence has at most */
+    join(w, NULL); /* sets the context length */
     stat_of(t);
     struct wire_frame f = submit_of("deaf", 1);
     f.submit.n_prompt = 5000;
@@ -437,19 +436,19 @@ static void a_gateway_that_does_not_read_is_closed(void **state)
     struct wire_stat st = stat_of(t);
     assert_int_equal(st.gateways, 0);
     assert_true(st.refused > 50000);
-    hang_up(w);
-    hang_up(t);
+    disconnect(w);
+    disconnect(t);
 }
 
-/* Only orders and controls wait for a worker; a refusal of what it sent does not. */
-static void a_worker_that_does_not_read_refusals_is_closed(void **state)
+/* Only work items and controls are queued for a worker, refusals are not. */
+static void the_session_of_a_worker_that_does_not_read_refusals_is_closed(void **state)
 {
     (void)state;
     struct peer *t = dial("tool", "t");
     struct wire_frame f = {.kind = WIRE_CANCEL, .cancel = {.gw = wire_str_of("deaf"), .job = 1}};
     send_and_never_read("worker", &f, &f.cancel.job, 400000);
     assert_int_equal(stat_of(t).workers, 0);
-    hang_up(t);
+    disconnect(t);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, stop)
@@ -458,13 +457,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(a_session_acts_for_itself_only),
-        CASE(a_burst_of_large_orders_is_held_back),
+        CASE(a_burst_of_large_work_items_waits_for_a_full_session),
         CASE(a_stat_comes_with_a_frame_for_each_worker),
-        CASE(what_a_worker_brings_back_is_cancelled_when_another_has_it),
-        CASE(a_drained_worker_that_comes_back_is_still_drained),
-        CASE(a_request_that_was_cancelled_with_its_gateway_is_done),
-        CASE(a_gateway_that_does_not_read_is_closed),
-        CASE(a_worker_that_does_not_read_refusals_is_closed),
+        CASE(a_work_item_of_a_join_is_cancelled_if_another_worker_has_the_request),
+        CASE(a_drained_worker_that_joins_again_is_still_drained),
+        CASE(a_request_that_was_cancelled_with_its_session_gets_done),
+        CASE(the_session_of_a_gateway_that_does_not_read_is_closed),
+        CASE(the_session_of_a_worker_that_does_not_read_refusals_is_closed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

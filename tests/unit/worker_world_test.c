@@ -252,7 +252,7 @@ static void sched_start(void)
     } settings[] = {{"lease_ms", 600}, {"grace_ms", 200}, {"retries", 1000}};
     OK(sched_new(&e, &sched.s, draw(2) ? &sched_policy_kv : &sched_policy_fcfs, &(struct sched_sink){.emit = emit}));
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        OK(sched_knob(&e, sched.s, settings[i].name, settings[i].value));
+        OK(sched_set(&e, sched.s, settings[i].name, settings[i].value));
     struct session_hub_opts o = {.self = {"sched", "s", 1}};
     OK(session_hub_new(&e, &sched.hub, &o));
     OK(session_listen(&e, &sched.l, sched.hub, sched.url, "worker", NULL));
