@@ -1,4 +1,4 @@
-/* Percentiles, and what was done within the service levels. */
+/* Percentiles, and the requests that met the service levels. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -27,7 +27,7 @@ int report_make(struct err *e, struct report *r, const struct trace *t, uint64_t
 {
     double *ttft = calloc(2 * t->n + 2, sizeof *ttft), prompt = 0, cached = 0;
     if (!ttft)
-        return err_nomem(e, "figures", 2 * t->n * sizeof *ttft);
+        return err_nomem(e, "the report", 2 * t->n * sizeof *ttft);
     double *tpot = ttft + t->n;
     *r = (struct report){.n = t->n};
     size_t n_tpot = 0;
@@ -38,11 +38,11 @@ int report_make(struct err *e, struct report *r, const struct trace *t, uint64_t
         if (!q->done)
             continue;
         double first = (double)(q->first_ns - q->at_ns);
-        double each = q->got > 1 ? (double)(q->last_ns - q->first_ns) / (q->got - 1) : 0;
+        double each = q->n_received > 1 ? (double)(q->last_ns - q->first_ns) / (q->n_received - 1) : 0;
         prompt += q->n_prompt;
         cached += q->cached;
         ttft[r->n_done++] = first / 1e6;
-        if (q->got > 1)
+        if (q->n_received > 1)
             tpot[n_tpot++] = each / 1e6;
         r->n_good += (!slo_ttft_ns || first <= (double)slo_ttft_ns) && (!slo_tpot_ns || each <= (double)slo_tpot_ns);
     }

@@ -1,4 +1,4 @@
-/* The least recently used go first, and of a chain its end: a chain is touched from its end to its front. */
+/* An LRU cache of blocks. A prompt is touched from its last block to its first, so that its end is evicted first. */
 #include <stdlib.h>
 
 #include "cmd/simulate/simulate.h"
@@ -50,9 +50,9 @@ static uint32_t *find(const struct store *s, uint64_t block)
     return &s->slot[i];
 }
 
-uint32_t store_front(const struct store *s, const uint64_t *block, uint32_t n)
+uint32_t store_prefix(const struct store *s, const uint64_t *block, uint32_t n)
 {
-    uint32_t lo = 0, hi = n + 1; /* the front of lo blocks is held */
+    uint32_t lo = 0, hi = n + 1; /* the first lo blocks are cached */
     while (lo + 1 < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
         if (*find(s, block[mid - 1]))
@@ -77,7 +77,7 @@ static void to_front(struct store *s, uint32_t i)
     s->v[0].next = i;
 }
 
-static void take_out(struct store *s, uint32_t *slot)
+static void remove_slot(struct store *s, uint32_t *slot)
 {
     uint32_t hole = (uint32_t)(slot - s->slot);
     for (uint32_t i = hole;;) {
@@ -93,10 +93,9 @@ static void take_out(struct store *s, uint32_t *slot)
     s->slot[hole] = 0;
 }
 
-int store_keep(struct err *e, struct store *s, const uint64_t *block, uint32_t n,
-               void (*moved)(void *arg, uint64_t block, bool stored), void *arg)
+void store_add(struct store *s, const uint64_t *block, uint32_t n,
+               void (*on_change)(void *arg, uint64_t block, bool stored), void *arg)
 {
-    (void)e;
     n = n < s->max ? n : s->max;
     for (uint32_t k = n; k-- > 0;) {
         uint32_t *slot = find(s, block[k]), i = *slot;
@@ -108,8 +107,8 @@ int store_keep(struct err *e, struct store *s, const uint64_t *block, uint32_t n
         if (s->n == s->max) {
             i = s->v[0].prev;
             unlink_entry(s, i);
-            take_out(s, find(s, s->v[i].block));
-            moved(arg, s->v[i].block, false);
+            remove_slot(s, find(s, s->v[i].block));
+            on_change(arg, s->v[i].block, false);
             slot = find(s, block[k]);
         } else {
             i = ++s->n;
@@ -117,7 +116,6 @@ int store_keep(struct err *e, struct store *s, const uint64_t *block, uint32_t n
         s->v[i].block = block[k];
         *slot = i;
         to_front(s, i);
-        moved(arg, block[k], true);
+        on_change(arg, block[k], true);
     }
-    return 0;
 }

@@ -1,4 +1,4 @@
-/* Traces: what came when, how long, and which blocks prompts share. */
+/* Traces: arrival times, lengths, and which blocks the prompts share. */
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
@@ -10,7 +10,7 @@
 #include "cli/cli.h"
 #include "cmd/simulate/simulate.h"
 
-#define MOONCAKE_BLOCK 512 /* tokens that one of its hash ids names */
+#define MOONCAKE_BLOCK 512 /* tokens of a hash id */
 #define PER_ID (MOONCAKE_BLOCK / KV_BLOCK)
 #define TOKENS_MAX (1u << 22)
 
@@ -43,7 +43,8 @@ static int lengths(struct err *e, double prompt, double out)
 {
     if (prompt >= 1 && out >= 0 && prompt <= TOKENS_MAX && out <= TOKENS_MAX)
         return 0;
-    return err_set(e, ERR_NO, "%.0f prompt tokens and %.0f of answer: at most %u are taken", prompt, out, TOKENS_MAX);
+    return err_set(e, ERR_NO, "%.0f prompt tokens and %.0f answer tokens: at least 1 and 0, at most %u", prompt, out,
+                   TOKENS_MAX);
 }
 
 static int mooncake(struct err *e, struct trace *t, const char *line, size_t n, uint64_t from_ns)
@@ -57,7 +58,7 @@ static int mooncake(struct err *e, struct trace *t, const char *line, size_t n, 
     struct request *r;
     int rc = j ? lengths(e, prompt, out) : err_set(e, ERR_NO, "column %d: %.200s", at.column, at.text);
     if (!rc && !(ms >= 0 && ms < 1e12))
-        rc = err_set(e, ERR_NO, "timestamp %g", ms);
+        rc = err_set(e, ERR_NO, "timestamp %g: must be 0 to 1e12 ms", ms);
     rc = rc ? rc : add(e, &r, t, from_ns + (uint64_t)(ms * 1e6), (uint32_t)prompt, out < 1 ? 1 : (uint32_t)out);
     for (uint32_t b = 0; !rc && b < r->n_prompt / KV_BLOCK && b / PER_ID < json_array_size(ids); b++) {
         uint64_t id = (uint64_t)json_integer_value(json_array_get(ids, b / PER_ID));
@@ -67,22 +68,22 @@ static int mooncake(struct err *e, struct trace *t, const char *line, size_t n, 
     return rc;
 }
 
-/* 2023-11-16 18:17:03.9799600: seconds of the day suffice, a trace lasts an hour. */
+/* 2023-11-16 18:17:03.9799600: the date is ignored, since a trace lasts an hour. */
 static int azure(struct err *e, struct trace *t, const char *line, double *zero, uint64_t from_ns)
 {
     int h, m, used = 0;
     double s, prompt, out;
     struct request *r;
     if (sscanf(line, "%*d-%*d-%*d %d:%d:%lf,%lf,%lf%n", &h, &m, &s, &prompt, &out, &used) != 5 || !used)
-        return err_set(e, ERR_NO, "TIMESTAMP,ContextTokens,GeneratedTokens should be here");
+        return err_set(e, ERR_NO, "must be TIMESTAMP,ContextTokens,GeneratedTokens");
     double at = h * 3600.0 + m * 60.0 + s;
     *zero = *zero < 0 ? at : *zero;
     int rc = lengths(e, prompt, out);
     if (!rc && at < *zero)
-        rc = err_set(e, ERR_NO, "time goes back");
+        rc = err_set(e, ERR_NO, "the time is before that of the first request");
     rc = rc ? rc
             : add(e, &r, t, from_ns + (uint64_t)((at - *zero) * 1e9), (uint32_t)prompt, out < 1 ? 1 : (uint32_t)out);
-    for (uint32_t b = 0; !rc && b < r->n_prompt / KV_BLOCK; b++) /* nothing is known to be shared */
+    for (uint32_t b = 0; !rc && b < r->n_prompt / KV_BLOCK; b++) /* the file has no data about shared prefixes */
         r->block[r->n_block++] = mix(((uint64_t)t->n << 24) + b + ((uint64_t)1 << 60));
     return rc;
 }
@@ -112,13 +113,13 @@ static int read_file(struct err *e, struct trace *t, const char *name, uint64_t 
     return rc;
 }
 
-/* ---- made ones ---- */
+/* ---- generated traces ---- */
 
-struct made {
+struct generator {
     double n, rate, prompt, out, shared, groups, seed;
 };
 
-static int parse_made(struct err *e, struct made *g, const char *text)
+static int parse_generator(struct err *e, struct generator *g, const char *text)
 {
     const struct {
         const char *name;
@@ -137,7 +138,8 @@ static int parse_made(struct err *e, struct made *g, const char *text)
             k++;
         if (!eq || k == sizeof keys / sizeof *keys)
             return err_set(e, ERR_USAGE,
-                           "gen: n, rate, prompt, out, shared, groups or seed =NUMBER should be at '%.60s'", at);
+                           "gen: '%.60s': must be KEY=NUMBER, with KEY n, rate, prompt, out, shared, groups or seed",
+                           at);
         int rc = cli_f64(e, pair, eq + 1, keys[k].v, keys[k].lo, keys[k].hi);
         if (rc)
             return rc;
@@ -146,12 +148,11 @@ static int parse_made(struct err *e, struct made *g, const char *text)
     return 0;
 }
 
-/* Arrivals at random, lengths between half and one and a half of the mean, the front of a prompt shared by its group.
- */
-static int make(struct err *e, struct trace *t, const char *text, uint64_t limit, uint64_t from_ns)
+/* Poisson arrivals, lengths uniform from 0.5 to 1.5 of the mean; prompts of a group share a prefix. */
+static int generate(struct err *e, struct trace *t, const char *text, uint64_t limit, uint64_t from_ns)
 {
-    struct made g = {1000, 10, 1000, 100, 0, 10, 1};
-    int rc = parse_made(e, &g, text);
+    struct generator g = {1000, 10, 1000, 100, 0, 10, 1};
+    int rc = parse_generator(e, &g, text);
     uint64_t seed = (uint64_t)g.seed;
     double at = (double)from_ns;
     for (uint64_t i = 0; !rc && i < (uint64_t)g.n && i < limit; i++) {
@@ -175,6 +176,6 @@ int trace_read(struct err *e, struct trace *t, const char *what, uint64_t limit)
 {
     uint64_t from_ns = t->n ? t->v[t->n - 1].at_ns : 0;
     if (!strncmp(what, "gen:", 4))
-        return make(e, t, what + 4, limit, from_ns);
+        return generate(e, t, what + 4, limit, from_ns);
     return read_file(e, t, what, limit, from_ns);
 }
