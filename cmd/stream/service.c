@@ -161,7 +161,7 @@ static void take_lines(struct service *s)
     struct piece *all = pieces_all(&s->lines);
     pthread_mutex_unlock(&s->lock);
     for (struct piece *x = all; x; x = x->next)
-        if (gateway_ask(&e, s->g, x->seq, (struct wire_str){x->id, x->n_id}, (const char *)x->p, x->n))
+        if (gateway_submit(&e, s->g, x->seq, (struct wire_str){x->id, x->n_id}, (const char *)x->p, x->n))
             fail(s, &e);
     if (all)
         s->heard_ns = time_now_ns();
@@ -344,8 +344,8 @@ static int gateway_start(struct err *e, struct service *s)
         .deadline_ns = (uint64_t)(s->o->deadline_s * 1e9),
         .patience_ns = UINT64_MAX,
         .frame = on_frame,
-        .taken = on_taken,
-        .say = on_say,
+        .accepted = on_taken,
+        .log = on_say,
         .arg = s,
     };
     proc_wake_soon(true);

@@ -76,9 +76,9 @@ static int open_gateway(struct err *e, struct api *a)
         .listen = a->o.listen,
         .deadline_ns = (uint64_t)(a->o.deadline_s * 1e9),
         .frame = api_on_frame,
-        .read = api_on_read,
-        .full = api_on_full,
-        .say = on_log,
+        .parsed = api_on_read,
+        .refused = api_on_full,
+        .log = on_log,
         .arg = a,
     };
     return gateway_open(e, &a->gateway, &o);

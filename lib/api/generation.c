@@ -255,7 +255,7 @@ static int submit_all(struct err *e, struct generation *c, const json_t *const *
     for (uint32_t i = 0; i < c->n_line && !rc; i++) {
         struct generation_prompt *l = &c->line[i];
         char *text = with_context_length(a, line[i]);
-        rc = text ? gateway_ask(e, a->gateway, l->seq, (struct wire_str){0}, text, strlen(text))
+        rc = text ? gateway_submit(e, a->gateway, l->seq, (struct wire_str){0}, text, strlen(text))
                   : err_nomem(e, "a request", 0);
         free(text);
         if (!rc)

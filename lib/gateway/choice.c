@@ -1,4 +1,4 @@
-/* Requests and their choices: how they are found, what they keep, and how they end. */
+/* Requests and their choices: lookup, creation, and their ends. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 static size_t bucket(uint64_t x)
 {
-    return (size_t)((x * 0x9e3779b97f4a7c15u) >> 52); /* BUCKETS is 2 to the 12 */
+    return (size_t)((x * 0x9e3779b97f4a7c15u) >> 52); /* BUCKETS is 2^12 */
 }
 
 static void emit(struct gateway *g, const struct wire_frame *f)
@@ -28,7 +28,7 @@ struct gw_request *gw_request_find(const struct gateway *g, uint64_t seq)
     return NULL;
 }
 
-/* False: no memory. The id lies after the line. */
+/* False: no memory. The id follows the line. */
 static bool copy_line(struct gw_request *r, struct wire_str id, const char *line, size_t n)
 {
     r->n_line = n <= GATEWAY_LINE_BYTES_MAX ? n : 0;
@@ -77,8 +77,8 @@ struct wire_str gw_request_id(char buf[32], const struct gw_request *r)
     return (struct wire_str){buf, (size_t)snprintf(buf, 32, "req-%" PRIu64, r->seq)};
 }
 
-/* Its number is free again; the caller frees it after the last frame. */
-static void request_over(struct gateway *g, struct gw_request *r)
+/* Its seq may be used again from here; the caller frees r after the last frame. */
+static void request_unlink(struct gateway *g, struct gw_request *r)
 {
     list_remove(&r->hash);
     list_remove(&r->node);
@@ -98,10 +98,10 @@ static struct wire_error error_of(uint64_t seq, struct wire_str id, const struct
         .seq = seq, .id = id, .code = (uint32_t)(why->code ? why->code : ERR_SYS), .text = wire_str_of(why->text)};
 }
 
-/* Before tokenize has answered there is one frame for all choices. */
+/* Before GW_PARSED: one frame for all choices. */
 static void request_end(struct gateway *g, struct gw_request *r, const struct wire_frame *f)
 {
-    request_over(g, r);
+    request_unlink(g, r);
     emit(g, f);
     gw_request_drop_choices(r);
     free(r->line);
@@ -112,8 +112,8 @@ void gw_request_end(struct gateway *g, struct gw_request *r, const struct err *w
 {
     char buf[32];
     struct wire_frame f = {.kind = why ? WIRE_ERR : WIRE_END};
-    if (r->state == GW_READ) {
-        for (uint32_t n = r->n_choice; n; n--) /* r is freed with the last */
+    if (r->state == GW_PARSED) {
+        for (uint32_t n = r->n_choice; n; n--) /* the last one frees r */
             gw_choice_end(g, list_entry(r->choices.next, struct gw_choice, node), WIRE_CANCELLED, why);
         return;
     }
@@ -126,17 +126,17 @@ void gw_request_end(struct gateway *g, struct gw_request *r, const struct err *w
 
 void gw_request_refused(struct gateway *g, struct gw_request *r, const struct wire_frame *f)
 {
-    struct wire_frame mine = *f;
-    mine.error.seq = r->seq;
-    mine.error.index = 0;
-    request_end(g, r, &mine);
+    struct wire_frame copy = *f;
+    copy.error.seq = r->seq;
+    copy.error.index = 0;
+    request_end(g, r, &copy);
 }
 
-void gw_request_read(struct gateway *g, struct gw_request *r)
+void gw_request_parsed(struct gateway *g, struct gw_request *r)
 {
     free(r->line);
     r->line = NULL;
-    gw_request_move(g, r, GW_READ);
+    gw_request_move(g, r, GW_PARSED);
     g->n_running += r->n_choice - 1;
     list_each (struct gw_choice, c, &r->choices, node)
         gw_send_add(g, c);
@@ -152,8 +152,8 @@ struct gw_choice *gw_choice_find(const struct gateway *g, uint64_t job)
     return NULL;
 }
 
-/* Gives it a number; it is in no list of by_job. */
-static void number(struct gateway *g, struct gw_choice *c)
+/* c must not be in by_job. */
+static void assign_job(struct gateway *g, struct gw_choice *c)
 {
     c->job = ++g->next_job;
     list_push_back(&g->by_job[bucket(c->job)], &c->hash);
@@ -174,7 +174,7 @@ int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const 
     c->max_tokens = q->max_tokens;
     c->attempt = 1;
     list_init(&c->to_send);
-    number(g, c);
+    assign_job(g, c);
     list_push_back(&r->choices, &c->node);
     r->n_choice++;
     return 0;
@@ -187,20 +187,20 @@ int gw_choice_prompt(struct err *e, struct gateway *g, struct wire_frame *f, con
     return session_frame(e, f, g->prompt_arena, &ev);
 }
 
-static void remember(struct gateway *g, uint64_t job, uint32_t n_out)
+static void remember_ended(struct gateway *g, uint64_t job, uint32_t n_out)
 {
     g->ended[job % ENDED_N] = (struct gw_ended){job, n_out};
 }
 
-void gw_choice_renumber(struct gateway *g, struct gw_choice *c, bool runs)
+void gw_choice_renumber(struct gateway *g, struct gw_choice *c, bool may_run)
 {
-    remember(g, c->job, runs ? 0 : UINT32_MAX);
-    gw_cancel_stray(g, c->job, 1);
+    remember_ended(g, c->job, may_run ? 0 : UINT32_MAX);
+    gw_cancel_late(g, c->job, 1);
     list_remove(&c->hash);
-    number(g, c);
+    assign_job(g, c);
 }
 
-/* ---- their end ---- */
+/* ---- ends ---- */
 
 void gw_choice_free(struct gw_choice *c)
 {
@@ -212,17 +212,17 @@ void gw_choice_free(struct gw_choice *c)
     free(c);
 }
 
-/* The last frame of a choice. reason: to be reported to the scheduler; 0: its job is cancelled there. */
+/* Emits the last frame of a choice. reason: for the report to the scheduler; 0: cancels the job instead. */
 static void finish(struct gateway *g, struct gw_choice *c, const struct wire_frame *f, enum wire_reason reason)
 {
     struct gw_request *r = c->r;
     bool last = !--r->n_choice;
-    remember(g, c->job, reason ? c->n_out : UINT32_MAX);
+    remember_ended(g, c->job, reason ? c->n_out : UINT32_MAX);
     list_remove(&c->hash);
     list_remove(&c->node);
     c->r = NULL;
     if (last)
-        request_over(g, r);
+        request_unlink(g, r);
     else
         g->n_running--;
     emit(g, f);
@@ -240,13 +240,14 @@ static void finish(struct gateway *g, struct gw_choice *c, const struct wire_fra
     gw_send_add(g, c);
 }
 
-static bool is_here(const struct wire_span *s)
+static bool is_this_host(const struct wire_span *s)
 {
     return s->host.n == strlen(proc_host()) && !memcmp(s->host.p, proc_host(), s->host.n);
 }
 
-/* How long the scheduler had it: until the first worker knew of it. Only on one host have the two the same clock. */
-static bool span_of_wait(struct wire_span *out, const struct gw_choice *c, const struct wire_end *w)
+/* The span of the scheduler: from the submit until a worker has queued it. False: the worker has another clock, since
+ * it runs on another host. */
+static bool sched_span(struct wire_span *out, const struct gw_choice *c, const struct wire_end *w)
 {
     for (uint32_t i = 0; i < w->n_span; i++) {
         const struct wire_span *s = &w->span[i];
@@ -254,7 +255,7 @@ static bool span_of_wait(struct wire_span *out, const struct gw_choice *c, const
                       (s->stage.n == 6 && !memcmp(s->stage.p, "decode", 6));
         if (!worker)
             continue;
-        if (!is_here(s) || !c->sent_ns || s->queued_ns < c->sent_ns)
+        if (!is_this_host(s) || !c->sent_ns || s->queued_ns < c->sent_ns)
             return false;
         *out = (struct wire_span){.stage = {"sched", 5},
                                   .host = {proc_host(), strlen(proc_host())},
@@ -267,16 +268,16 @@ static bool span_of_wait(struct wire_span *out, const struct gw_choice *c, const
     return false;
 }
 
-void gw_choice_take_end(struct gateway *g, struct gw_choice *c, const struct wire_end *w)
+void gw_choice_forward_end(struct gateway *g, struct gw_choice *c, const struct wire_end *w)
 {
-    struct wire_span wait, *span = NULL;
+    struct wire_span added, *span = NULL;
     struct wire_frame f = {.kind = WIRE_END, .end = *w};
     f.end.seq = c->r->seq;
     f.end.index = c->index;
-    if (w->n_span < WIRE_SPANS_MAX && span_of_wait(&wait, c, w) &&
-        (span = malloc((w->n_span + 1) * sizeof *span))) { /* without memory it has one span less */
+    if (w->n_span < WIRE_SPANS_MAX && sched_span(&added, c, w) &&
+        (span = malloc((w->n_span + 1) * sizeof *span))) { /* without memory the span is left out */
         memcpy(span, w->span, w->n_span * sizeof *span);
-        span[w->n_span] = wait;
+        span[w->n_span] = added;
         f.end.span = span;
         f.end.n_span++;
     }
@@ -286,16 +287,16 @@ void gw_choice_take_end(struct gateway *g, struct gw_choice *c, const struct wir
 
 static struct wire_end end_of(const struct gw_choice *c, const struct wire_prompt *q, enum wire_reason reason)
 {
-    bool here = q->n_span && is_here(&q->span[0]);
+    bool this_host = q->n_span && is_this_host(&q->span[0]);
     return (struct wire_end){.seq = c->r->seq,
                              .index = c->index,
                              .id = q->id,
                              .reason = reason,
                              .prompt_tokens = q->n_prompt,
                              .completion_tokens = c->n_out,
-                             .born_ns = here ? q->born_ns : 0,
-                             .first_ns = here ? c->first_ns : 0,
-                             .last_ns = here ? c->last_ns : 0,
+                             .born_ns = this_host ? q->born_ns : 0,
+                             .first_ns = this_host ? c->first_ns : 0,
+                             .last_ns = this_host ? c->last_ns : 0,
                              .load_ns = q->load_ns,
                              .span = q->span,
                              .n_span = q->n_span,
@@ -307,7 +308,7 @@ void gw_choice_end(struct gateway *g, struct gw_choice *c, enum wire_reason reas
     struct err e;
     struct wire_frame f = {.kind = why ? WIRE_ERR : WIRE_END}, p;
     if (gw_choice_prompt(&e, g, &p, c)) {
-        gw_broken(g, &e);
+        gw_fail(g, &e);
         return;
     }
     if (why) {
@@ -328,6 +329,6 @@ void gw_free_all(struct gateway *g)
             free(r->line);
             free(r);
         }
-    while (!list_empty(&g->to_send)) /* of those that have ended */
+    while (!list_empty(&g->to_send)) /* those that have ended */
         gw_choice_free(list_entry(g->to_send.next, struct gw_choice, to_send));
 }

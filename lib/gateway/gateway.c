@@ -1,4 +1,4 @@
-/* The life of a gateway: its sockets, its clock, and the step that does what there is to do. */
+/* Opens and closes a gateway; its timers and its step. */
 #include "gateway/gateway.h"
 
 #include <inttypes.h>
@@ -13,7 +13,7 @@
 #include "gateway/gateway_impl.h"
 #include "proc/proc.h"
 
-#define CLOSE_NS (300 * NS_MS) /* for what is still to be sent and acknowledged */
+#define CLOSE_NS (300 * NS_MS) /* limit to send the last reports and receive their acknowledgements */
 
 void gw_timer(struct gateway *g, uint64_t at_ns)
 {
@@ -25,18 +25,18 @@ void gw_log(struct gateway *g, const char *fmt, ...)
 {
     char text[1024];
     va_list ap;
-    if (!g->o.say)
+    if (!g->o.log)
         return;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    g->o.say(g->o.arg, text);
+    g->o.log(g->o.arg, text);
 }
 
-/* For what peers cause. */
+/* For lines that peers can cause: at a limited rate. */
 static void log_peer(struct gateway *g, const char *text)
 {
-    log_limit(&g->peer_log, time_now_ns(), text, g->o.say, g->o.arg);
+    log_limit(&g->peer_log, time_now_ns(), text, g->o.log, g->o.arg);
 }
 
 bool gw_frame(struct gateway *g, struct wire_frame *f, const struct session_event *ev)
@@ -54,20 +54,20 @@ bool gw_frame(struct gateway *g, struct wire_frame *f, const struct session_even
 void gw_unexpected(struct gateway *g, const struct wire_frame *f, const struct session_event *ev)
 {
     char text[300];
-    snprintf(text, sizeof text, "%.100s: a frame of kind %s, which a session to %s does not carry", session_url(ev->s),
+    snprintf(text, sizeof text, "%.100s: a frame of kind %s, which a %s must not send to a gateway", session_url(ev->s),
              wire_kind_name(f->kind), session_peer_role(ev->s));
     log_peer(g, text);
 }
 
-void gw_broken(struct gateway *g, const struct err *e)
+void gw_fail(struct gateway *g, const struct err *e)
 {
-    if (!g->broken.code)
-        g->broken = *e;
+    if (!g->failure.code)
+        g->failure = *e;
 }
 
 /* ---- open and close ---- */
 
-/* No other life of a program has it: a scheduler that still knows the last one must not take this for the same. */
+/* A unique name, so that the scheduler does not confuse this gateway with an earlier one. */
 static int make_name(struct err *e, struct gateway *g, uint64_t *random)
 {
     char host[25];
@@ -81,7 +81,7 @@ static int make_name(struct err *e, struct gateway *g, uint64_t *random)
     return 0;
 }
 
-/* A socket beside the scheduler's. Workers have another working directory, so its path is absolute. */
+/* A socket in the directory of the scheduler's. The path is absolute, since workers have other working directories. */
 static int ipc_url(struct err *e, char **out, const char *sched, uint64_t random)
 {
     char dir[PATH_MAX], full[PATH_MAX];
@@ -161,8 +161,8 @@ static void ignore(void *arg, const struct wire_frame *f)
     (void)f;
 }
 
-/* What has ended is still reported, or it would count as given up. The scheduler cancels what runs when it sees the
- * connection end. */
+/* Sends the reports of ends first; without them the scheduler would count those requests as cancelled. It cancels the
+ * unfinished ones when the session ends. */
 void gateway_close(struct gateway *g)
 {
     if (!g)
@@ -185,10 +185,10 @@ void gateway_close(struct gateway *g)
 
 /* ---- the step ---- */
 
-int gateway_ask(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n)
+int gateway_submit(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n)
 {
     if (gw_request_find(g, seq))
-        return err_set(e, ERR_USAGE, "request %" PRIu64 " runs already", seq);
+        return err_set(e, ERR_USAGE, "request %" PRIu64 " is already running", seq);
     return gw_request_new(e, g, seq, id, line, n);
 }
 
@@ -219,7 +219,7 @@ int gateway_fd(const struct gateway *g)
 
 uint64_t gateway_next_ms(const struct gateway *g)
 {
-    if (g->broken.code || gw_line_ready(g))
+    if (g->failure.code || gw_line_ready(g))
         return 0;
     int own = time_left_ms(g->timer_ns, time_now_ns()), hub = session_hub_timeout_ms(g->hub);
     int least = own < 0 || (hub >= 0 && hub < own) ? hub : own;
@@ -239,10 +239,10 @@ static void choice_timers(struct gateway *g, struct gw_choice *c, uint64_t now)
             gw_send_add(g, c);
     } else if (c->done_ns + END_NS > now) {
         gw_timer(g, c->done_ns + END_NS);
-    } else if (c->done == WIRE_LENGTH && c->n_out >= c->max_tokens) { /* its worker died before it sent the end */
+    } else if (c->done == WIRE_LENGTH && c->n_out >= c->max_tokens) { /* the worker died before it sent the end */
         gw_choice_end(g, c, WIRE_LENGTH, NULL);
     } else {
-        err_set(&e, ERR_SYS, "its worker has not sent the end of the answer");
+        err_set(&e, ERR_SYS, "the worker did not send the end of the answer");
         gw_choice_end(g, c, 0, &e);
     }
 }
@@ -252,7 +252,7 @@ static void request_timers(struct gateway *g, struct gw_request *r, uint64_t now
     struct err e;
     bool over = r->deadline_ns && r->deadline_ns <= now;
     if (r->too_long)
-        err_set(&e, ERR_NO, "more than %u bytes, the limit of a request to a service", GATEWAY_LINE_BYTES_MAX);
+        err_set(&e, ERR_NO, "the request has more than %u bytes, the limit of a service", GATEWAY_LINE_BYTES_MAX);
     else if (over)
         gw_deadline_passed(&e, g);
     if (r->cancelled || r->too_long || over) {
@@ -262,14 +262,14 @@ static void request_timers(struct gateway *g, struct gw_request *r, uint64_t now
     if (r->deadline_ns)
         gw_timer(g, r->deadline_ns);
     struct list *next = r->choices.next;
-    for (uint32_t n = r->state == GW_READ ? r->n_choice : 0; n; n--) { /* r is freed with the last that ends */
+    for (uint32_t n = r->state == GW_PARSED ? r->n_choice : 0; n; n--) { /* the last one to end frees r */
         struct gw_choice *c = list_entry(next, struct gw_choice, node);
         next = next->next;
         choice_timers(g, c, now);
     }
 }
 
-static void timers(struct gateway *g, uint64_t now)
+static void run_timers(struct gateway *g, uint64_t now)
 {
     if (g->timer_ns > now)
         return;
@@ -279,19 +279,19 @@ static void timers(struct gateway *g, uint64_t now)
             request_timers(g, r, now);
 }
 
-/* What the callback asks and cancels meanwhile is done here too. */
+/* Repeats while callbacks submit or cancel requests. */
 static void flush(struct gateway *g)
 {
     do {
         uint64_t now = time_now_ns();
-        timers(g, now);
+        run_timers(g, now);
         gw_line_send(g);
         gw_send_all(g, now);
-    } while (!g->broken.code && !g->timer_ns);
+    } while (!g->failure.code && !g->timer_ns);
 }
 
-/* The dialed sessions: since when they are down, and why the peer refuses them, once. */
-static void connection(struct gateway *g, uint64_t *down_ns, const struct session_event *ev, uint64_t now)
+/* Of the dialed sessions: records since when they are down, and logs once that the peer refuses them. */
+static void track_connection(struct gateway *g, uint64_t *down_ns, const struct session_event *ev, uint64_t now)
 {
     if (ev->type == SESSION_UP) {
         *down_ns = 0;
@@ -308,10 +308,10 @@ static void event(struct gateway *g, const struct session_event *ev)
 {
     uint64_t now = time_now_ns();
     if (ev->s == g->sched) {
-        connection(g, &g->sched_down_ns, ev, now);
+        track_connection(g, &g->sched_down_ns, ev, now);
         gw_sched_event(g, ev, now);
     } else if (ev->s == g->tokenize) {
-        connection(g, &g->tokenize_down_ns, ev, now);
+        track_connection(g, &g->tokenize_down_ns, ev, now);
         gw_line_event(g, ev);
     } else {
         gw_out_event(g, ev, now);
@@ -327,11 +327,11 @@ int gateway_step(struct err *e, struct gateway *g, int timeout_ms)
         wait = (uint64_t)timeout_ms;
     if (wait)
         session_hub_wait(g->hub, wait > INT_MAX ? -1 : (int)wait);
-    while (!g->broken.code && session_hub_next(g->hub, &ev))
+    while (!g->failure.code && session_hub_next(g->hub, &ev))
         event(g, &ev);
     flush(g);
-    if (g->broken.code) {
-        *e = g->broken;
+    if (g->failure.code) {
+        *e = g->failure;
         return e->code;
     }
     return 0;

@@ -1,10 +1,10 @@
 /*
  * A gateway: the client of tokenize, the scheduler and the workers. It has one session (link/session.h) to tokenize,
- * one to the scheduler, and listens for workers. One thread; its descriptor can be polled beside others.
+ * one to the scheduler, and listens for workers. One thread: the caller polls gateway_fd and calls gateway_step.
  *
- * A request is one line of JSON (request/ask.h) and has as many answers as it has choices. Each token of an answer is
- * given out once and in order, whatever attempts there were; after a lost connection to the scheduler all that runs is
- * submitted again. A gateway has a name that no other life of a program has.
+ * A request is one line of JSON (request/ask.h) and has an answer for each of its choices. Each token of an answer is
+ * output once and in order, however many attempts there are. After a lost connection to the scheduler all unfinished
+ * requests are submitted again. The name of a gateway is unique, also over restarts.
  */
 #ifndef GATEWAY_H
 #define GATEWAY_H
@@ -15,47 +15,53 @@
 struct gateway;
 
 struct gateway_opts {
-    const char *sched, *tokenize; /* urls */
-    const char *listen; /* where workers send tokens; NULL: a socket of its own beside sched's (ipc), or a free
-                           port of the loopback (tcp) */
+    const char *sched, *tokenize; /* URLs */
+    const char *listen; /* URL for workers; NULL: a new socket in the directory of sched's (ipc), or a free port of
+                           the loopback (tcp) */
     uint64_t deadline_ns, slo_ttft_ns, slo_tpot_ns; /* of every request; 0: none */
-    /* What the scheduler cannot take now is submitted again when it says, until the deadline; without one for this
-     * long (0: not at all, UINT64_MAX: for ever). Then it is an err frame. */
+    /* A request that the scheduler refuses for now is submitted again after the time that it states, until the
+     * deadline; without a deadline for this long (0: not at all, UINT64_MAX: for ever). Then it fails. */
     uint64_t patience_ns;
-    /* What happens, in frames as decode writes them: hello (again if tokenize has another vocabulary than before), then
-     * out, end and err, with the seq of the request and the index of the choice. A request that is not known to the
-     * scheduler yet has one err or end frame, of index 0. Borrowed. The callback may call gateway_ask and
+    /* Receives the output, in frames as decode writes them: hello (again if the vocabulary of tokenize changes), then
+     * out, end and err, with the seq of the request and the index of the choice. A request that ends before tokenize
+     * has parsed it has one err or end frame, of index 0. Borrowed. The callback may call gateway_submit and
      * gateway_cancel. */
     void (*frame)(void *arg, const struct wire_frame *f);
-    /* The scheduler has taken it, or has it wait: may be NULL. */
-    void (*taken)(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns);
-    /* tokenize has read it: the prompt of its first choice, borrowed. Its ids are only in the body. May be NULL. */
-    void (*read)(void *arg, uint64_t seq, const struct wire_prompt *q);
-    /* The err frame that follows is of the scheduler, which cannot take the request now, and says when: may be NULL. */
-    void (*full)(void *arg, uint64_t seq, uint64_t retry_ns);
-    /* A line for the log, of what concerns no single request: may be NULL. */
-    void (*say)(void *arg, const char *text);
+    /* The scheduler has accepted a choice: n_before requests are queued before it, its first token is expected in
+     * eta_ns (0: unknown). May be NULL. */
+    void (*accepted)(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns);
+    /* tokenize has parsed the line. q: the prompt of its first choice, borrowed; the ids are only in the body. May be
+     * NULL. */
+    void (*parsed)(void *arg, uint64_t seq, const struct wire_prompt *q);
+    /* Called before an err frame if the scheduler has refused the request for now; retry_ns is its advice. May be NULL.
+     */
+    void (*refused)(void *arg, uint64_t seq, uint64_t retry_ns);
+    /* Receives log lines. May be NULL. */
+    void (*log)(void *arg, const char *text);
     void *arg;
 };
 
 int gateway_open(struct err *e, struct gateway **out, const struct gateway_opts *o);
-/* Cancels what runs. Blocks for at most 300 ms, for the scheduler to acknowledge what has ended. NULL is allowed. */
+/* Cancels unfinished requests. Blocks for at most 300 ms, until the scheduler has acknowledged the ends of the others.
+ * NULL is safe. */
 void gateway_close(struct gateway *g);
 
 #define GATEWAY_LINE_BYTES_MAX WIRE_STR_BYTES_MAX
 
-/* seq: of the caller's choice, not of one that runs. id: that of the line, for the frames of a request that ends before
- * tokenize has read it; none (n 0) or over WIRE_ID_BYTES_MAX: "req-SEQ". A line over the limit is not looked at and
- * answered by an err frame. Both are copied. */
-int gateway_ask(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n);
-void gateway_cancel(struct gateway *g, uint64_t seq); /* end frames with reason cancelled follow, in the next step */
-uint64_t gateway_running(const struct gateway *g);    /* answers that have not ended */
-/* The url of a service that is not connected, and since when (CLOCK_MONOTONIC); NULL: both are. */
+/* Submits a request. seq: chosen by the caller, unused by unfinished requests (otherwise ERR_USAGE). id: that of the
+ * line, for the frames of a request that ends before tokenize has parsed it; with n 0, or over WIRE_ID_BYTES_MAX,
+ * "req-SEQ". A line over the limit is not parsed; the request ends with an err frame. id and line are copied. */
+int gateway_submit(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n);
+void gateway_cancel(struct gateway *g, uint64_t seq); /* the next step emits its end frames, with reason cancelled */
+uint64_t gateway_running(
+    const struct gateway *g); /* answers that have not ended; before tokenize has parsed a request, 1 for it */
+/* The URL of a service that is not connected, and since when (CLOCK_MONOTONIC); NULL: both are connected. */
 const char *gateway_absent(const struct gateway *g, uint64_t *since_ns);
 
 int gateway_fd(const struct gateway *g);
-uint64_t gateway_next_ms(const struct gateway *g); /* when to call gateway_step though nothing has come, from now */
-/* Does what there is to do, waiting at most timeout_ms for the first thing (0: not at all). */
+uint64_t
+gateway_next_ms(const struct gateway *g); /* call gateway_step after so many ms, also if gateway_fd is not readable */
+/* Processes all events and timers that are due. Blocks at most timeout_ms until the first one (0: does not block). */
 int gateway_step(struct err *e, struct gateway *g, int timeout_ms);
 
 #endif

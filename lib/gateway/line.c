@@ -1,27 +1,27 @@
 /*
- * Requests to tokenize: a line of JSON becomes the prompts of its choices. A connection begins with tokenize's hello;
- * then each `ask` is answered by a `prompt` frame for each choice, in order, or by one `err`. Answers to several asks
- * may interleave. What was not answered completely when a connection ended is asked again, which is safe.
+ * Requests to tokenize, which converts a line of JSON to the prompts of its choices. A connection begins with
+ * tokenize's hello. The response to an `ask` is a `prompt` frame for each choice, in order, or one `err`; several
+ * responses may interleave. An `ask` is idempotent: those in flight when a connection ends are sent again.
  */
 #include <inttypes.h>
 #include <string.h>
 
 #include "gateway/gateway_impl.h"
 
-#define ASK_BYTES (WIRE_ID_BYTES_MAX + 100) /* of an `ask` frame beside the line */
+#define ASK_BYTES (WIRE_ID_BYTES_MAX + 100) /* of an `ask` frame without its line */
 
-/* The request of an answer; NULL: it has ended. last: the answer is complete, and another line may be sent. */
-static struct gw_request *answered(struct gateway *g, uint64_t ask, bool last)
+/* The request of a response frame; NULL: it has ended. last: no frame of this response follows. */
+static struct gw_request *request_of_response(struct gateway *g, uint64_t ask, bool last)
 {
-    if (last && g->n_asked)
-        g->n_asked--;
-    list_each (struct gw_request, r, &g->requests[GW_ASKED], node)
+    if (last && g->n_in_flight)
+        g->n_in_flight--;
+    list_each (struct gw_request, r, &g->requests[GW_SENT], node)
         if (r->ask == ask)
             return r;
     return NULL;
 }
 
-static int ask(struct err *e, struct gateway *g, struct gw_request *r)
+static int send_ask(struct err *e, struct gateway *g, struct gw_request *r)
 {
     char buf[32];
     struct wire_frame f = {.kind = WIRE_ASK};
@@ -31,14 +31,14 @@ static int ask(struct err *e, struct gateway *g, struct gw_request *r)
     if (rc)
         return rc;
     r->ask = ++g->next_ask;
-    g->n_asked++;
-    gw_request_move(g, r, GW_ASKED);
+    g->n_in_flight++;
+    gw_request_move(g, r, GW_SENT);
     return 0;
 }
 
 static bool has_room(const struct gateway *g, const struct gw_request *r)
 {
-    return g->n_asked < ASKED_MAX && session_has_room(g->tokenize, r->n_line + ASK_BYTES);
+    return g->n_in_flight < IN_FLIGHT_MAX && session_has_room(g->tokenize, r->n_line + ASK_BYTES);
 }
 
 bool gw_line_ready(const struct gateway *g)
@@ -51,25 +51,25 @@ void gw_line_send(struct gateway *g)
 {
     struct err e;
     list_each_safe (struct gw_request, r, &g->requests[GW_WAITING], node) {
-        if (r->too_long || r->cancelled) /* its timer ends it */
+        if (r->too_long || r->cancelled) /* request_timers ends it */
             continue;
         if (!has_room(g, r))
             return;
-        int rc = ask(&e, g, r);
+        int rc = send_ask(&e, g, r);
         if (rc == ERR_SYS)
-            gw_broken(g, &e);
+            gw_fail(g, &e);
         else if (rc == ERR_PROTO)
             gw_request_end(g, r, &e);
-        else if (rc) /* later: SESSION_ACKED, or the connection has just ended */
+        else if (rc) /* the session is full or down: try again later */
             return;
     }
 }
 
-/* The caller learns of another vocabulary than before. */
+/* Passes hello on if the vocabulary has changed. */
 static void on_hello(struct gateway *g, const struct wire_frame *f)
 {
     const struct wire_hello *h = &f->hello;
-    g->greeted = h->has_vocab;
+    g->has_hello = h->has_vocab;
     if (g->has_fp && h->vocab_fp.n == 32 && !memcmp(g->fp, h->vocab_fp.p, 32))
         return;
     g->has_fp = h->has_vocab && h->vocab_fp.n == 32;
@@ -80,10 +80,11 @@ static void on_hello(struct gateway *g, const struct wire_frame *f)
 
 static int check(struct err *e, const struct gateway *g, const struct gw_request *r, const struct wire_prompt *q)
 {
-    if (!g->greeted)
-        return err_set(e, ERR_PROTO, "tokenize: a prompt before the hello that names the vocabulary");
+    if (!g->has_hello)
+        return err_set(e, ERR_PROTO, "tokenize sent a prompt before its hello with the vocabulary");
     if (q->index != r->n_choice)
-        return err_set(e, ERR_PROTO, "tokenize: choice %" PRIu32 " of a request after %" PRIu32, q->index, r->n_choice);
+        return err_set(e, ERR_PROTO, "tokenize sent choice %" PRIu32 " of a request, not %" PRIu32, q->index,
+                       r->n_choice);
     return 0;
 }
 
@@ -93,25 +94,25 @@ static void on_prompt(struct gateway *g, const struct session_event *ev, const s
     struct wire_frame first;
     struct err e = {0};
     bool last = q->index + 1 == q->n;
-    struct gw_request *r = answered(g, q->seq, last);
+    struct gw_request *r = request_of_response(g, q->seq, last);
     if (!r)
         return;
     int rc = check(&e, g, r, q);
     rc = rc ? rc : gw_choice_new(&e, g, r, ev, q);
-    if (!rc && last && g->o.read)
+    if (!rc && last && g->o.parsed)
         rc = gw_choice_prompt(&e, g, &first, list_entry(r->choices.next, struct gw_choice, node));
     if (rc) {
         gw_request_end(g, r, &e);
     } else if (last) {
-        gw_request_read(g, r);
-        if (g->o.read)
-            g->o.read(g->o.arg, r->seq, &first.prompt);
+        gw_request_parsed(g, r);
+        if (g->o.parsed)
+            g->o.parsed(g->o.arg, r->seq, &first.prompt);
     }
 }
 
 static void on_err(struct gateway *g, const struct wire_frame *f)
 {
-    struct gw_request *r = answered(g, f->error.seq, true);
+    struct gw_request *r = request_of_response(g, f->error.seq, true);
     if (r)
         gw_request_refused(g, r, f);
 }
@@ -131,22 +132,22 @@ static void on_frame(struct gateway *g, const struct session_event *ev)
         gw_unexpected(g, &f, ev);
 }
 
-static void on_down(struct gateway *g, const struct err *why)
+static void on_down(struct gateway *g, const struct err *reason)
 {
     struct err e;
-    g->greeted = false;
-    g->n_asked = 0;
-    list_each (struct gw_request, r, &g->requests[GW_ASKED], node) {
+    g->has_hello = false;
+    g->n_in_flight = 0;
+    list_each (struct gw_request, r, &g->requests[GW_SENT], node) {
         gw_request_drop_choices(r);
         r->state = GW_WAITING;
-        r->tries++;
+        r->retries++;
     }
-    list_append(&g->requests[GW_ASKED], &g->requests[GW_WAITING]); /* they were first */
-    list_append(&g->requests[GW_WAITING], &g->requests[GW_ASKED]);
+    list_append(&g->requests[GW_SENT], &g->requests[GW_WAITING]); /* keeps the order: these were first */
+    list_append(&g->requests[GW_WAITING], &g->requests[GW_SENT]);
     list_each_safe (struct gw_request, r, &g->requests[GW_WAITING], node) {
-        if (r->tries < TRIES_MAX)
+        if (r->retries < RETRIES_MAX)
             continue;
-        err_set(&e, ERR_SYS, "tokenize has not answered %" PRIu32 " times: %.300s", r->tries, why->text);
+        err_set(&e, ERR_SYS, "tokenize has not answered %" PRIu32 " times: %.300s", r->retries, reason->text);
         gw_request_end(g, r, &e);
     }
 }

@@ -1,7 +1,6 @@
 /*
- * What workers send: pieces of answers and their ends. Each token is known by its position in the answer, so what
- * several attempts have sent is put together, once and in order. A piece is acknowledged (link/session.h) after it was
- * given out.
+ * Frames of workers: `out` and `end`. Delivery is at least once, from several attempts; tokens are deduplicated by
+ * their position in the answer. A frame is acknowledged (link/session.h) after it was output.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -10,7 +9,7 @@
 #include "base/vec.h"
 #include "gateway/gateway_impl.h"
 
-static int keep(struct err *e, struct gw_choice *c, const uint32_t *ids, uint32_t n)
+static int add_tokens(struct err *e, struct gw_choice *c, const uint32_t *ids, uint32_t n)
 {
     int rc = vec_reserve(e, &c->out, &c->size_out, (size_t)c->n_out + n, sizeof *c->out, "tokens of an answer");
     if (rc)
@@ -20,65 +19,65 @@ static int keep(struct err *e, struct gw_choice *c, const uint32_t *ids, uint32_
     return 0;
 }
 
-static void give(struct gateway *g, struct gw_choice *c, const struct wire_frame *f)
+static void forward(struct gateway *g, struct gw_choice *c, const struct wire_frame *f)
 {
-    struct wire_frame mine = *f;
-    mine.out.seq = c->r->seq;
-    mine.out.index = c->index;
-    g->o.frame(g->o.arg, &mine);
+    struct wire_frame copy = *f;
+    copy.out.seq = c->r->seq;
+    copy.out.index = c->index;
+    g->o.frame(g->o.arg, &copy);
 }
 
-static void out(struct gateway *g, const struct wire_frame *f, uint64_t now)
+static void on_out(struct gateway *g, const struct wire_frame *f, uint64_t now)
 {
     const struct wire_out *o = &f->out;
     struct gw_choice *c = gw_choice_find(g, o->seq);
     struct err e;
     if (!c) {
-        gw_cancel_stray(g, o->seq, (uint64_t)o->at + o->n_id);
+        gw_cancel_late(g, o->seq, (uint64_t)o->at + o->n_id);
         return;
     }
     if (o->prompt) {
-        bool fresh = !c->echoed && !c->n_out;
+        bool first = !c->echoed && !c->n_out;
         c->echoed = true;
-        if (fresh)
-            give(g, c, f);
+        if (first)
+            forward(g, c, f);
         return;
     }
     uint64_t end = (uint64_t)o->at + o->n_id;
     uint64_t known = end <= c->n_out ? o->n_id : o->at < c->n_out ? c->n_out - o->at : 0;
     if (known && memcmp(c->out + o->at, o->ids, known * sizeof *o->ids)) {
-        gw_renew(g, c, true, "another attempt has other tokens", now);
+        gw_resubmit(g, c, true, "a worker sent other tokens than those received before", now);
         return;
     }
     if (o->at > c->n_out) {
-        gw_renew(g, c, true, "tokens of it are missing", now);
+        gw_resubmit(g, c, true, "tokens are missing", now);
         return;
     }
-    if (known && known < o->n_id) { /* its text cannot be cut where the ids are */
-        gw_renew(g, c, true, "a piece of it begins before what is there and ends after it", now);
+    if (known && known < o->n_id) { /* its text cannot be split between two ids */
+        gw_resubmit(g, c, true, "a frame has both known and new tokens", now);
         return;
     }
     if (known || !o->n_id)
         return;
-    if (keep(&e, c, o->ids, o->n_id)) {
-        gw_broken(g, &e);
+    if (add_tokens(&e, c, o->ids, o->n_id)) {
+        gw_fail(g, &e);
         return;
     }
     c->first_ns = c->first_ns ? c->first_ns : now;
     c->last_ns = now;
     gw_send_add(g, c);
-    give(g, c, f);
+    forward(g, c, f);
 }
 
-static void end(struct gateway *g, const struct wire_end *w, uint64_t now)
+static void on_end(struct gateway *g, const struct wire_end *w, uint64_t now)
 {
     struct gw_choice *c = gw_choice_find(g, w->seq);
     if (!c)
         return;
     if (w->completion_tokens > c->n_out)
-        gw_renew(g, c, true, "tokens before its end are missing", now);
+        gw_resubmit(g, c, true, "tokens before the end are missing", now);
     else
-        gw_choice_take_end(g, c, w);
+        gw_choice_forward_end(g, c, w);
 }
 
 void gw_out_event(struct gateway *g, const struct session_event *ev, uint64_t now)
@@ -89,9 +88,9 @@ void gw_out_event(struct gateway *g, const struct session_event *ev, uint64_t no
     if (ev->type != SESSION_FRAME || !gw_frame(g, &f, ev))
         return;
     if (f.kind == WIRE_OUT)
-        out(g, &f, now);
+        on_out(g, &f, now);
     else if (f.kind == WIRE_END)
-        end(g, &f.end, now);
+        on_end(g, &f.end, now);
     else
         gw_unexpected(g, &f, ev);
 }

@@ -1,11 +1,10 @@
 /*
- * The scheduler's side: submits choices, reports their tokens and ends, cancels what nobody wants, and takes what the
- * scheduler decides. A lost connection means that the scheduler has cancelled everything that was submitted over it (or
- * that another scheduler knows nothing of it): after the next SESSION_UP all that runs is submitted again with its
- * present state, and nothing is sent about what has ended meanwhile.
+ * The session to the scheduler: submits choices, reports their tokens and ends, cancels jobs, and processes decisions.
+ * A lost connection means that the scheduler has cancelled all jobs submitted over it, or has restarted and does not
+ * know them. After the next SESSION_UP all unfinished choices are submitted again with their current state; nothing is
+ * sent about those that have ended.
  *
- * A job that the scheduler reports as cancelled, although nobody here asked for that, is submitted again as another
- * job.
+ * A job that the scheduler reports as cancelled, although the gateway did not cancel it, continues as a new job.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,9 +15,9 @@
 
 #define RETRY_MIN_NS (20 * NS_MS)
 #define RETRY_MAX_NS (60 * NS_S)
-#define EARLY_NS (50 * NS_MS) /* the scheduler's clock may be this much ahead of ours */
+#define EARLY_NS (50 * NS_MS) /* the scheduler may expire a deadline this much before the gateway does */
 
-/* ---- what has to be sent ---- */
+/* ---- sending ---- */
 
 void gw_send_add(struct gateway *g, struct gw_choice *c)
 {
@@ -32,7 +31,7 @@ static int send_cancel(struct err *e, struct gateway *g, uint64_t job)
     return session_send(e, g->sched, &f);
 }
 
-void gw_cancel_stray(struct gateway *g, uint64_t job, uint64_t n_out)
+void gw_cancel_late(struct gateway *g, uint64_t job, uint64_t n_out)
 {
     struct err e;
     struct gw_ended *x = &g->ended[job % ENDED_N];
@@ -95,7 +94,7 @@ static int send_tokens(struct err *e, struct gateway *g, struct gw_choice *c, ui
     return 0;
 }
 
-/* The end frame is here: the scheduler learns it, whatever becomes of the worker that sent it. */
+/* The gateway reports the end itself, since the worker may die before it does. */
 static int send_end(struct err *e, struct gateway *g, const struct gw_choice *c)
 {
     struct wire_frame f = {.kind = WIRE_REPORT};
@@ -125,57 +124,57 @@ static int send_choice(struct err *e, struct gateway *g, struct gw_choice *c, ui
 void gw_send_all(struct gateway *g, uint64_t now)
 {
     struct err e;
-    while (!g->broken.code && !list_empty(&g->to_send)) {
+    while (!g->failure.code && !list_empty(&g->to_send)) {
         struct gw_choice *c = list_entry(g->to_send.next, struct gw_choice, to_send);
         if (!session_has_room(g->sched, c->submitted ? 0 : c->n_frame))
             return;
         int rc = send_choice(&e, g, c, now);
-        if (rc == ERR_NO || rc == ERR_USAGE) /* later: SESSION_ACKED, or the connection has just ended */
+        if (rc == ERR_NO || rc == ERR_USAGE) /* the session is full or down: try again later */
             return;
         list_remove(&c->to_send);
         if (rc == ERR_SYS)
-            gw_broken(g, &e);
+            gw_fail(g, &e);
         else if (!c->r)
             gw_choice_free(c);
         else if (rc)
-            gw_choice_end(g, c, 0, &e); /* a frame that cannot be sent at all */
+            gw_choice_end(g, c, 0, &e); /* a frame that can never be sent */
     }
 }
 
-void gw_renew(struct gateway *g, struct gw_choice *c, bool runs, const char *why, uint64_t now)
+void gw_resubmit(struct gateway *g, struct gw_choice *c, bool may_run, const char *why, uint64_t now)
 {
     struct err e;
-    if (c->max_tokens && c->n_out >= c->max_tokens) { /* only the report of its end is missing */
+    if (c->max_tokens && c->n_out >= c->max_tokens) { /* the answer is complete without its end frame */
         gw_choice_end(g, c, WIRE_LENGTH, NULL);
         return;
     }
-    if (++c->tries > TRIES_MAX) {
-        err_set(&e, ERR_SYS, "given up after %d times: %.300s", TRIES_MAX, why);
+    if (++c->retries > RETRIES_MAX) {
+        err_set(&e, ERR_SYS, "given up after %d retries: %.300s", RETRIES_MAX, why);
         gw_choice_end(g, c, 0, &e);
         return;
     }
     gw_log(g, "request %" PRIu64 " continues after %" PRIu32 " tokens: %.300s", c->r->seq, c->n_out, why);
-    gw_choice_renumber(g, c, runs);
+    gw_choice_renumber(g, c, may_run);
     c->submitted = c->again = false;
     c->done_ns = 0;
-    c->submit_ns = now + (c->tries > 1 ? RETRY_MIN_NS << c->tries : 0);
+    c->submit_ns = now + (c->retries > 1 ? RETRY_MIN_NS << c->retries : 0);
     gw_send_add(g, c);
 }
 
-/* ---- what the scheduler decides ---- */
+/* ---- decisions of the scheduler ---- */
 
 static void on_ack(struct gateway *g, struct gw_choice *c, const struct wire_ack *f)
 {
     c->attempt = f->attempt ? f->attempt : c->attempt;
     c->refused_ns = 0;
-    if (g->o.taken)
-        g->o.taken(g->o.arg, c->r->seq, f->n_before, f->eta_ns);
+    if (g->o.accepted)
+        g->o.accepted(g->o.arg, c->r->seq, f->n_before, f->eta_ns);
 }
 
 static void on_refuse(struct gateway *g, struct gw_choice *c, const struct wire_refuse *f, uint64_t now)
 {
     struct err e;
-    char when[40] = "";
+    char retry[40] = "";
     uint64_t wait = f->retry_ns < RETRY_MIN_NS ? RETRY_MIN_NS : f->retry_ns > RETRY_MAX_NS ? RETRY_MAX_NS : f->retry_ns;
     c->submitted = c->again = false; /* the scheduler no longer has it */
     if (!c->refused_ns)
@@ -188,10 +187,10 @@ static void on_refuse(struct gateway *g, struct gw_choice *c, const struct wire_
         return;
     }
     if (!f->never)
-        snprintf(when, sizeof when, ": ask again in %.3g s", (double)f->retry_ns / 1e9);
-    err_set(&e, ERR_NO, "%.*s%s", (int)(f->text.n < 400 ? f->text.n : 400), f->text.n ? f->text.p : "", when);
-    if (!f->never && g->o.full)
-        g->o.full(g->o.arg, c->r->seq, f->retry_ns);
+        snprintf(retry, sizeof retry, ": try again in %.3g s", (double)f->retry_ns / 1e9);
+    err_set(&e, ERR_NO, "%.*s%s", (int)(f->text.n < 400 ? f->text.n : 400), f->text.n ? f->text.p : "", retry);
+    if (!f->never && g->o.refused)
+        g->o.refused(g->o.arg, c->r->seq, f->retry_ns);
     gw_choice_end(g, c, 0, &e);
 }
 
@@ -200,10 +199,11 @@ static void on_done(struct gateway *g, struct gw_choice *c, const struct wire_do
     struct err e;
     char text[401];
     snprintf(text, sizeof text, "%.*s", (int)(f->text.n < 400 ? f->text.n : 400), f->text.n ? f->text.p : "");
-    c->submitted = false; /* it has ended there */
+    c->submitted = false; /* the scheduler has dropped it */
     switch (f->reason) {
     case WIRE_ERROR:
-        err_set(&e, f->code ? (int)f->code : ERR_SYS, "%s", *text ? text : "the scheduler says that it failed");
+        err_set(&e, f->code ? (int)f->code : ERR_SYS, "%s",
+                *text ? text : "the scheduler reports a failure without a reason");
         gw_choice_end(g, c, 0, &e);
         return;
     case WIRE_CANCELLED:
@@ -211,7 +211,7 @@ static void on_done(struct gateway *g, struct gw_choice *c, const struct wire_do
         if (c->r->deadline_ns && now + EARLY_NS >= c->r->deadline_ns)
             gw_choice_end(g, c, 0, &e);
         else
-            gw_renew(g, c, false, *text ? text : "the scheduler has given it up", now);
+            gw_resubmit(g, c, false, *text ? text : "the scheduler has cancelled it", now);
         return;
     case WIRE_STOP:
     case WIRE_LENGTH:
@@ -236,7 +236,7 @@ static void on_frame(struct gateway *g, const struct session_event *ev, uint64_t
     case WIRE_REFUSE:
         if ((c = gw_choice_find(g, f.refuse.job)))
             on_refuse(g, c, &f.refuse, now);
-        else if (!f.refuse.job) /* a frame, not a request */
+        else if (!f.refuse.job) /* it refuses a frame, not a request */
             gw_log(g, "%s: %.*s", session_url(ev->s), (int)(f.refuse.text.n < 400 ? f.refuse.text.n : 400),
                    f.refuse.text.n ? f.refuse.text.p : "");
         return;
@@ -249,13 +249,12 @@ static void on_frame(struct gateway *g, const struct session_event *ev, uint64_t
     }
 }
 
-/* Everything is to be submitted again; nothing is sent of what has ended. */
 static void on_down(struct gateway *g)
 {
     list_each_safe (struct gw_choice, c, &g->to_send, to_send)
         if (!c->r)
             gw_choice_free(c);
-    list_each (struct gw_request, r, &g->requests[GW_READ], node)
+    list_each (struct gw_request, r, &g->requests[GW_PARSED], node)
         list_each (struct gw_choice, c, &r->choices, node) {
             c->again = c->again || c->submitted;
             c->submitted = false;

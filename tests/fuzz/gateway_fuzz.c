@@ -1,12 +1,11 @@
 /*
- * A gateway between a scheduler, a tokenize and two workers that do what the input says: valid and invalid frames,
- * frames that are late, twice or of nobody, connections that break with frames in flight, peers that restart or take
- * nothing for a while, time that passes. Sessions and clock are the harness's. Whatever happens:
+ * Fuzzes a gateway with a fake scheduler, a fake tokenize and two fake workers. The input chooses their actions: valid
+ * and invalid frames, late and repeated frames, frames of unknown jobs, connections that break with frames in flight,
+ * peers that restart or stop reading, time that passes. Sessions and clock are fake, too. Invariants:
  *
- *   - each token of an answer is given out once and in order, and each answer ends once;
- *   - on one connection the scheduler gets a job once, and its tokens without gap or repetition, which are those given
- *     out;
- *   - once the peers behave, everything that runs ends; nothing is left or leaked.
+ *   - each token of an answer is output once and in order, and each answer ends once;
+ *   - on one connection the scheduler receives a job once, and the tokens that were output without gap or repetition;
+ *   - if the peers behave in the end, every request ends, and no memory leaks.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -16,18 +15,18 @@
 #include "gateway/gateway.h"
 #include "link/session.h"
 #undef SESSION_WINDOW_BYTES
-#define SESSION_WINDOW_BYTES 700 /* of the gateway: it is often full */
+#define SESSION_WINDOW_BYTES 700 /* small, so that it is often full */
 #include "unit/session_fake.h"
 
 #define REQUESTS 24
 #define CHOICES 3
-#define TOKENS 48 /* of an answer, at most; a worker that behaves sends LENGTH */
+#define TOKENS 48 /* of an answer, at most; a correct worker sends LENGTH */
 #define LENGTH 6
 #define JOBS 512
 #define SETTLE 150
 
 static uint64_t clock_ns;
-static bool closing; /* nobody acknowledges any more */
+static bool closing; /* peers acknowledge nothing more */
 
 uint64_t time_now_ns(void)
 {
@@ -60,7 +59,7 @@ static uint64_t draw(uint64_t below)
     return next_byte() % below;
 }
 
-/* ---- what is known of answers ---- */
+/* ---- expected answers ---- */
 
 struct answer {
     uint32_t ids[TOKENS], n;
@@ -68,16 +67,16 @@ struct answer {
 };
 
 static struct {
-    bool ended;       /* all of it */
-    uint32_t n, left; /* choices, and those that have not ended; 0: not read */
+    bool ended;       /* all choices */
+    uint32_t n, left; /* choices, and those that have not ended; 0: not parsed */
     struct answer a[CHOICES];
 } req[REQUESTS];
 static uint64_t n_req;
 
-static struct job { /* as the scheduler and its workers see it */
+static struct job { /* the state at scheduler and workers */
     uint64_t job, r;
     uint32_t index, n_out, reported;
-    bool here, open; /* submitted on this connection; and not ended there */
+    bool here, open; /* submitted on this connection; and not ended at the scheduler */
 } jobs[JOBS];
 static size_t n_job;
 
@@ -94,13 +93,13 @@ enum { SCHED, TOKENIZE, WORKER };
 
 static struct {
     uint64_t seq, r;
-} asks[64]; /* that tokenize has not answered */
+} asks[64]; /* in flight at tokenize */
 static size_t n_ask;
 
 static struct gateway *g;
 static struct wire_arena *arena;
 
-/* ---- what the gateway gives out ---- */
+/* ---- the output of the gateway ---- */
 
 static struct answer *answer_of(uint64_t seq, uint32_t index)
 {
@@ -125,7 +124,7 @@ static void on_out(const struct wire_out *o)
 static void on_last(uint64_t seq, uint32_t index, uint32_t n_token)
 {
     assert(seq < n_req && !req[seq].ended);
-    if (!req[seq].n) { /* before it was read */
+    if (!req[seq].n) { /* before it was parsed */
         assert(!index && !n_token);
         req[seq].ended = true;
         return;
@@ -136,13 +135,13 @@ static void on_last(uint64_t seq, uint32_t index, uint32_t n_token)
     req[seq].ended = !--req[seq].left;
 }
 
-static void ask(void)
+static void submit(void)
 {
     struct err e;
     if (n_req == REQUESTS)
         return;
     uint64_t seq = n_req++;
-    if (gateway_ask(&e, g, seq, (struct wire_str){0}, "{}", 2))
+    if (gateway_submit(&e, g, seq, (struct wire_str){0}, "{}", 2))
         abort();
 }
 
@@ -152,7 +151,7 @@ static void on_frame(void *arg, const struct wire_frame *f)
     size_t n;
     struct err e;
     (void)arg;
-    if (!wire_encode(&e, &p, &n, f)) /* what is given out can be looked at as a stream would */
+    if (!wire_encode(&e, &p, &n, f)) /* the frames can be encoded, as stream does */
         free(p);
     if (f->kind == WIRE_OUT)
         on_out(&f->out);
@@ -161,12 +160,12 @@ static void on_frame(void *arg, const struct wire_frame *f)
     else if (f->kind == WIRE_ERR)
         on_last(f->error.seq, f->error.index, 0);
     if (f->kind == WIRE_END && f->end.seq % 3 == 0)
-        ask();
+        submit();
     if (f->kind == WIRE_OUT && f->out.seq % 5 == 4)
         gateway_cancel(g, f->out.seq);
 }
 
-static void on_read(void *arg, uint64_t seq, const struct wire_prompt *q)
+static void on_parsed(void *arg, uint64_t seq, const struct wire_prompt *q)
 {
     (void)arg;
     assert(seq < n_req && !req[seq].ended && !req[seq].n && q->n <= CHOICES);
@@ -201,7 +200,7 @@ static struct job *find_job(uint64_t job)
     return NULL;
 }
 
-/* The tokens `out`, n_out of which the last is, are those that were given out. */
+/* The n tokens `out`, which end at position n_out, must be those that were output. */
 static void check_tokens(const struct job *j, const uint32_t *out, uint32_t n, uint32_t n_out)
 {
     const struct answer *a = &req[j->r].a[j->index];
@@ -225,7 +224,7 @@ static void on_submit(const struct wire_submit *f)
 static void on_report(const struct wire_report *f)
 {
     struct job *j = find_job(f->job);
-    assert(j && j->here); /* nothing is reported of what an earlier connection had */
+    assert(j && j->here); /* no reports about jobs of an earlier connection */
     if (f->what.n != 6) { /* ended */
         j->open = false;
         return;
@@ -274,8 +273,8 @@ static void hello(void)
     send_frame(&peers[TOKENIZE], &f);
 }
 
-/* What has come to a peer, at most n events. */
-static void take(struct peer *p, unsigned n)
+/* Processes at most n events of a peer. */
+static void process(struct peer *p, unsigned n)
 {
     struct session_event ev;
     struct err e;
@@ -283,7 +282,7 @@ static void take(struct peer *p, unsigned n)
         struct wire_frame f = {0};
         wire_arena_reset(arena);
         if (ev.type == SESSION_FRAME && session_frame(&e, &f, arena, &ev))
-            abort(); /* the gateway sends nothing that the schema forbids */
+            abort(); /* the gateway sends valid frames only */
         if (ev.type == SESSION_UP)
             p->s = ev.s;
         else if (ev.type == SESSION_DOWN)
@@ -321,7 +320,8 @@ static void peer_restart(struct peer *p)
     peer_open(p, clock_ns);
 }
 
-/* The oldest ask: how < 128: answered well, by 1 to 3 choices; `cut_short`: only the first of them. */
+/* Responds to the oldest ask. how < 128: with 1 to 3 choices; below 160: only the first of them; else err or nonsense.
+ */
 static void answer(unsigned how)
 {
     if (!n_ask)
@@ -348,7 +348,7 @@ static void answer(unsigned how)
     memmove(asks, asks + 1, --n_ask * sizeof *asks);
 }
 
-/* Of a job that the scheduler has. */
+/* A decision about an open job. */
 static void decide(struct job *j, unsigned how)
 {
     if (!j->open)
@@ -371,18 +371,18 @@ static void decide(struct job *j, unsigned how)
     send_frame(&peers[SCHED], &f);
 }
 
-static uint32_t spell(const struct job *j, uint32_t at)
+static uint32_t token_of(const struct job *j, uint32_t at)
 {
     return 100 + (uint32_t)j->r * 1000 + j->index * 100 + at;
 }
 
-/* n tokens from `at`; other: of another spelling. */
+/* Sends n tokens from position `at`; other: wrong ones. */
 static void tokens(struct peer *p, const struct job *j, uint32_t at, uint32_t n, bool prompt, bool other)
 {
     uint32_t ids[TOKENS];
     n = at >= TOKENS ? 0 : n < TOKENS - at ? n : TOKENS - at;
     for (uint32_t i = 0; i < n; i++)
-        ids[i] = spell(j, at + i) + other;
+        ids[i] = token_of(j, at + i) + other;
     struct wire_frame f = {.kind = WIRE_OUT};
     f.out = (struct wire_out){.seq = j->job,
                               .index = next_byte() % 2,
@@ -419,7 +419,7 @@ static void work(struct peer *p, struct job *j, unsigned how)
         j->n_out = at + n;
 }
 
-/* Whether a frame that the input made fits what the harness knows. */
+/* True if a frame made from raw input does not contradict the expected state. */
 static bool is_allowed(const struct wire_frame *f)
 {
     struct job *j = f->kind == WIRE_REFUSE ? find_job(f->refuse.job)
@@ -432,7 +432,7 @@ static bool is_allowed(const struct wire_frame *f)
     return f->kind != WIRE_PROMPT && f->kind != WIRE_ERR && f->kind != WIRE_OUT && f->kind != WIRE_END;
 }
 
-/* Bytes that are mostly no frame of the schema. */
+/* Sends raw bytes, mostly no valid frame. */
 static void raw(struct peer *p)
 {
     uint8_t b[5 + 64] = {0xce, 0, 0, 0, (uint8_t)(next_byte() % 64)};
@@ -453,7 +453,7 @@ static void act(unsigned op)
     switch (op % 16) {
     case 0:
     case 1:
-        ask();
+        submit();
         break;
     case 2:
         gateway_cancel(g, arg % REQUESTS);
@@ -485,12 +485,12 @@ static void act(unsigned op)
         clock_ns += arg * 20 * NS_MS;
         break;
     default:
-        take(&peers[arg % 4], 1 + arg / 32);
+        process(&peers[arg % 4], 1 + arg / 32);
         break;
     }
 }
 
-/* All peers behave: everything that runs ends. */
+/* All peers behave correctly until every request has ended. */
 static void settle(void)
 {
     peer_restart(&peers[SCHED]);
@@ -499,7 +499,7 @@ static void settle(void)
         clock_ns += NS_S;
         step();
         for (int i = 0; i < 4; i++)
-            take(&peers[i], 100);
+            process(&peers[i], 100);
         while (n_ask)
             answer(65);
         for (size_t i = 0; i < n_job; i++) {
@@ -534,7 +534,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
                                    .deadline_ns = next_byte() % 4 ? 0 : 3 * NS_S,
                                    .patience_ns = UINT64_MAX,
                                    .frame = on_frame,
-                                   .read = on_read};
+                                   .parsed = on_parsed};
     for (int i = 0; i < 4; i++) {
         peers[i].s = NULL;
         peer_open(&peers[i], 1);
@@ -549,8 +549,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
     }
     settle();
     assert(!gateway_running(g));
-    for (int i = 0; i < 4; i++) /* the last reports are acknowledged: gateway_close does not wait */
-        take(&peers[i], 10000);
+    for (int i = 0; i < 4; i++) /* acknowledges the last reports, so that gateway_close need not wait */
+        process(&peers[i], 10000);
     step();
     closing = true;
     gateway_close(g);

@@ -120,7 +120,7 @@ static int ask(struct err *e, struct bench *b, uint64_t i, uint64_t n_id, uint64
     }
     n += (size_t)snprintf(line + n, cap - n, "]}");
     b->answer[i].asked = time_now_ns();
-    int rc = gateway_ask(e, b->g, b->seq + i, (struct wire_str){0}, line, n);
+    int rc = gateway_submit(e, b->g, b->seq + i, (struct wire_str){0}, line, n);
     free(line);
     return rc;
 }

@@ -80,7 +80,7 @@ static int ask(struct err *e, struct load *l)
     struct answer *a = &l->a[seq];
     a->asked = true;
     a->cancel_ns = draw(l, 2) ? time_now_ns() + draw(l, 200000000) : 0;
-    return gateway_ask(e, l->g, seq, (struct wire_str){0}, line, (size_t)n);
+    return gateway_submit(e, l->g, seq, (struct wire_str){0}, line, (size_t)n);
 }
 
 static void cancel_due(struct load *l, uint64_t from)

@@ -111,7 +111,7 @@ static int play(struct err *e, struct replay *r)
         while (next < r->n && r->v[next].at_ms <= now_ms && !rc) {
             struct played *p = &r->v[next];
             p->asked = begin + (uint64_t)(p->at_ms * MS); /* what this program is late by counts */
-            rc = gateway_ask(e, r->g, next++, (struct wire_str){0}, p->line, p->n_line);
+            rc = gateway_submit(e, r->g, next++, (struct wire_str){0}, p->line, p->n_line);
         }
         double wait = next < r->n ? r->v[next].at_ms - now_ms : r->ttft_ms;
         rc = rc ? rc : gateway_step(e, r->g, wait < 0 ? 0 : wait < STEP_MS ? (int)wait + 1 : STEP_MS);
