@@ -110,26 +110,20 @@ static void on_prompt(struct gateway *g, const struct session_event *ev, const s
     }
 }
 
-static void on_err(struct gateway *g, const struct wire_frame *f)
-{
-    struct gw_request *r = request_of_response(g, f->error.seq, true);
-    if (r)
-        gw_request_refused(g, r, f);
-}
-
 static void on_frame(struct gateway *g, const struct session_event *ev)
 {
     struct wire_frame f;
+    struct gw_request *r;
     if (!gw_frame(g, &f, ev))
         return;
     if (f.kind == WIRE_HELLO)
         on_hello(g, &f);
     else if (f.kind == WIRE_PROMPT)
         on_prompt(g, ev, &f);
-    else if (f.kind == WIRE_ERR)
-        on_err(g, &f);
-    else
+    else if (f.kind != WIRE_ERR)
         gw_unexpected(g, &f, ev);
+    else if ((r = request_of_response(g, f.error.seq, true)))
+        gw_request_refused(g, r, &f);
 }
 
 static void on_down(struct gateway *g, const struct err *reason)

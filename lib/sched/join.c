@@ -26,16 +26,6 @@ int store_get(struct err *e, int *out, struct sched *s, struct wire_str name)
     return 0;
 }
 
-static int role_of(struct wire_str s)
-{
-    return str_index(s, sched_role_names, 4);
-}
-
-static int phase_of(struct wire_str s)
-{
-    return str_index(s, sched_phase_names, 3);
-}
-
 static int set_worker(struct err *e, struct sched *s, struct worker *w, const struct wire_join *f)
 {
     struct sched_worker *p = &w->pub;
@@ -43,7 +33,7 @@ static int set_worker(struct err *e, struct sched *s, struct worker *w, const st
     if (rc)
         return rc;
     w->incarnation = f->inc;
-    p->role = (enum sched_role)role_of(f->role);
+    p->role = (enum sched_role)str_index(f->role, sched_role_names, 4);
     p->seqs_all = f->seqs;
     p->blocks_all = f->blocks;
     p->max_len = f->max_len;
@@ -76,7 +66,7 @@ static int adopt(struct err *e, struct sched *s, struct worker *w, const struct 
         r->pub.max_tokens = f->max_tokens;
     }
     bool wanted = is_new || (r->state == REQUEST_IN_GRACE && f->attempt >= r->attempt);
-    rc = attempt_new(e, &a, s, r, w, (enum sched_phase)phase_of(f->phase));
+    rc = attempt_new(e, &a, s, r, w, (enum sched_phase)str_index(f->phase, sched_phase_names, 3));
     if (rc)
         return rc;
     a->order = f->order;
@@ -88,7 +78,6 @@ static int adopt(struct err *e, struct sched *s, struct worker *w, const struct 
     list_remove(&r->grace);
     r->attempt = f->attempt;
     r->current = a;
-    a->is_current = true;
     r->pub.running = a->phase;
     req_set_state(s, r, REQUEST_RUNNING);
     if (is_new)
@@ -100,10 +89,10 @@ static int check(struct err *e, const struct wire_join *f)
 {
     if (!f->worker.n)
         return err_set(e, ERR_PROTO, "join: the name of the worker is empty");
-    if (role_of(f->role) <= 0)
+    if (str_index(f->role, sched_role_names, 4) <= 0)
         return err_set(e, ERR_PROTO, "join: role '%.*s' must be prefill, decode or both", (int)f->role.n, f->role.p);
     for (uint32_t i = 0; i < f->n_run; i++)
-        if (phase_of(f->run[i].phase) < 0)
+        if (str_index(f->run[i].phase, sched_phase_names, 3) < 0)
             return err_set(e, ERR_PROTO, "join: phase '%.*s' must be prefill, decode or whole", (int)f->run[i].phase.n,
                            f->run[i].phase.p);
     return 0;

@@ -91,8 +91,8 @@ struct attempt {            /* a work item that a worker has, or may have */
     uint64_t n_sent; /* its place among the work items sent since the worker's join; 0: it came with the join */
     uint32_t number; /* of the attempt, from 1 for each request */
     enum sched_phase phase;
-    bool is_current, cancelled, preempted; /* cancelled, preempted: the control was sent */
-    bool answered;                         /* the gateway has reported that it has the whole answer */
+    bool cancelled, preempted; /* the control was sent */
+    bool answered;             /* the gateway has reported that it has the whole answer */
     uint64_t blocks;
     uint64_t est_ns; /* prefill that is left, estimated */
     uint32_t cached, n_new, context, chunk;
@@ -212,10 +212,6 @@ static inline struct request *request_of(const struct sched_request *r)
 static inline struct worker *worker_of(const struct sched_worker *w)
 {
     return (struct worker *)(uintptr_t)w;
-}
-static inline struct wire_str str_of(const char *s, size_t n)
-{
-    return (struct wire_str){s, n};
 }
 static inline struct request *grace_first(const struct sched *s) /* NULL: none */
 {

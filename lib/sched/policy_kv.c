@@ -51,7 +51,6 @@ struct kv {
     struct pools p;
     uint64_t now_ns, slo_ttft_ns, slo_tpot_ns;
     double transfer_ns, local_tokens, local_share;
-    bool admit;
     uint32_t hits[SCHED_STORES_MAX], n_hit;
 };
 

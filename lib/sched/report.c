@@ -55,13 +55,6 @@ static int prefilled(struct err *e, struct sched *s, struct attempt *a, const st
 static const enum end ends[] = {
     [WIRE_STOP] = END_STOP, [WIRE_LENGTH] = END_LENGTH, [WIRE_CANCELLED] = END_CANCELLED, [WIRE_ERROR] = END_ERROR};
 
-static void ended(struct sched *s, struct attempt *a, const struct wire_report *f)
-{
-    struct request *r = a->r;
-    attempt_close(s, a);
-    req_end(s, r, f->reason ? ends[f->reason] : END_STOP, f->code, "");
-}
-
 static void failed(struct sched *s, struct attempt *a, const struct wire_report *f)
 {
     struct request *r = a->r;
@@ -90,7 +83,8 @@ static int current_report(struct err *e, struct sched *s, struct attempt *a, enu
     case PREFILLED:
         return prefilled(e, s, a, f);
     case ENDED:
-        ended(s, a, f);
+        attempt_close(s, a);
+        req_end(s, r, f->reason ? ends[f->reason] : END_STOP, f->code, "");
         return 0;
     case FAILED:
         failed(s, a, f);
@@ -130,11 +124,8 @@ static void gateway_ended(struct sched *s, struct request *r, const struct wire_
 {
     if (!r->gateway_reported)
         times_add(&s->ttft, s->now_ns - r->pub.arrival_ns);
-    list_each (struct attempt, a, &r->attempts, of_request)
-        if (a->is_current) {
-            a->cancelled = true; /* the worker needs no control */
-            a->answered = true;
-        }
+    if (r->current)
+        r->current->answered = r->current->cancelled = true; /* the worker needs no control */
     req_end(s, r, f->reason ? ends[f->reason] : END_STOP, 0, "");
 }
 
@@ -174,7 +165,7 @@ int report_event(struct err *e, struct sched *s, const struct wire_report *f)
     if (r && !w && what == TOKENS && r->state != REQUEST_ENDED)
         return req_add_tokens(e, r, f->n_out, f->out, f->n_out_id);
     struct attempt *a = r ? attempt_of(r, w, f->order) : NULL;
-    if (a && a->is_current)
+    if (a && r->current == a)
         return current_report(e, s, a, (enum what)what, f);
     if (a) {
         stale_report(s, a, (enum what)what, f);

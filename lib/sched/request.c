@@ -264,7 +264,6 @@ void attempt_cancel(struct sched *s, struct attempt *a)
 {
     if (a->r->current == a)
         a->r->current = NULL;
-    a->is_current = false;
     if (a->cancelled)
         return;
     a->cancelled = true;

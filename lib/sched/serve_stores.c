@@ -21,6 +21,15 @@ static void store_up(struct serve *v, const struct store_watch *w)
     store_send(v, w, &f);
 }
 
+/* Closes the session after a wrong frame or a refusal; logs the first one since the last event. */
+static void store_fail(struct serve *v, struct store_watch *w, const char *text)
+{
+    if (!w->refusal_logged)
+        serve_log(v, text);
+    w->refusal_logged = true;
+    session_close(w->s, NULL);
+}
+
 /* A refusal of TAG_FREE is ignored: the handle was taken, or has ended. */
 static void store_frame(struct serve *v, struct store_watch *w, const struct session_event *x)
 {
@@ -29,10 +38,7 @@ static void store_frame(struct serve *v, struct store_watch *w, const struct ses
     char line[500];
     wire_arena_reset(v->arena);
     if (session_frame(&e, &f, v->arena, x)) {
-        if (!w->refusal_logged)
-            serve_log(v, e.text);
-        w->refusal_logged = true;
-        session_close(w->s, NULL);
+        store_fail(v, w, e.text);
     } else if (f.kind == WIRE_KV_EVENT) {
         blocks.blocks = (struct wire_blocks){.store = wire_str_of(w->name),
                                              .reset = f.kv_event.reset,
@@ -43,10 +49,7 @@ static void store_frame(struct serve *v, struct store_watch *w, const struct ses
     } else if (f.kind == WIRE_KV_NO && (f.kv_no.tag == TAG_OPEN || f.kv_no.tag == TAG_WATCH)) {
         snprintf(line, sizeof line, "%s: %.*s", session_url(w->s), (int)(f.kv_no.text.n < 400 ? f.kv_no.text.n : 400),
                  f.kv_no.text.p);
-        if (!w->refusal_logged)
-            serve_log(v, line);
-        w->refusal_logged = true;
-        session_close(w->s, NULL);
+        store_fail(v, w, line);
     }
 }
 

@@ -73,7 +73,7 @@ const struct sched_request *sched_running(const struct sched_view *v, const stru
     const struct list *head = &worker_of(w)->attempts, *n = before ? &request_of(before)->current->of_worker : head;
     while ((n = n->next) != head) {
         const struct attempt *a = list_entry(n, struct attempt, of_worker);
-        if (a->is_current && !a->r->unclaimed)
+        if (a->r->current == a && !a->r->unclaimed)
             return &a->r->pub;
     }
     return NULL;
@@ -195,7 +195,6 @@ bool sched_place(struct sched_view *v, const struct sched_request *p, const stru
         return false;
     a->order = s->next_order++;
     a->chunk = phase == SCHED_ON_PREFILL ? 0 : chunk ? chunk : pw->chunk;
-    a->is_current = true;
     if (phase != SCHED_ON_DECODE) {
         a->cached = hit(s, r, pw->store);
         a->n_new = p->n_prompt + p->n_out - a->cached;

@@ -47,7 +47,7 @@ void worker_gone(struct sched *s, struct worker *w)
     while (!list_empty(&w->attempts)) {
         struct attempt *a = list_entry(w->attempts.next, struct attempt, of_worker);
         struct request *r = a->r;
-        bool current = a->is_current;
+        bool current = r->current == a;
         attempt_close(s, a);
         if (current)
             req_requeue(s, r, true);
@@ -125,7 +125,7 @@ void worker_send(struct sched *s, struct attempt *a)
                                   .chunk = a->chunk,
                                   .lease_ns = s->lease_ns,
                                   .priority = r->pub.priority,
-                                  .reply = str_of(r->reply, r->n_reply),
+                                  .reply = {r->reply, r->n_reply},
                                   .n_out = r->pub.n_out,
                                   .out = r->out,
                                   .n_out_id = r->n_out_id,

@@ -13,22 +13,20 @@ static const char *check_request(const struct request *r, struct totals *c)
     c->unclaimed += r->unclaimed && r->state == REQUEST_RUNNING;
     c->deadlines += r->deadline.at_ns != 0;
     c->in_grace += !list_empty(&r->grace);
-    const struct attempt *current = NULL;
+    bool listed = !r->current;
     list_each (struct attempt, a, &r->attempts, of_request) {
         c->attempts++;
         if (a->r != r)
             return "an attempt in the list of a request belongs to another request";
-        if (a->is_current && current)
-            return "a request has two current attempts";
-        current = a->is_current ? a : current;
-        if (a->is_current && a->number != r->attempt)
+        listed |= a == r->current;
+        if (a == r->current && a->number != r->attempt)
             return "the current attempt has an old number";
-        if (!a->is_current && !a->cancelled)
+        if (a != r->current && !a->cancelled)
             return "an old attempt was not cancelled";
     }
-    if (current != r->current)
-        return "is_current and the request's current attempt differ";
-    if ((r->state == REQUEST_RUNNING) != (current != NULL))
+    if (!listed)
+        return "the current attempt of a request is not in its list";
+    if ((r->state == REQUEST_RUNNING) != (r->current != NULL))
         return "a request runs without a current attempt, or has one and does not run";
     if (r->state == REQUEST_ENDED && list_empty(&r->attempts))
         return "an ended request without attempts is not freed";
