@@ -150,36 +150,36 @@ static json_t *worker_json(const struct sched_worker *w)
                      (double)w->prefill_left_ns / 1e6, "store", w->store);
 }
 
-static json_t *request_json(const struct sched_view *v, const struct sched_request *r)
+static json_t *request_json(const struct sched *s, const struct sched_request *r)
 {
-    uint32_t hits[SCHED_STORES_MAX], n = sched_n_store(v);
-    sched_hits(v, r, hits, n);
+    uint32_t hits[SCHED_STORES_MAX], n = sched_n_store(s);
+    sched_hits(s, r, hits, n);
     json_t *h = json_array();
     for (uint32_t i = 0; i < n; i++)
         json_array_append_new(h, json_integer(hits[i]));
     return json_pack("{s:I, s:i, s:I, s:i, s:i, s:f, s:f, s:i, s:i, s:o}", "id", (json_int_t)r->number, "n_prompt",
                      (int)r->n_prompt, "max_tokens", (json_int_t)r->max_tokens, "n_out", (int)r->n_out, "priority",
-                     (int)r->priority, "waited_ms", (double)(sched_view_now(v) - r->since_ns) / 1e6, "slo_ttft_ms",
+                     (int)r->priority, "waited_ms", (double)(sched_now_ns(s) - r->since_ns) / 1e6, "slo_ttft_ms",
                      (double)r->slo_ttft_ns / 1e6, "retries", (int)r->retries, "kv_store", r->kv_store, "hits", h);
 }
 
-static json_t *waiting_json(const struct sched_view *v, bool ready, double window)
+static json_t *waiting_json(const struct sched *s, bool ready, double window)
 {
     json_t *a = json_array();
-    for (const struct sched_request *r = NULL; window-- > 0 && (r = sched_waiting(v, ready, r));)
-        json_array_append_new(a, request_json(v, r));
+    for (const struct sched_request *r = NULL; window-- > 0 && (r = sched_waiting(s, ready, r));)
+        json_array_append_new(a, request_json(s, r));
     return a;
 }
 
-static int send_state(struct err *e, struct child *c, const struct sched_view *v)
+static int send_state(struct err *e, struct child *c, const struct sched *s)
 {
     json_t *workers = json_array();
-    double window = sched_view_setting(v, "window");
-    for (uint32_t i = 0; i < sched_n_worker(v); i++)
-        json_array_append_new(workers, worker_json(sched_worker_at(v, i)));
-    json_t *all = json_pack("{s:f, s:o, s:o, s:o, s:I}", "at_ms", (double)sched_view_now(v) / 1e6, "workers", workers,
-                            "queued", waiting_json(v, false, window), "ready", waiting_json(v, true, window),
-                            "n_queued", (json_int_t)sched_n_waiting(v, false));
+    double window = sched_get(s, "window");
+    for (uint32_t i = 0; i < sched_n_worker(s); i++)
+        json_array_append_new(workers, worker_json(sched_worker_at(s, i)));
+    json_t *all = json_pack("{s:f, s:o, s:o, s:o, s:I}", "at_ms", (double)sched_now_ns(s) / 1e6, "workers", workers,
+                            "queued", waiting_json(s, false, window), "ready", waiting_json(s, true, window),
+                            "n_queued", (json_int_t)sched_n_waiting(s, false));
     char *line = all ? json_dumps(all, JSON_COMPACT) : NULL;
     json_decref(all);
     if (!line)
@@ -192,32 +192,32 @@ static int send_state(struct err *e, struct child *c, const struct sched_view *v
 
 /* ---- the decisions ---- */
 
-static const struct sched_worker *worker_named(const struct sched_view *v, const json_t *name)
+static const struct sched_worker *worker_named(const struct sched *s, const json_t *name)
 {
-    const char *s = json_string_value(name);
-    for (uint32_t i = 0; s && i < sched_n_worker(v); i++)
-        if (!strcmp(sched_worker_at(v, i)->name, s))
-            return sched_worker_at(v, i);
+    const char *text = json_string_value(name);
+    for (uint32_t i = 0; text && i < sched_n_worker(s); i++)
+        if (!strcmp(sched_worker_at(s, i)->name, text))
+            return sched_worker_at(s, i);
     return NULL;
 }
 
 /* A request of the state that the child has read. */
-static const struct sched_request *waiting_numbered(const struct sched_view *v, const json_t *id)
+static const struct sched_request *waiting_numbered(const struct sched *s, const json_t *id)
 {
-    double window = sched_view_setting(v, "window");
+    double window = sched_get(s, "window");
     for (int ready = 0; ready < 2; ready++) {
         double left = 2 * window; /* requests placed by this line have left the list */
-        for (const struct sched_request *r = NULL; left-- > 0 && (r = sched_waiting(v, ready, r));)
+        for (const struct sched_request *r = NULL; left-- > 0 && (r = sched_waiting(s, ready, r));)
             if ((json_int_t)r->number == json_integer_value(id))
                 return r;
     }
     return NULL;
 }
 
-static const struct sched_request *running_numbered(const struct sched_view *v, const json_t *id)
+static const struct sched_request *running_numbered(const struct sched *s, const json_t *id)
 {
-    for (uint32_t i = 0; i < sched_n_worker(v); i++)
-        for (const struct sched_request *r = NULL; (r = sched_running(v, sched_worker_at(v, i), r));)
+    for (uint32_t i = 0; i < sched_n_worker(s); i++)
+        for (const struct sched_request *r = NULL; (r = sched_running(sched_worker_at(s, i), r));)
             if ((json_int_t)r->number == json_integer_value(id))
                 return r;
     return NULL;
@@ -225,78 +225,78 @@ static const struct sched_request *running_numbered(const struct sched_view *v, 
 
 static int index_of(const char *const *names, int from, int n, const json_t *name)
 {
-    const char *s = json_string_value(name);
-    for (int i = from; s && i < n; i++)
-        if (!strcmp(names[i], s))
+    const char *text = json_string_value(name);
+    for (int i = from; text && i < n; i++)
+        if (!strcmp(names[i], text))
             return i;
     return -1;
 }
 
-static void place(struct sched_view *v, const json_t *d)
+static void place(struct sched *s, const json_t *d)
 {
-    const struct sched_request *r = waiting_numbered(v, json_object_get(d, "id"));
-    const struct sched_worker *w = worker_named(v, json_object_get(d, "worker"));
+    const struct sched_request *r = waiting_numbered(s, json_object_get(d, "id"));
+    const struct sched_worker *w = worker_named(s, json_object_get(d, "worker"));
     int phase = index_of(sched_phase_names, 0, 3, json_object_get(d, "phase"));
     json_int_t chunk = json_integer_value(json_object_get(d, "chunk"));
     if (r && w)
-        sched_place(v, r, w,
+        sched_place(s, r, w,
                     phase >= 0     ? (enum sched_phase)phase
                     : r->prefilled ? SCHED_ON_DECODE
                                    : SCHED_ON_PREFILL,
                     chunk > 0 && chunk < UINT32_MAX ? (uint32_t)chunk : 0);
 }
 
-static void refuse(struct sched_view *v, const json_t *d)
+static void refuse(struct sched *s, const json_t *d)
 {
-    const struct sched_request *r = waiting_numbered(v, json_object_get(d, "id"));
+    const struct sched_request *r = waiting_numbered(s, json_object_get(d, "id"));
     const char *text = json_string_value(json_object_get(d, "text"));
     double retry_ms = json_number_value(json_object_get(d, "retry_ms"));
     if (r)
-        sched_refuse(v, r, json_is_true(json_object_get(d, "never")),
+        sched_refuse(s, r, json_is_true(json_object_get(d, "never")),
                      retry_ms > 0 && retry_ms < 1e9 ? (uint64_t)(retry_ms * 1e6) : 0, text ? text : "not now");
 }
 
-static void apply(struct sched_view *v, const json_t *answer)
+static void apply(struct sched *s, const json_t *answer)
 {
     size_t i;
     json_t *d;
     json_array_foreach(json_object_get(answer, "place"), i, d)
     {
-        place(v, d);
+        place(s, d);
     }
     json_array_foreach(json_object_get(answer, "refuse"), i, d)
     {
-        refuse(v, d);
+        refuse(s, d);
     }
     json_array_foreach(json_object_get(answer, "preempt"), i, d)
     {
-        const struct sched_request *r = running_numbered(v, d);
+        const struct sched_request *r = running_numbered(s, d);
         if (r)
-            sched_preempt(v, r);
+            sched_preempt(s, r);
     }
     json_array_foreach(json_object_get(answer, "role"), i, d)
     {
-        const struct sched_worker *w = worker_named(v, json_object_get(d, "worker"));
+        const struct sched_worker *w = worker_named(s, json_object_get(d, "worker"));
         int role = index_of(sched_role_names, 1, 4, json_object_get(d, "role"));
         if (w && role > 0)
-            sched_set_role(v, w, (enum sched_role)role);
+            sched_set_role(s, w, (enum sched_role)role);
     }
 }
 
-static int decide(struct err *e, void *state, struct sched_view *v)
+static int decide(struct err *e, void *state, struct sched *s)
 {
     struct child *c = state;
     json_t *answer;
-    if (!sched_n_waiting(v, false) && !sched_n_waiting(v, true))
+    if (!sched_n_waiting(s, false) && !sched_n_waiting(s, true))
         return 0;
-    int rc = send_state(e, c, v);
-    rc = rc ? rc : read_line(e, c, &answer, (int)sched_view_setting(v, "answer_ms"));
+    int rc = send_state(e, c, s);
+    rc = rc ? rc : read_line(e, c, &answer, (int)sched_get(s, "answer_ms"));
     if (rc)
         return rc == ERR_PROTO ? err_prefix(e, "sched-exec") : rc;
     if (!json_is_object(answer))
         rc = err_set(e, ERR_PROTO, "the line of the policy: must be a JSON object");
     else
-        apply(v, answer);
+        apply(s, answer);
     json_decref(answer);
     return rc;
 }

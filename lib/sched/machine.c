@@ -34,13 +34,13 @@ static const struct sched_setting own_settings[] = {
 
 static uint64_t ns_of(const struct sched *s, const char *name)
 {
-    double ms = sched_view_setting(&s->view, name);
+    double ms = sched_get(s, name);
     return ms < 1 ? NS_MS : ms > 1e12 ? (uint64_t)1e18 : (uint64_t)(ms * 1e6);
 }
 
 static uint64_t count_of(const struct sched *s, const char *name)
 {
-    double v = sched_view_setting(&s->view, name);
+    double v = sched_get(s, name);
     return v < 0 ? 0 : v > 1e15 ? (uint64_t)1e15 : (uint64_t)v;
 }
 
@@ -51,7 +51,7 @@ static void read_settings(struct sched *s)
     s->retry_ns = ns_of(s, "retry_ms");
     s->queue_max = count_of(s, "queue_max");
     s->retries_max = (uint32_t)(count_of(s, "retries") < 1000 ? count_of(s, "retries") : 1000);
-    s->reserve = sched_view_setting(&s->view, "reserve");
+    s->reserve = sched_get(s, "reserve");
 }
 
 int sched_set(struct err *e, struct sched *s, const char *name, double value)
@@ -186,10 +186,10 @@ static int setting_event(struct err *e, struct sched *s, const struct wire_knob 
     if (!strcmp(name, "drain"))
         worker_drain(s, w, f->value != 0);
     else if (!strcmp(name, "role") && f->value >= 1 && f->value <= 3)
-        sched_set_role(&s->view, &w->pub, (enum sched_role)f->value);
+        sched_set_role(s, &w->pub, (enum sched_role)f->value);
     else if (!strcmp(name, "hand_over")) /* its requests continue on other workers */
-        for (const struct sched_request *r = NULL; (r = sched_running(&s->view, &w->pub, r));)
-            sched_preempt(&s->view, r);
+        for (const struct sched_request *r = NULL; (r = sched_running(&w->pub, r));)
+            sched_preempt(s, r);
     else
         return err_set(e, ERR_PROTO, "knob: '%s' of a worker: must be drain, hand_over or role (1 to 3)", name);
     return 0;
@@ -268,7 +268,7 @@ int sched_decide(struct err *e, struct sched *s)
     worker_timers(s);
     if (s->dirty) {
         s->dirty = false;
-        rc = s->policy->decide(e, s->policy_state, &s->view);
+        rc = s->policy->decide(e, s->policy_state, s);
         s->dirty = false; /* the policy's own actions need no second call */
     }
     submit_acks(s);

@@ -158,12 +158,7 @@ struct times { /* the newest durations, a ring */
     uint32_t n, at;
 };
 
-struct sched_view {
-    char unused; /* stands for the struct sched around it, which policies must not see */
-};
-
 struct sched {
-    struct sched_view view; /* first */
     const struct sched_policy *policy;
     void *policy_state;
     struct sched_sink sink;

@@ -60,39 +60,37 @@ struct sched_request {
     uint64_t note_ns;
 };
 
-struct sched_view;
+struct sched; /* opaque to policies */
 
-uint64_t sched_view_now(const struct sched_view *v);
-double sched_view_setting(const struct sched_view *v, const char *name); /* 0: unknown name */
+uint64_t sched_now_ns(const struct sched *s);
+double sched_get(const struct sched *s, const char *name); /* 0: unknown name */
 
 /* Workers that have joined, including draining ones; i < n. */
-uint32_t sched_n_worker(const struct sched_view *v);
-const struct sched_worker *sched_worker_at(const struct sched_view *v, uint32_t i);
+uint32_t sched_n_worker(const struct sched *s);
+const struct sched_worker *sched_worker_at(const struct sched *s, uint32_t i);
 
 /* Iterates over waiting requests by priority, deadline and arrival; NULL begins and ends. Read the next request before
  * you place or refuse one. */
-const struct sched_request *sched_waiting(const struct sched_view *v, bool prefilled,
-                                          const struct sched_request *before);
-uint64_t sched_n_waiting(const struct sched_view *v, bool prefilled);
-uint64_t sched_waiting_tokens(const struct sched_view *v); /* prompt tokens that wait for prefill */
+const struct sched_request *sched_waiting(const struct sched *s, bool prefilled, const struct sched_request *before);
+uint64_t sched_n_waiting(const struct sched *s, bool prefilled);
+uint64_t sched_waiting_tokens(const struct sched *s); /* prompt tokens that wait for prefill */
 /* Iterates over the requests that arrived at this instant and wait for prefill; NULL begins and ends. */
-const struct sched_request *sched_arrived(const struct sched_view *v, const struct sched_request *before);
-int32_t sched_priority_last(const struct sched_view *v); /* the largest that any request has had */
+const struct sched_request *sched_arrived(const struct sched *s, const struct sched_request *before);
+int32_t sched_priority_last(const struct sched *s); /* the largest that any request has had */
 /* Iterates over the requests that run on a worker, the newest last; NULL begins and ends. */
-const struct sched_request *sched_running(const struct sched_view *v, const struct sched_worker *w,
-                                          const struct sched_request *before);
+const struct sched_request *sched_running(const struct sched_worker *w, const struct sched_request *before);
 
 /* out[store], for stores below n: the tokens of the request's cached prefix at the store. Whole blocks, always less
  * than the prompt. */
-void sched_hits(const struct sched_view *v, const struct sched_request *r, uint32_t *out, uint32_t n);
-uint32_t sched_n_store(const struct sched_view *v);
+void sched_hits(const struct sched *s, const struct sched_request *r, uint32_t *out, uint32_t n);
+uint32_t sched_n_store(const struct sched *s);
 
 /* Slots that the request needs at most on a worker in a phase, in addition to those it holds there. */
-uint64_t sched_need(const struct sched_view *v, const struct sched_request *r, const struct sched_worker *w,
+uint64_t sched_need(const struct sched *s, const struct sched_request *r, const struct sched_worker *w,
                     enum sched_phase phase);
 /* True if the worker can take the request now: it is not draining and has capacity for its sequence, tokens and slots.
  */
-bool sched_room(const struct sched_view *v, const struct sched_request *r, const struct sched_worker *w,
+bool sched_room(const struct sched *s, const struct sched_request *r, const struct sched_worker *w,
                 enum sched_phase phase);
 
 /* Estimated duration, ns. */
@@ -102,17 +100,17 @@ double sched_step_ns(const struct sched_worker *w, uint64_t context, uint32_t ba
 /* ---- actions: true if applied ---- */
 
 /* chunk: for SCHED_ON_WHOLE, prompt tokens a step (0: the worker's own limit). */
-bool sched_place(struct sched_view *v, const struct sched_request *r, const struct sched_worker *w,
-                 enum sched_phase phase, uint32_t chunk);
-bool sched_refuse(struct sched_view *v, const struct sched_request *r, bool never, uint64_t retry_ns, const char *text);
+bool sched_place(struct sched *s, const struct sched_request *r, const struct sched_worker *w, enum sched_phase phase,
+                 uint32_t chunk);
+bool sched_refuse(struct sched *s, const struct sched_request *r, bool never, uint64_t retry_ns, const char *text);
 /* The worker releases its slots; the request is queued again with the tokens it has. */
-bool sched_preempt(struct sched_view *v, const struct sched_request *r);
-bool sched_set_role(struct sched_view *v, const struct sched_worker *w, enum sched_role role);
+bool sched_preempt(struct sched *s, const struct sched_request *r);
+bool sched_set_role(struct sched *s, const struct sched_worker *w, enum sched_role role);
 /* The estimated time to the first token, for the request's ack. */
-void sched_set_eta(struct sched_view *v, const struct sched_request *r, uint64_t eta_ns);
+void sched_set_eta(const struct sched_request *r, uint64_t eta_ns);
 
 /* Stores two numbers with a request for the policy's own use, e.g. to cache a choice. */
-void sched_note(struct sched_view *v, const struct sched_request *r, uint32_t worker, uint64_t until_ns);
+void sched_note(const struct sched_request *r, uint32_t worker, uint64_t until_ns);
 
 struct sched_setting {
     const char *name;
@@ -126,7 +124,7 @@ struct sched_policy {
     size_t n_state;                                           /* bytes of the policy's own state, zeroed at start */
     const void *arg;                                          /* passed to open */
     int (*open)(struct err *e, void *state, const void *arg); /* may be NULL */
-    int (*decide)(struct err *e, void *state, struct sched_view *v);
+    int (*decide)(struct err *e, void *state, struct sched *s);
     void (*close)(void *state); /* may be NULL */
 };
 

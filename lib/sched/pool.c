@@ -1,11 +1,11 @@
 #include "sched/pool.h"
 
-void pools_count(struct pools *p, const struct sched_view *v)
+void pools_count(struct pools *p, const struct sched *s)
 {
     *p = (struct pools){0};
     uint32_t n = 0, open = 0;
-    for (uint32_t i = 0; i < sched_n_worker(v); i++) {
-        const struct sched_worker *w = sched_worker_at(v, i);
+    for (uint32_t i = 0; i < sched_n_worker(s); i++) {
+        const struct sched_worker *w = sched_worker_at(s, i);
         if (w->draining)
             continue;
         bool is_open = w->seqs > 0;
@@ -22,8 +22,8 @@ void pools_count(struct pools *p, const struct sched_view *v)
         p->open_decode = n ? open : 0;
 }
 
-bool pool_fits(const struct sched_view *v, const struct sched_request *r, const struct sched_worker *w,
+bool pool_fits(const struct sched *s, const struct sched_request *r, const struct sched_worker *w,
                enum sched_phase phase)
 {
-    return sched_need(v, r, w, phase) <= w->blocks_all;
+    return sched_need(s, r, w, phase) <= w->blocks_all;
 }

@@ -53,7 +53,6 @@ void sched_set_sink(struct sched *s, const struct sched_sink *sink);
 int sched_event(struct err *e, struct sched *s, const struct wire_frame *f);
 int sched_decide(struct err *e, struct sched *s);
 uint64_t sched_next_ns(const struct sched *s); /* UINT64_MAX: no timer is set */
-uint64_t sched_now_ns(const struct sched *s);
 
 /* full: the worker's session accepts no more frames now. No effect on a worker that has not joined. */
 void sched_worker_full(struct sched *s, struct wire_str name, bool full);

@@ -235,7 +235,7 @@ int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o
     struct serve v = {.s = s, .o = o};
     struct sched_sink sink = {.emit = peers_emit, .arg = &v, .release = stores_release};
     struct session_hub_opts opts = {.self = {.role = "sched", .name = o->prog, .inc = time_now_ns()}};
-    opts.silence_accepted_ms = (uint32_t)(3 * sched_view_setting(&s->view, "heartbeat_ms"));
+    opts.silence_accepted_ms = (uint32_t)(3 * sched_get(s, "heartbeat_ms"));
     list_init(&v.all);
     sched_set_sink(s, &sink);
     v.arena = wire_arena_new();

@@ -1,24 +1,13 @@
-/* The view and the actions of policies (policy.h). */
+/* What policies read, and their actions (policy.h). */
 #include "sched/machine.h"
 
 #include <string.h>
 
-static struct sched *sched_of(const struct sched_view *v)
-{
-    return (struct sched *)(uintptr_t)v; /* the view is the machine's first member */
-}
-
 const char *const sched_role_names[4] = {"", "prefill", "decode", "both"};
 const char *const sched_phase_names[3] = {"prefill", "decode", "whole"};
 
-uint64_t sched_view_now(const struct sched_view *v)
+double sched_get(const struct sched *s, const char *name)
 {
-    return sched_of(v)->now_ns;
-}
-
-double sched_view_setting(const struct sched_view *v, const char *name)
-{
-    const struct sched *s = sched_of(v);
     for (size_t i = 0; i < s->n_setting; i++) /* fast path: the pointer from the policy's own table */
         if (s->setting[i].name == name)
             return s->setting[i].value;
@@ -28,36 +17,36 @@ double sched_view_setting(const struct sched_view *v, const char *name)
     return 0;
 }
 
-uint32_t sched_n_worker(const struct sched_view *v)
+uint32_t sched_n_worker(const struct sched *s)
 {
-    return sched_of(v)->n_worker;
+    return s->n_worker;
 }
 
-const struct sched_worker *sched_worker_at(const struct sched_view *v, uint32_t i)
+const struct sched_worker *sched_worker_at(const struct sched *s, uint32_t i)
 {
-    return &sched_of(v)->worker[i]->pub;
+    return &s->worker[i]->pub;
 }
 
-const struct sched_request *sched_waiting(const struct sched_view *v, bool ready, const struct sched_request *before)
+const struct sched_request *sched_waiting(const struct sched *s, bool prefilled, const struct sched_request *before)
 {
-    const struct sched *s = sched_of(v);
-    const struct request *r = before ? request_of(before)->skip.next[0] : (ready ? &s->ready : &s->queued)->first[0];
+    const struct request *r =
+        before ? request_of(before)->skip.next[0] : (prefilled ? &s->ready : &s->queued)->first[0];
     return r ? &r->pub : NULL;
 }
 
-uint64_t sched_n_waiting(const struct sched_view *v, bool ready)
+uint64_t sched_n_waiting(const struct sched *s, bool prefilled)
 {
-    return (ready ? &sched_of(v)->ready : &sched_of(v)->queued)->n;
+    return (prefilled ? &s->ready : &s->queued)->n;
 }
 
-uint64_t sched_waiting_tokens(const struct sched_view *v)
+uint64_t sched_waiting_tokens(const struct sched *s)
 {
-    return sched_of(v)->queued.tokens;
+    return s->queued.tokens;
 }
 
-const struct sched_request *sched_arrived(const struct sched_view *v, const struct sched_request *before)
+const struct sched_request *sched_arrived(const struct sched *s, const struct sched_request *before)
 {
-    const struct list *head = &sched_of(v)->unacked, *n = before ? &request_of(before)->unacked : head;
+    const struct list *head = &s->unacked, *n = before ? &request_of(before)->unacked : head;
     while ((n = n->next) != head) {
         const struct request *r = list_entry(n, struct request, unacked);
         if (r->state == REQUEST_QUEUED)
@@ -66,10 +55,8 @@ const struct sched_request *sched_arrived(const struct sched_view *v, const stru
     return NULL;
 }
 
-const struct sched_request *sched_running(const struct sched_view *v, const struct sched_worker *w,
-                                          const struct sched_request *before)
+const struct sched_request *sched_running(const struct sched_worker *w, const struct sched_request *before)
 {
-    (void)v;
     const struct list *head = &worker_of(w)->attempts, *n = before ? &request_of(before)->current->of_worker : head;
     while ((n = n->next) != head) {
         const struct attempt *a = list_entry(n, struct attempt, of_worker);
@@ -79,14 +66,14 @@ const struct sched_request *sched_running(const struct sched_view *v, const stru
     return NULL;
 }
 
-int32_t sched_priority_last(const struct sched_view *v)
+int32_t sched_priority_last(const struct sched *s)
 {
-    return sched_of(v)->priority_last;
+    return s->priority_last;
 }
 
-uint32_t sched_n_store(const struct sched_view *v)
+uint32_t sched_n_store(const struct sched *s)
 {
-    return sched_of(v)->n_store;
+    return s->n_store;
 }
 
 #define SET_WORDS (SCHED_STORES_MAX / 64)
@@ -125,9 +112,8 @@ static void find_prefixes(const struct sched *s, const struct request *r, uint32
     find_prefixes(s, r, out, n, lo, mid, lack);
 }
 
-void sched_hits(const struct sched_view *v, const struct sched_request *p, uint32_t *out, uint32_t n)
+void sched_hits(const struct sched *s, const struct sched_request *p, uint32_t *out, uint32_t n)
 {
-    const struct sched *s = sched_of(v);
     const struct request *r = request_of(p);
     memset(out, 0, n * sizeof *out);
     const struct block *b = p->n_block ? index_get(&s->index, r->digests) : NULL;
@@ -148,16 +134,15 @@ static uint32_t hit(const struct sched *s, const struct request *r, int store)
     return out[store];
 }
 
-uint64_t sched_need(const struct sched_view *v, const struct sched_request *r, const struct sched_worker *w,
+uint64_t sched_need(const struct sched *s, const struct sched_request *r, const struct sched_worker *w,
                     enum sched_phase phase)
 {
-    return req_more_blocks(sched_of(v), request_of(r), w->store, w->max_len, phase);
+    return req_more_blocks(s, request_of(r), w->store, w->max_len, phase);
 }
 
-bool sched_room(const struct sched_view *v, const struct sched_request *p, const struct sched_worker *w,
+bool sched_room(const struct sched *s, const struct sched_request *p, const struct sched_worker *w,
                 enum sched_phase phase)
 {
-    const struct sched *s = sched_of(v);
     const struct request *r = request_of(p);
     if (w->draining || !w->seqs)
         return false;
@@ -181,15 +166,14 @@ double sched_step_ns(const struct sched_worker *w, uint64_t context, uint32_t ba
 
 /* ---- actions ---- */
 
-bool sched_place(struct sched_view *v, const struct sched_request *p, const struct sched_worker *pw,
-                 enum sched_phase phase, uint32_t chunk)
+bool sched_place(struct sched *s, const struct sched_request *p, const struct sched_worker *pw, enum sched_phase phase,
+                 uint32_t chunk)
 {
-    struct sched *s = sched_of(v);
     struct request *r = request_of(p);
     struct worker *w = worker_of(pw);
     struct attempt *a;
     bool fits = phase == SCHED_ON_DECODE ? r->state == REQUEST_READY : r->state == REQUEST_QUEUED;
-    if (!fits || !sched_room(v, p, pw, phase))
+    if (!fits || !sched_room(s, p, pw, phase))
         return false;
     if (attempt_new(&s->failure, &a, s, r, w, phase))
         return false;
@@ -208,9 +192,8 @@ bool sched_place(struct sched_view *v, const struct sched_request *p, const stru
     return true;
 }
 
-bool sched_refuse(struct sched_view *v, const struct sched_request *p, bool never, uint64_t retry_ns, const char *text)
+bool sched_refuse(struct sched *s, const struct sched_request *p, bool never, uint64_t retry_ns, const char *text)
 {
-    struct sched *s = sched_of(v);
     struct request *r = request_of(p);
     if (r->state != REQUEST_QUEUED)
         return false;
@@ -218,9 +201,8 @@ bool sched_refuse(struct sched_view *v, const struct sched_request *p, bool neve
     return true;
 }
 
-bool sched_preempt(struct sched_view *v, const struct sched_request *p)
+bool sched_preempt(struct sched *s, const struct sched_request *p)
 {
-    struct sched *s = sched_of(v);
     struct request *r = request_of(p);
     if (r->state != REQUEST_RUNNING || !r->current || r->current->preempted || r->unclaimed)
         return false;
@@ -229,9 +211,8 @@ bool sched_preempt(struct sched_view *v, const struct sched_request *p)
     return true;
 }
 
-bool sched_set_role(struct sched_view *v, const struct sched_worker *pw, enum sched_role role)
+bool sched_set_role(struct sched *s, const struct sched_worker *pw, enum sched_role role)
 {
-    struct sched *s = sched_of(v);
     struct worker *w = worker_of(pw);
     if (w->pub.role == role)
         return false;
@@ -240,15 +221,13 @@ bool sched_set_role(struct sched_view *v, const struct sched_worker *pw, enum sc
     return true;
 }
 
-void sched_set_eta(struct sched_view *v, const struct sched_request *p, uint64_t eta_ns)
+void sched_set_eta(const struct sched_request *p, uint64_t eta_ns)
 {
-    (void)v;
     request_of(p)->eta_ns = eta_ns;
 }
 
-void sched_note(struct sched_view *v, const struct sched_request *p, uint32_t worker, uint64_t until_ns)
+void sched_note(const struct sched_request *p, uint32_t worker, uint64_t until_ns)
 {
-    (void)v;
     request_of(p)->pub.note_worker = worker;
     request_of(p)->pub.note_ns = until_ns;
 }
