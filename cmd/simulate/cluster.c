@@ -20,7 +20,7 @@ enum event_type { ARRIVE, STEP, CONTROL, BEGIN };
 struct item { /* a work item on a worker */
     struct item *next;
     uint32_t job;
-    uint64_t order, arrive_ns;
+    uint64_t order;
     uint32_t attempt, n_prompt, max_tokens, n_out, cached, done;
     bool prefill, whole, started;
 };
@@ -45,7 +45,7 @@ struct event {
     /* of CONTROL */
     uint64_t order;
     bool preempt;
-    uint32_t n_attempt; /* the work item may not have arrived yet */
+    uint32_t n_attempt; /* it is scheduled again until the work item has arrived */
 };
 
 struct cluster {
@@ -368,7 +368,6 @@ static void control_item(struct cluster *c, struct worker *w, const struct event
 static void on_work_item(struct cluster *c, const struct wire_order *o)
 {
     struct worker *w = &c->w[strtoul(o->to.p + 1, NULL, 10)];
-    struct request *q = &c->t->v[o->job - 1];
     struct item *item = calloc(1, sizeof *item);
     if (!item) {
         err_nomem(&c->failed, "a work item", sizeof *item);
@@ -390,7 +389,6 @@ static void on_work_item(struct cluster *c, const struct wire_order *o)
     if (decode && o->from.n && strtol(o->from.p + 1, NULL, 10) != w->store)
         delay += c->o->transfer_ns * o->n_prompt;
     w->tokens_ahead += decode ? 0 : o->n_prompt - o->cached;
-    q->ready_ns = c->now_ns;
     schedule(c, (struct event){
                     .at_ns = c->now_ns + (uint64_t)delay, .type = BEGIN, .index = (uint32_t)(w - c->w), .item = item});
 }

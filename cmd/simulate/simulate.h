@@ -19,7 +19,7 @@ struct request {
     uint32_t n_prompt, n_out;
     uint64_t *block; /* hashes of its blocks of KV_BLOCK tokens; each includes the tokens before it */
     uint32_t n_block;
-    uint64_t first_ns, last_ns, ready_ns;
+    uint64_t first_ns, last_ns;
     uint32_t n_received, cached;
     bool done, refused, failed;
 };

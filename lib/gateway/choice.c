@@ -92,10 +92,12 @@ void gw_request_drop_choices(struct gw_request *r)
     r->n_choice = 0;
 }
 
-static struct wire_error error_of(uint64_t seq, struct wire_str id, const struct err *why)
+static struct wire_error error_of(uint64_t seq, struct wire_str id, const struct err *error)
 {
-    return (struct wire_error){
-        .seq = seq, .id = id, .code = (uint32_t)(why->code ? why->code : ERR_SYS), .text = wire_str_of(why->text)};
+    return (struct wire_error){.seq = seq,
+                               .id = id,
+                               .code = (uint32_t)(error->code ? error->code : ERR_SYS),
+                               .text = wire_str_of(error->text)};
 }
 
 /* Before GW_PARSED: one frame for all choices. */
@@ -108,17 +110,17 @@ static void request_end(struct gateway *g, struct gw_request *r, const struct wi
     free(r);
 }
 
-void gw_request_end(struct gateway *g, struct gw_request *r, const struct err *why)
+void gw_request_end(struct gateway *g, struct gw_request *r, const struct err *error)
 {
     char buf[32];
-    struct wire_frame f = {.kind = why ? WIRE_ERR : WIRE_END};
+    struct wire_frame f = {.kind = error ? WIRE_ERR : WIRE_END};
     if (r->state == GW_PARSED) {
         for (uint32_t n = r->n_choice; n; n--) /* the last one frees r */
-            gw_choice_end(g, list_entry(r->choices.next, struct gw_choice, node), WIRE_CANCELLED, why);
+            gw_choice_end(g, list_entry(r->choices.next, struct gw_choice, node), WIRE_CANCELLED, error);
         return;
     }
-    if (why)
-        f.error = error_of(r->seq, gw_request_id(buf, r), why);
+    if (error)
+        f.error = error_of(r->seq, gw_request_id(buf, r), error);
     else
         f.end = (struct wire_end){.seq = r->seq, .id = gw_request_id(buf, r), .reason = WIRE_CANCELLED};
     request_end(g, r, &f);
@@ -303,16 +305,16 @@ static struct wire_end end_of(const struct gw_choice *c, const struct wire_promp
                              .extra = q->extra};
 }
 
-void gw_choice_end(struct gateway *g, struct gw_choice *c, enum wire_reason reason, const struct err *why)
+void gw_choice_end(struct gateway *g, struct gw_choice *c, enum wire_reason reason, const struct err *error)
 {
     struct err e;
-    struct wire_frame f = {.kind = why ? WIRE_ERR : WIRE_END}, p;
+    struct wire_frame f = {.kind = error ? WIRE_ERR : WIRE_END}, p;
     if (gw_choice_prompt(&e, g, &p, c)) {
         gw_fail(g, &e);
         return;
     }
-    if (why) {
-        f.error = error_of(c->r->seq, p.prompt.id, why);
+    if (error) {
+        f.error = error_of(c->r->seq, p.prompt.id, error);
         f.error.index = c->index;
         f.error.extra = p.prompt.extra;
     } else {

@@ -53,14 +53,14 @@ void gateway_close(struct gateway *g);
  * "req-SEQ". A line over the limit is not parsed; the request ends with an err frame. id and line are copied. */
 int gateway_submit(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n);
 void gateway_cancel(struct gateway *g, uint64_t seq); /* the next step emits its end frames, with reason cancelled */
-uint64_t gateway_running(
-    const struct gateway *g); /* answers that have not ended; before tokenize has parsed a request, 1 for it */
+/* The number of answers that have not ended; a request that tokenize has not parsed yet counts as one. */
+uint64_t gateway_running(const struct gateway *g);
 /* The URL of a service that is not connected, and since when (CLOCK_MONOTONIC); NULL: both are connected. */
 const char *gateway_absent(const struct gateway *g, uint64_t *since_ns);
 
 int gateway_fd(const struct gateway *g);
-uint64_t
-gateway_next_ms(const struct gateway *g); /* call gateway_step after so many ms, also if gateway_fd is not readable */
+/* Milliseconds after which gateway_step has work even if gateway_fd is not readable; UINT64_MAX: none. */
+uint64_t gateway_next_ms(const struct gateway *g);
 /* Processes all events and timers that are due. Blocks at most timeout_ms until the first one (0: does not block). */
 int gateway_step(struct err *e, struct gateway *g, int timeout_ms);
 

@@ -109,8 +109,8 @@ void gw_deadline_passed(struct err *e, const struct gateway *g);
 void gw_log(struct gateway *g, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Decodes the frame of an event into g->arena. False: it is invalid; that was logged. */
 bool gw_frame(struct gateway *g, struct wire_frame *f, const struct session_event *ev);
-void gw_unexpected(struct gateway *g, const struct wire_frame *f,
-                   const struct session_event *ev); /* logs a frame of a wrong kind */
+/* Logs a frame of a kind that the peer must not send. */
+void gw_unexpected(struct gateway *g, const struct wire_frame *f, const struct session_event *ev);
 void gw_fail(struct gateway *g, const struct err *e);
 
 /* ---- choice.c: requests, choices and their ends ---- */
@@ -120,9 +120,9 @@ struct gw_request *gw_request_find(const struct gateway *g, uint64_t seq);
 int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n);
 struct wire_str gw_request_id(char buf[32], const struct gw_request *r); /* before GW_PARSED */
 void gw_request_move(struct gateway *g, struct gw_request *r, enum gw_state state);
-/* Ends all choices of a request with an err frame, or (why NULL) an end frame with reason cancelled; before GW_PARSED
+/* Ends all choices of a request with an err frame, or (error NULL) an end frame with reason cancelled; before GW_PARSED
  * with one frame for all. Frees r. */
-void gw_request_end(struct gateway *g, struct gw_request *r, const struct err *why);
+void gw_request_end(struct gateway *g, struct gw_request *r, const struct err *error);
 void gw_request_refused(struct gateway *g, struct gw_request *r, const struct wire_frame *f); /* f: tokenize's err */
 void gw_request_parsed(struct gateway *g, struct gw_request *r); /* all choices were received */
 void gw_request_drop_choices(struct gw_request *r);              /* before GW_PARSED */
@@ -135,10 +135,10 @@ int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const 
 int gw_choice_prompt(struct err *e, struct gateway *g, struct wire_frame *f, const struct gw_choice *c);
 /* Assigns a new job to c. may_run: a worker may run the old one; the old one is cancelled if it sends more tokens. */
 void gw_choice_renumber(struct gateway *g, struct gw_choice *c, bool may_run);
-/* Emit the last frame of a choice: the end frame of the worker, or an own one: err if why is not NULL, otherwise end. c
- * is freed, or stays in to_send until its end is reported; its request is freed with its last choice. */
+/* Emit the last frame of a choice: the end frame of the worker, or an own one: err if error is not NULL, otherwise end.
+ * c is freed, or stays in to_send until its end is reported; its request is freed with its last choice. */
 void gw_choice_forward_end(struct gateway *g, struct gw_choice *c, const struct wire_end *w);
-void gw_choice_end(struct gateway *g, struct gw_choice *c, enum wire_reason reason, const struct err *why);
+void gw_choice_end(struct gateway *g, struct gw_choice *c, enum wire_reason reason, const struct err *error);
 void gw_choice_free(struct gw_choice *c); /* emits nothing */
 void gw_free_all(struct gateway *g);
 
@@ -156,7 +156,7 @@ void gw_send_all(struct gateway *g, uint64_t now);        /* as far as the sessi
 void gw_cancel_late(struct gateway *g, uint64_t job, uint64_t n_out);
 /* Continues c as a new job after the tokens that were output, since the job has ended early or its tokens cannot be
  * used. may_run: a worker may still run the old job. May end and free c. */
-void gw_resubmit(struct gateway *g, struct gw_choice *c, bool may_run, const char *why, uint64_t now);
+void gw_resubmit(struct gateway *g, struct gw_choice *c, bool may_run, const char *reason, uint64_t now);
 void gw_sched_event(struct gateway *g, const struct session_event *ev, uint64_t now);
 
 /* ---- out.c: workers ---- */

@@ -141,7 +141,7 @@ void gw_send_all(struct gateway *g, uint64_t now)
     }
 }
 
-void gw_resubmit(struct gateway *g, struct gw_choice *c, bool may_run, const char *why, uint64_t now)
+void gw_resubmit(struct gateway *g, struct gw_choice *c, bool may_run, const char *reason, uint64_t now)
 {
     struct err e;
     if (c->max_tokens && c->n_out >= c->max_tokens) { /* the answer is complete without its end frame */
@@ -149,11 +149,11 @@ void gw_resubmit(struct gateway *g, struct gw_choice *c, bool may_run, const cha
         return;
     }
     if (++c->retries > RETRIES_MAX) {
-        err_set(&e, ERR_SYS, "given up after %d retries: %.300s", RETRIES_MAX, why);
+        err_set(&e, ERR_SYS, "given up after %d retries: %.300s", RETRIES_MAX, reason);
         gw_choice_end(g, c, 0, &e);
         return;
     }
-    gw_log(g, "request %" PRIu64 " continues after %" PRIu32 " tokens: %.300s", c->r->seq, c->n_out, why);
+    gw_log(g, "request %" PRIu64 " continues after %" PRIu32 " tokens: %.300s", c->r->seq, c->n_out, reason);
     gw_choice_renumber(g, c, may_run);
     c->submitted = c->again = false;
     c->done_ns = 0;

@@ -10,7 +10,7 @@
 #include "proc/proc.h"
 #include "sched/serve_impl.h"
 
-#define WAIT_NS_MAX (250 * NS_MS) /* so often signals are checked */
+#define WAIT_NS_MAX (250 * NS_MS) /* interval of signal checks */
 #define STOPPED_NS (500 * NS_MS)  /* a wait that takes this much longer than intended: the process was stopped */
 #define ENDING_NS (60 * NS_S)     /* after SIGTERM running requests may continue for this long */
 #define BATCH_MAX 4096            /* events before the next decision */
