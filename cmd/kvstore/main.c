@@ -1,4 +1,4 @@
-/* kvstore: owns the KV blocks of a host, and lends them. The store is lib/kv, the sockets are lib/link. */
+/* kvstore: owns the KV blocks of a host, and leases them to workers. The store is in lib/kv, the socket in lib/link. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,13 +16,13 @@
 
 #define BYTES_DEFAULT ((uint64_t)1 << 30)
 #define FD_NAME "arena"
-#define ADOPT_MS 500  /* after a kvstore that was killed: its clients may bring the arena */
-#define ABSENT_MS 200 /* between looks whether absent clients live */
+#define ADOPT_MS 500  /* after a kvstore was killed: time for its clients to bring the arena */
+#define ABSENT_MS 200 /* between checks whether the processes of absent clients exist */
 #define DRAIN_MS_STEP 100
 
 struct flags {
     const char *listen, *model, *type, *disk, *fingerprint, *arith;
-    uint64_t bytes, disk_bytes, layers, heads, head_dim, lease_ms, handed_ms, disk_ms, drain_s, ready_fd;
+    uint64_t bytes, disk_bytes, layers, heads, head_dim, lease_ms, transfer_ms, disk_ms, drain_s, ready_fd;
     bool has_ready, no_verify, verbose;
 };
 
@@ -74,7 +74,7 @@ static int kind_of(struct err *e, struct kv_kind *k, const struct flags *f)
     return fingerprint(e, k->model, f->fingerprint);
 }
 
-void kvstore_say_arena(const struct kvstore *k, const char *what)
+void kvstore_report_arena(const struct kvstore *k, const char *what)
 {
     const struct kv_arena_head *h = kv_arena_head(k->arena);
     struct err e = {0};
@@ -82,14 +82,14 @@ void kvstore_say_arena(const struct kvstore *k, const char *what)
     if (k->verbose)
         cli_warn(PROG, "arena %s: %" PRIu64 " blocks of %d tokens, %.1f MiB, %.1f of them in huge pages%s%s", what,
                  h->n_slot, KV_BLOCK, (double)h->bytes / 1048576.0, (double)k->huge_bytes / 1048576.0,
-                 *kv_arena_small_why(k->arena) ? "; " : "", kv_arena_small_why(k->arena));
+                 *kv_arena_huge_reason(k->arena) ? "; " : "", kv_arena_huge_reason(k->arena));
     snprintf(keep, sizeof keep, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", FD_NAME);
     if (proc_notify(&e, keep, kv_arena_fd(k->arena)))
         cli_warn(PROG, "%s", e.text);
 }
 
-/* The arena that the service manager kept. One that is not ours any more is left alone. */
-static void adopt_kept(struct kvstore *k)
+/* Adopts the arena in the descriptor store of the service manager. One of another kind is not used. */
+static void adopt_stored(struct kvstore *k)
 {
     struct err e = {0};
     struct kv_arena *a;
@@ -97,11 +97,11 @@ static void adopt_kept(struct kvstore *k)
     if (fd < 0)
         return;
     int rc = kv_arena_adopt(&e, &a, fd, &k->kind);
-    rc = rc ? rc : kvstore_over(&e, k, a);
+    rc = rc ? rc : kvstore_open_store(&e, k, a);
     if (rc)
-        cli_warn(PROG, "the arena that was kept is not taken: %s", e.text);
+        cli_warn(PROG, "the arena in the descriptor store of the service manager is not used: %s", e.text);
     else
-        kvstore_say_arena(k, "adopted from the service manager");
+        kvstore_report_arena(k, "adopted from the service manager");
 }
 
 static int new_arena(struct err *e, struct kvstore *k)
@@ -110,12 +110,12 @@ static int new_arena(struct err *e, struct kvstore *k)
     uint64_t memory = proc_memory("");
     if (k->bytes > memory)
         return err_set(e, ERR_USAGE,
-                       "KV budget of %" PRIu64 " bytes is over the %" PRIu64 " bytes of memory this process may use",
+                       "a KV budget of %" PRIu64 " bytes is over the %" PRIu64 " bytes of memory this process may use",
                        k->bytes, memory);
     int rc = kv_arena_new(e, &a, &k->kind, k->bytes);
-    rc = rc ? rc : kvstore_over(e, k, a);
+    rc = rc ? rc : kvstore_open_store(e, k, a);
     if (!rc)
-        kvstore_say_arena(k, "made");
+        kvstore_report_arena(k, "created");
     return rc;
 }
 
@@ -133,7 +133,7 @@ static void tier_ready(void *arg, uint32_t events)
         kv_store_tier(k->store);
 }
 
-/* One turn: what is due, a block to the file tier, then what came, of clients and of the file tier. */
+/* One iteration: timers, one block to the file tier, then events of clients and of the file tier. */
 static int turn(struct err *e, struct kvstore *k, bool absent)
 {
     uint64_t now = time_now_ns();
@@ -144,12 +144,12 @@ static int turn(struct err *e, struct kvstore *k, bool absent)
         wait = ABSENT_MS;
     if (k->draining && wait > DRAIN_MS_STEP)
         wait = DRAIN_MS_STEP;
-    kvstore_tell_watchers(k);
+    kvstore_notify_watchers(k);
     return loop_step(e, k->loop, NULL, wait);
 }
 
-/* At the end: as long as the disk goes on taking them, blocks that it has not yet. */
-static void write_rest(struct kvstore *k)
+/* At exit: writes the blocks that are not in the file tier, until the disk stalls. */
+static void write_dirty(struct kvstore *k)
 {
     bool more = k->o.tier != NULL;
     while (more) {
@@ -186,13 +186,13 @@ static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool s
         if (k->draining && (!k->store || !kv_store_busy(k->store) || now >= drain_ns))
             break;
         if (absent && now >= look_ns) {
-            absent = kvstore_bury_absent(k);
+            absent = kvstore_reap_absent(k);
             look_ns = now + ABSENT_MS * NS_MS;
         }
         rc = rc ? rc : turn(e, k, absent);
     }
     if (!rc && k->store)
-        write_rest(k);
+        write_dirty(k);
     return rc;
 }
 
@@ -203,11 +203,11 @@ static int run(struct err *e, const struct flags *f)
     list_init(&k.watchers);
     int rc = kind_of(e, &k.kind, f);
     k.o = (struct kv_store_opts){.lease_ns = f->lease_ms * NS_MS,
-                                 .handed_ns = f->handed_ms * NS_MS,
+                                 .transfer_ns = f->transfer_ms * NS_MS,
                                  .tier_ns = f->disk_ms * NS_MS,
                                  .verify = !f->no_verify,
-                                 .tell = kvstore_news,
-                                 .tell_arg = &k};
+                                 .on_event = kvstore_event,
+                                 .event_arg = &k};
     if (!rc && f->disk)
         rc = kv_tier_open(e, &k.o.tier, f->disk, f->disk_bytes, &k.kind);
     rc = rc ? rc : loop_new(e, &k.loop);
@@ -215,11 +215,11 @@ static int run(struct err *e, const struct flags *f)
     if (!rc && k.o.tier)
         rc = loop_fd_add(e, k.loop, &k.tier, kv_tier_fd(k.o.tier), EPOLLIN, tier_ready, &k);
     if (!rc) {
-        adopt_kept(&k);
+        adopt_stored(&k);
         rc = serve(e, &k, f, stale);
     }
     struct link_server *s = k.server;
-    k.server = NULL; /* connections that close from here on leave what they hold in the arena */
+    k.server = NULL; /* on_closed then does not release what its client owns: the next kvstore adopts it */
     link_server_free(s);
     kv_store_free(k.store);
     kv_arena_free(k.arena);
@@ -231,7 +231,7 @@ static int run(struct err *e, const struct flags *f)
     return rc;
 }
 
-static void many_descriptors(void)
+static void raise_fd_limit(void)
 {
     struct rlimit r;
     if (!getrlimit(RLIMIT_NOFILE, &r)) {
@@ -244,11 +244,10 @@ int main(int argc, char **argv)
 {
     struct err e = {0};
     struct flags f = {
-        .type = "auto", .bytes = 0, .lease_ms = 10000, .handed_ms = 30000, .disk_ms = 2000, .drain_s = 30};
+        .type = "auto", .bytes = 0, .lease_ms = 10000, .transfer_ms = 30000, .disk_ms = 2000, .drain_s = 30};
     const struct cli_opt opts[] = {
         {0, "listen", CLI_STR, &f.listen, "URL", "socket to serve, unix:PATH", .lo = 0},
-        {'m', "model", CLI_STR, &f.model, "MODEL", "GGUF file whose KV it holds; the default model where absent",
-         .lo = 0},
+        {'m', "model", CLI_STR, &f.model, "MODEL", "GGUF file whose KV it stores (the default model)", .lo = 0},
         {0, "kv-cache-dtype", CLI_CHOICE, &f.type, "TYPE", "auto (int8), f16, bf16 or int8",
          .choices = "auto|f16|bf16|int8"},
         {0, "kv-cache-memory-bytes", CLI_SIZE, &f.bytes, "B", "memory for blocks (1 GiB, or a quarter of the memory)",
@@ -258,24 +257,24 @@ int main(int argc, char **argv)
         {0, "kv-heads", CLI_U64, &f.heads, "N", "in place of a model: its KV heads", .lo = 1, .hi = 65536},
         {0, "head-dim", CLI_U64, &f.head_dim, "N", "in place of a model: elements of a head", .lo = 1, .hi = 65536},
         {0, "arithmetic", CLI_STR, &f.arith, "ID", "arithmetic that made the KV (this release's)", .lo = 0},
-        {0, "disk", CLI_STR, &f.disk, "FILE", "keep blocks in this file too", .lo = 0},
-        {0, "disk-size", CLI_SIZE, &f.disk_bytes, "B", "size of that file at most (16G)", .lo = 0},
-        {0, "disk-ms", CLI_U64, &f.disk_ms, "N", "a block that the disk does not give in so long is missing (2000)",
-         .lo = 10, .hi = 3600000},
-        {0, "lease-ms", CLI_U64, &f.lease_ms, "N", "a client that is silent for so long loses all (10000)", .lo = 50,
-         .hi = 3600000},
-        {0, "handed-ms", CLI_U64, &f.handed_ms, "N", "how long a sequence waits to be taken (30000)", .lo = 50,
-         .hi = 3600000},
-        {0, "drain-seconds", CLI_U64, &f.drain_s, "N", "after SIGTERM, wait for clients at most so long (30)", .lo = 0,
-         .hi = 86400},
-        {0, "no-verify", CLI_FLAG, &f.no_verify, NULL, "believe the checksum of a block that is published", .lo = 0},
-        {0, "ready-fd", CLI_U64, &f.ready_fd, "N", "write a line there when ready", .lo = 3, .hi = 1 << 20,
+        {0, "disk", CLI_STR, &f.disk, "FILE", "store blocks in this file too", .lo = 0},
+        {0, "disk-size", CLI_SIZE, &f.disk_bytes, "B", "maximum size of that file (16G)", .lo = 0},
+        {0, "disk-ms", CLI_U64, &f.disk_ms, "N",
+         "time limit of a read from the disk, after which the block is missing (2000)", .lo = 10, .hi = 3600000},
+        {0, "lease-ms", CLI_U64, &f.lease_ms, "N", "lease of a client: silent for longer, it loses its blocks (10000)",
+         .lo = 50, .hi = 3600000},
+        {0, "handed-ms", CLI_U64, &f.transfer_ms, "N", "time limit of a transfer from prefill to decode (30000)",
+         .lo = 50, .hi = 3600000},
+        {0, "drain-seconds", CLI_U64, &f.drain_s, "N", "after SIGTERM, wait for clients at most this long (30)",
+         .lo = 0, .hi = 86400},
+        {0, "no-verify", CLI_FLAG, &f.no_verify, NULL, "do not verify the checksums of published blocks", .lo = 0},
+        {0, "ready-fd", CLI_U64, &f.ready_fd, "N", "descriptor that gets a line when ready", .lo = 3, .hi = 1 << 20,
          .given = &f.has_ready},
-        {'v', "verbose", CLI_FLAG, &f.verbose, NULL, "say what the arena got", .lo = 0},
+        {'v', "verbose", CLI_FLAG, &f.verbose, NULL, "log the size of the arena and its huge pages", .lo = 0},
     };
     const struct cli_prog p = {PROG,
                                "--listen unix:PATH [-m MODEL] [options]",
-                               "owns the KV blocks of a host, and lends them",
+                               "owns the KV blocks of a host, and leases them to workers",
                                opts,
                                sizeof opts / sizeof *opts,
                                0};
@@ -284,11 +283,11 @@ int main(int argc, char **argv)
     if (rc == CLI_DONE)
         return 0;
     f.disk_bytes = f.disk_bytes ? f.disk_bytes : (uint64_t)16 << 30;
-    if (!f.bytes) /* all of it is touched at start, so that it is there: a start must not take long unasked */
+    if (!f.bytes) /* the whole budget is populated at start, so the default is small enough for a fast start */
         f.bytes = proc_memory("") / 4 < BYTES_DEFAULT ? proc_memory("") / 4 : BYTES_DEFAULT;
     if (!rc && !f.listen)
-        rc = err_set(&e, ERR_USAGE, "--listen unix:PATH is needed");
-    many_descriptors();
+        rc = err_set(&e, ERR_USAGE, "--listen unix:PATH is required");
+    raise_fd_limit();
     rc = rc ? rc : proc_signals(&e);
     proc_wake_soon(true);
     rc = rc ? rc : run(&e, &f);

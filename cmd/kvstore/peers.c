@@ -1,4 +1,4 @@
-/* Who is connected: opening, leaving, watching. */
+/* Connections: open, close, watchers. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "cmd/kvstore/kvstore.h"
 
 #define EVENT_BYTES ((size_t)WIRE_KV_EVENT_BYTES_MAX / 2)
-#define LAG_BYTES ((uint64_t)8 << 20) /* a watcher that has so much before it is told anew when it has read it */
+#define LAG_BYTES ((uint64_t)8 << 20) /* a watcher with more unsent bytes gets a snapshot later instead of events */
 
 /* When the process started, in clock ticks after the boot; 0: it does not exist. */
 static uint64_t pid_start(int64_t pid)
@@ -24,13 +24,13 @@ static uint64_t pid_start(int64_t pid)
     size_t n = fread(line, 1, sizeof line - 1, f);
     fclose(f);
     line[n] = 0;
-    const char *at = strrchr(line, ')'); /* the name before may hold anything */
+    const char *at = strrchr(line, ')'); /* the process name before it may contain any character */
     for (int field = 2; at && field < 22; field++)
         at = strchr(at + 1, ' ');
     return at ? strtoull(at + 1, NULL, 10) : 0;
 }
 
-bool kvstore_bury_absent(struct kvstore *k)
+bool kvstore_reap_absent(struct kvstore *k)
 {
     uint32_t c = KV_NONE;
     int64_t pid;
@@ -39,12 +39,12 @@ bool kvstore_bury_absent(struct kvstore *k)
     while (k->store && kv_store_absent(k->store, &c, &pid, &start)) {
         any = true;
         if (!start || pid_start(pid) != start)
-            kv_store_gone(k->store, c, time_now_ns());
+            kv_store_leave(k->store, c, time_now_ns());
     }
     return any;
 }
 
-int kvstore_over(struct err *e, struct kvstore *k, struct kv_arena *a)
+int kvstore_open_store(struct err *e, struct kvstore *k, struct kv_arena *a)
 {
     struct kv_store *s;
     struct peer **of = calloc(kv_arena_head(a)->n_client, sizeof(struct peer *));
@@ -63,7 +63,7 @@ int kvstore_over(struct err *e, struct kvstore *k, struct kv_arena *a)
 
 /* ---- watchers ---- */
 
-/* Without memory it is left out. */
+/* Without memory the digest is omitted. */
 static void add_digest(void *arg, const uint8_t *digest)
 {
     struct digests *d = arg;
@@ -73,24 +73,24 @@ static void add_digest(void *arg, const uint8_t *digest)
     d->n += KV_DIGEST;
 }
 
-void kvstore_news(void *arg, const struct kv_news *n)
+void kvstore_event(void *arg, const struct kv_event *n)
 {
     struct kvstore *k = arg;
-    bool of_client = n->kind == KV_NEWS_SEQ || n->kind == KV_NEWS_EXPIRED;
+    bool of_client = n->kind == KV_EVENT_SEQ || n->kind == KV_EVENT_EXPIRED;
     struct peer *p = of_client ? k->of_client[n->client] : NULL;
     struct err e = {0};
-    if (n->kind == KV_NEWS_TIER)
+    if (n->kind == KV_EVENT_TIER)
         cli_warn(PROG, "%s", n->text);
-    if (n->kind == KV_NEWS_STORED && !list_empty(&k->watchers))
+    if (n->kind == KV_EVENT_STORED && !list_empty(&k->watchers))
         add_digest(&k->stored, n->digest);
-    if (n->kind == KV_NEWS_EVICTED && !list_empty(&k->watchers))
+    if (n->kind == KV_EVENT_EVICTED && !list_empty(&k->watchers))
         add_digest(&k->evicted, n->digest);
-    if (p && n->kind == KV_NEWS_EXPIRED) {
+    if (p && n->kind == KV_EVENT_EXPIRED) {
         cli_warn(PROG, "%s (process %" PRId64 ") is silent: its lease has ended", p->name, link_pid(p->conn));
-        err_set(&e, ERR_NO, "the lease has ended: all that was held is gone");
+        err_set(&e, ERR_NO, "the lease has ended: all that the client owned was released");
         kvstore_refuse(p, 0, KV_WHY_EXPIRED, &e);
-    } else if (p && n->kind == KV_NEWS_SEQ) {
-        kvstore_seq_news(p, &n->seq);
+    } else if (p && n->kind == KV_EVENT_SEQ) {
+        kvstore_seq_event(p, &n->seq);
     }
 }
 
@@ -112,7 +112,7 @@ static void send_events(struct peer *p, bool reset, const struct digests *stored
     } while (at_s < stored->n || at_v < evicted->n);
 }
 
-static void tell_all(struct kvstore *k, struct peer *p)
+static void send_snapshot(struct kvstore *k, struct peer *p)
 {
     struct digests all = {0}, none = {0};
     if (k->store)
@@ -122,11 +122,11 @@ static void tell_all(struct kvstore *k, struct peer *p)
     p->lagging = false;
 }
 
-void kvstore_tell_watchers(struct kvstore *k)
+void kvstore_notify_watchers(struct kvstore *k)
 {
     list_each (struct peer, p, &k->watchers, node) {
         if (p->lagging && !link_queued(p->conn))
-            tell_all(k, p);
+            send_snapshot(k, p);
         else if (!p->lagging && (k->stored.n || k->evicted.n)) {
             p->lagging = link_queued(p->conn) > LAG_BYTES;
             if (!p->lagging)
@@ -163,7 +163,7 @@ static int kind_of(struct err *e, struct kv_kind *out, const struct wire_kv_open
     return rc ? rc : name_of(e, out->layout, o->layout, "layout");
 }
 
-/* The first client of the store before brings what that one held. */
+/* Adopts the arena that the first client of the previous kvstore brings. */
 static void adopt_from(struct kvstore *k, struct peer *p)
 {
     struct err e = {0};
@@ -172,11 +172,11 @@ static void adopt_from(struct kvstore *k, struct peer *p)
     if (fd < 0)
         return;
     int rc = kv_arena_adopt(&e, &a, fd, &k->kind);
-    rc = rc ? rc : kvstore_over(&e, k, a);
+    rc = rc ? rc : kvstore_open_store(&e, k, a);
     if (rc)
-        cli_warn(PROG, "%s brought an arena that is not taken: %s", p->name, e.text);
+        cli_warn(PROG, "the arena that %s brings is not used: %s", p->name, e.text);
     else
-        kvstore_say_arena(k, "adopted from a client");
+        kvstore_report_arena(k, "adopted from a client");
 }
 
 static int join(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_open *o, enum kv_why *why,
@@ -193,13 +193,13 @@ static int join(struct err *e, struct kvstore *k, struct peer *p, const struct w
         adopt_from(k, p);
     *why = k->draining ? KV_WHY_DRAINING : KV_WHY_NOT_NOW;
     if (!k->store)
-        return err_set(e, ERR_NO, "the store is starting");
+        return err_set(e, ERR_NO, "kvstore is starting");
     if (o->client) {
         rc = kv_store_rejoin(e, k->store, &p->client, o->client, o->key, time_now_ns());
         *kept = !rc;
         *why = KV_WHY_EXPIRED;
     } else if (k->draining) {
-        return err_set(e, ERR_NO, "the store is ending");
+        return err_set(e, ERR_NO, "kvstore is shutting down");
     } else {
         int64_t pid = link_pid(p->conn);
         rc = kv_store_join(e, k->store, &p->client, pid, pid_start(pid), time_now_ns());
@@ -228,7 +228,7 @@ static void open_peer(struct kvstore *k, struct peer *p, const struct wire_kv_op
     struct wire_frame f = {.kind = WIRE_KV_ARENA, .kv_arena = {.tag = o->tag, .kept = kept}};
     if (o->has_kv) {
         struct peer *old = k->of_client[p->client];
-        if (old && old != p) { /* its connection broke, and that was not seen yet */
+        if (old && old != p) { /* its former connection broke, which is not detected yet */
             old->client = KV_NONE;
             link_close(old->conn);
         }
@@ -239,14 +239,14 @@ static void open_peer(struct kvstore *k, struct peer *p, const struct wire_kv_op
         f.kv_arena.lease_ms = k->o.lease_ns / NS_MS;
         link_send(p->conn, &f, kv_arena_fd(k->arena));
         if (kept)
-            kv_store_retell(k->store, p->client);
+            kv_store_resend(k->store, p->client);
     } else {
         f.kv_arena.lease_ms = k->o.lease_ns / NS_MS;
         link_send(p->conn, &f, -1);
     }
 }
 
-/* ---- the server's calls ---- */
+/* ---- callbacks of the server ---- */
 
 static void on_frame(void *arg, struct link_conn *c, const struct wire_frame *f)
 {
@@ -275,7 +275,7 @@ static void on_frame(void *arg, struct link_conn *c, const struct wire_frame *f)
         link_send(c, f, -1);
         if (list_empty(&p->node))
             list_push_front(&k->watchers, &p->node);
-        tell_all(k, p);
+        send_snapshot(k, p);
     } else {
         kvstore_serve(k, p, f);
     }
@@ -284,9 +284,9 @@ static void on_frame(void *arg, struct link_conn *c, const struct wire_frame *f)
 static void on_bad(void *arg, struct link_conn *c, const struct err *e)
 {
     struct kvstore *k = arg;
-    struct peer *p = link_data(c), nobody = {.conn = c};
+    struct peer *p = link_data(c), anonymous = {.conn = c};
     cli_warn(PROG, "process %" PRId64 ": %s", link_pid(c), e->text);
-    kvstore_refuse(p ? p : &nobody, 0, KV_WHY_REFUSED, e);
+    kvstore_refuse(p ? p : &anonymous, 0, KV_WHY_REFUSED, e);
     (void)k;
 }
 
@@ -299,8 +299,8 @@ static void on_closed(void *arg, struct link_conn *c)
     list_remove(&p->node);
     if (p->client != KV_NONE) {
         k->of_client[p->client] = NULL;
-        if (k->server) /* at the end the arena stays as it is, for the next one */
-            kv_store_gone(k->store, p->client, time_now_ns());
+        if (k->server) /* at exit the arena is left unchanged for the next kvstore */
+            kv_store_leave(k->store, p->client, time_now_ns());
     }
     list_each_safe (struct late, l, &p->late, node)
         free(l);

@@ -1,4 +1,4 @@
-/* What a client asks for: a frame in, a call of the store, a frame out. */
+/* Requests of clients: each frame calls the store, and gets a response. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ void kvstore_refuse(struct peer *p, uint64_t tag, enum kv_why why, const struct 
     link_send(p->conn, &f, -1);
 }
 
-static void answer_seq(struct peer *p, uint64_t tag, const struct kv_seq_info *q)
+static void reply_seq(struct peer *p, uint64_t tag, const struct kv_seq_info *q)
 {
     struct wire_frame f = {.kind = WIRE_KV_SEQ,
                            .kv_seq = {.tag = tag,
@@ -29,8 +29,8 @@ static void answer_seq(struct peer *p, uint64_t tag, const struct kv_seq_info *q
     link_send(p->conn, &f, -1);
 }
 
-/* A client that did not ask to wait is owed one answer, when nothing is to be waited for. */
-void kvstore_seq_news(struct peer *p, const struct kv_seq_info *q)
+/* A lease without `wait` gets one response, when the sequence is no longer pending. */
+void kvstore_seq_event(struct peer *p, const struct kv_seq_info *q)
 {
     struct late *l = NULL;
     list_each (struct late, at, &p->late, node) {
@@ -39,23 +39,23 @@ void kvstore_seq_news(struct peer *p, const struct kv_seq_info *q)
     }
     if (l && q->pending)
         return;
-    answer_seq(p, l ? l->tag : 0, q);
+    reply_seq(p, l ? l->tag : 0, q);
     if (l)
         list_remove(&l->node);
     free(l);
 }
 
-static int answer_later(struct err *e, struct peer *p, uint64_t tag, const struct kv_seq_info *q)
+static int reply_later(struct err *e, struct peer *p, uint64_t tag, const struct kv_seq_info *q)
 {
     struct late *l = malloc(sizeof *l);
     if (!l)
-        return err_nomem(e, "an answer", sizeof *l);
+        return err_nomem(e, "a response", sizeof *l);
     *l = (struct late){.tag = tag, .seq = q->seq, .gen = q->gen};
     list_push_front(&p->late, &l->node);
     return 0;
 }
 
-static void answer_slots(struct peer *p, uint64_t tag, const uint32_t *slot, uint64_t n)
+static void reply_slots(struct peer *p, uint64_t tag, const uint32_t *slot, uint64_t n)
 {
     struct wire_frame f = {.kind = WIRE_KV_SLOTS, .kv_slots = {.tag = tag, .slot = slot, .n_slot = (uint32_t)n}};
     link_send(p->conn, &f, -1);
@@ -65,15 +65,15 @@ static int lease(struct err *e, struct kvstore *k, struct peer *p, const struct 
 {
     struct kv_seq_info q;
     if (r->digests.n % KV_DIGEST)
-        return err_set(e, ERR_PROTO, "digests of %zu bytes", r->digests.n);
+        return err_set(e, ERR_PROTO, "the digests have %zu bytes, which is not a multiple of 32", r->digests.n);
     if (k->draining)
-        return err_set(e, ERR_NO, "the store is ending");
+        return err_set(e, ERR_NO, "kvstore is shutting down");
     int rc =
         kv_store_lease(e, k->store, p->client, &q, r->ids, r->n_id, r->digests.p, r->digests.n / KV_DIGEST, r->wait);
     if (!rc && q.pending && !r->wait)
-        return answer_later(e, p, r->tag, &q);
+        return reply_later(e, p, r->tag, &q);
     if (!rc)
-        answer_seq(p, r->tag, &q);
+        reply_seq(p, r->tag, &q);
     return rc;
 }
 
@@ -82,14 +82,15 @@ static int credit(struct err *e, struct kvstore *k, struct peer *p, const struct
     uint64_t got, most = kv_arena_head(k->arena)->n_slot;
     most = most < WIRE_KV_BLOCKS_MAX ? most : WIRE_KV_BLOCKS_MAX;
     if (r->n > most && !r->some && r->n <= kv_arena_head(k->arena)->n_slot)
-        return err_set(e, ERR_NO, "%llu slots at once, the limit is %u", (unsigned long long)r->n, WIRE_KV_BLOCKS_MAX);
+        return err_set(e, ERR_NO, "a request for %llu slots: the limit is %u", (unsigned long long)r->n,
+                       WIRE_KV_BLOCKS_MAX);
     uint64_t n = r->some && r->n > most ? most : r->n;
     uint32_t *slot = malloc((n < most ? n + 1 : most + 1) * sizeof *slot);
     if (!slot)
         return err_nomem(e, "slots", most * sizeof *slot);
-    int rc = kv_store_credit(e, k->store, p->client, slot, &got, n, r->some);
+    int rc = kv_store_reserve(e, k->store, p->client, slot, &got, n, r->some);
     if (!rc)
-        answer_slots(p, r->tag, slot, got);
+        reply_slots(p, r->tag, slot, got);
     free(slot);
     return rc;
 }
@@ -119,7 +120,7 @@ static int publish(struct err *e, struct kvstore *k, struct peer *p, const struc
                            .tail = r->has_tail ? r->tail : KV_NONE};
     rc = rc ? rc : kv_store_publish(e, k->store, p->client, slot + n, &u);
     if (!rc)
-        answer_slots(p, r->tag, slot + n, n);
+        reply_slots(p, r->tag, slot + n, n);
     free(slot);
     free(sum);
     return rc;
@@ -128,16 +129,16 @@ static int publish(struct err *e, struct kvstore *k, struct peer *p, const struc
 static int handle(struct err *e, struct kvstore *k, struct peer *p, enum wire_kind kind, const struct wire_kv_handle *r)
 {
     struct kv_seq_info q;
-    int rc = kind == WIRE_KV_HAND ? kv_store_hand(e, k->store, p->client, &q, r->seq, r->gen, time_now_ns())
-                                  : kv_store_take(e, k->store, p->client, &q, r->seq, r->gen);
+    int rc = kind == WIRE_KV_HAND ? kv_store_transfer_out(e, k->store, p->client, &q, r->seq, r->gen, time_now_ns())
+                                  : kv_store_transfer_in(e, k->store, p->client, &q, r->seq, r->gen);
     if (!rc)
-        answer_seq(p, r->tag, &q);
+        reply_seq(p, r->tag, &q);
     return rc;
 }
 
-static int give_back(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_free *r)
+static int release(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_free *r)
 {
-    int rc = r->n_slot ? kv_store_uncredit(e, k->store, p->client, r->slot, r->n_slot) : 0;
+    int rc = r->n_slot ? kv_store_release_slots(e, k->store, p->client, r->slot, r->n_slot) : 0;
     if (!rc && r->gen)
         rc = kv_store_release(e, k->store, p->client, r->seq, r->gen);
     struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.tag = r->tag}};
@@ -158,7 +159,7 @@ static void stat(struct kvstore *k, struct peer *p, uint64_t tag)
                                        .cached = s.cached,
                                        .leased = s.leased,
                                        .quarantined = s.quarantined,
-                                       .credited = s.credited,
+                                       .credited = s.reserved,
                                        .seqs = s.seqs,
                                        .clients = s.clients,
                                        .waiting = s.waiting,
@@ -187,28 +188,28 @@ static int renew(struct err *e, struct kvstore *k, struct peer *p, const struct 
     return rc;
 }
 
-/* Any connection may free a sequence: the scheduler, which has no client id, frees those that no worker claims. */
-static int let_go(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_free *r)
+/* Ends a transfer by its handle. Needs no client id: the scheduler ends those that no worker will complete. */
+static int end_transfer(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_free *r)
 {
     struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.tag = r->tag}};
     if (r->gen || r->n_slot)
-        return err_set(e, ERR_PROTO, "a kv_free frame with a handle, and a sequence or slots beside it");
-    int rc =
-        k->store ? kv_store_let_go(e, k->store, r->handle.p, r->handle.n) : err_set(e, ERR_NO, "the store is starting");
+        return err_set(e, ERR_PROTO, "a kv_free frame with a handle and with a sequence or slots");
+    int rc = k->store ? kv_store_end_transfer(e, k->store, r->handle.p, r->handle.n)
+                      : err_set(e, ERR_NO, "kvstore is starting");
     if (!rc)
         link_send(p->conn, &f, -1);
     return rc;
 }
 
-/* Any sign of life renews a lease; one that has ended is said. */
-static int client_call(struct err *e, struct kvstore *k, struct peer *p, const struct wire_frame *f)
+/* Every request renews the lease, and fails if that has ended. */
+static int handle_client(struct err *e, struct kvstore *k, struct peer *p, const struct wire_frame *f)
 {
     if (f->kind == WIRE_KV_RENEW)
         return renew(e, k, p, &f->kv_tag);
     if (f->kind == WIRE_KV_FREE && f->kv_free.handle.n)
-        return let_go(e, k, p, &f->kv_free);
+        return end_transfer(e, k, p, &f->kv_free);
     if (p->client == KV_NONE)
-        return err_set(e, ERR_PROTO, "a %s frame of one that only watches", wire_kind_name(f->kind));
+        return err_set(e, ERR_PROTO, "a %s frame on a connection without a KV kind", wire_kind_name(f->kind));
     int rc = kv_store_renew(e, k->store, p->client, time_now_ns());
     if (rc)
         return rc;
@@ -223,9 +224,9 @@ static int client_call(struct err *e, struct kvstore *k, struct peer *p, const s
     case WIRE_KV_TAKE:
         return handle(e, k, p, f->kind, &f->kv_handle);
     case WIRE_KV_FREE:
-        return give_back(e, k, p, &f->kv_free);
+        return release(e, k, p, &f->kv_free);
     }
-    return err_set(e, ERR_PROTO, "a %s frame is nothing to ask a store", wire_kind_name(f->kind));
+    return err_set(e, ERR_PROTO, "a %s frame is not a request of kvstore", wire_kind_name(f->kind));
 }
 
 void kvstore_serve(struct kvstore *k, struct peer *p, const struct wire_frame *f)
@@ -236,7 +237,7 @@ void kvstore_serve(struct kvstore *k, struct peer *p, const struct wire_frame *f
         return;
     }
     bool asks = f->kind >= WIRE_STORE_FIRST && f->kind <= WIRE_STORE_LAST;
-    int rc = client_call(&e, k, p, f);
+    int rc = handle_client(&e, k, p, f);
     if (!rc)
         return;
     bool by_store = rc == ERR_NO && k->store && (p->client != KV_NONE || f->kind == WIRE_KV_FREE);

@@ -30,7 +30,7 @@ struct kv_arena {
     struct kv_page *page;
     uint8_t *bytes;
     bool hugetlb;
-    char why[160];
+    char huge_reason[160]; /* why not all pages are huge, or "" */
 };
 
 /* ---- kinds ---- */
@@ -38,7 +38,7 @@ struct kv_arena {
 int kv_kind_layout(struct err *e, struct kv_layout *out, const struct kv_kind *k)
 {
     if (k->type != KERN_KV_INT8 && k->type != KERN_KV_BF16 && k->type != KERN_KV_F16)
-        return err_set(e, ERR_PROTO, "KV of an unknown type (%d)", (int)k->type);
+        return err_set(e, ERR_PROTO, "KV of unknown type %d", (int)k->type);
     if (k->n_layer < 1 || k->n_layer > 65536 || k->n_kv_head < 1 || k->n_kv_head > 65536 || k->head_dim < 1 ||
         k->head_dim > 65536)
         return err_set(e, ERR_PROTO, "KV of an impossible shape: %u layers, %u heads of %u", k->n_layer, k->n_kv_head,
@@ -50,19 +50,19 @@ int kv_kind_layout(struct err *e, struct kv_layout *out, const struct kv_kind *k
 int kv_kind_check(struct err *e, const struct kv_kind *have, const struct kv_kind *theirs, const char *whose)
 {
     if (memcmp(have->model, theirs->model, sizeof have->model))
-        return err_set(e, ERR_PROTO, "%s runs another model than this store holds KV of", whose);
+        return err_set(e, ERR_PROTO, "%s runs another model than this store, which cannot share KV with it", whose);
     if (have->type != theirs->type)
-        return err_set(e, ERR_PROTO, "%s has KV of type %s, this store %s", whose, kern_kv_name(theirs->type),
+        return err_set(e, ERR_PROTO, "%s has KV of type %s, this store has %s", whose, kern_kv_name(theirs->type),
                        kern_kv_name(have->type));
     if (strncmp(have->arith, theirs->arith, KV_NAME_BYTES))
-        return err_set(e, ERR_PROTO, "%s computes by arithmetic %.63s, this store holds KV of %.63s", whose,
-                       theirs->arith, have->arith);
+        return err_set(e, ERR_PROTO, "%s uses arithmetic %.63s, this store has KV of %.63s", whose, theirs->arith,
+                       have->arith);
     if (strncmp(have->layout, theirs->layout, KV_NAME_BYTES))
-        return err_set(e, ERR_PROTO, "%s has KV in layout %.63s, this store in %.63s", whose, theirs->layout,
+        return err_set(e, ERR_PROTO, "%s has KV in layout %.63s, this store has %.63s", whose, theirs->layout,
                        have->layout);
     if (have->n_layer != theirs->n_layer || have->n_kv_head != theirs->n_kv_head || have->head_dim != theirs->head_dim)
-        return err_set(e, ERR_PROTO, "%s has KV of %u layers, %u heads of %u; this store of %u, %u of %u", whose,
-                       theirs->n_layer, theirs->n_kv_head, theirs->head_dim, have->n_layer, have->n_kv_head,
+        return err_set(e, ERR_PROTO, "%s has KV of %u layers, %u heads of %u; this store has %u layers, %u heads of %u",
+                       whose, theirs->n_layer, theirs->n_kv_head, theirs->head_dim, have->n_layer, have->n_kv_head,
                        have->head_dim);
     return 0;
 }
@@ -78,9 +78,9 @@ static void kind_of(const struct kv_arena *a, struct kv_kind *out)
     out->arith[KV_NAME_BYTES - 1] = out->layout[KV_NAME_BYTES - 1] = 0;
 }
 
-/* ---- where things lie ---- */
+/* ---- offsets of the sections ---- */
 
-struct places {
+struct offsets {
     uint64_t client, slot, seq, page, bytes, end;
 };
 
@@ -92,7 +92,7 @@ static bool place(uint64_t *at, uint64_t *begin, uint64_t n, uint64_t size, uint
            *at < (uint64_t)1 << 60;
 }
 
-static bool places_of(struct places *p, const struct kv_arena_head *h)
+static bool offsets_of(struct offsets *p, const struct kv_arena_head *h)
 {
     uint64_t at = sizeof *h;
     bool fits = place(&at, &p->client, h->n_client, sizeof(struct kv_client), 64) &&
@@ -104,7 +104,7 @@ static bool places_of(struct places *p, const struct kv_arena_head *h)
     return fits;
 }
 
-static void set_places(struct kv_arena *a, const struct places *p)
+static void set_offsets(struct kv_arena *a, const struct offsets *p)
 {
     a->client = (struct kv_client *)(void *)(a->map + p->client);
     a->slot = (struct kv_slot *)(void *)(a->map + p->slot);
@@ -113,7 +113,7 @@ static void set_places(struct kv_arena *a, const struct places *p)
     a->bytes = a->map + p->bytes;
 }
 
-/* ---- making one ---- */
+/* ---- creation ---- */
 
 static int fill_head(struct err *e, struct kv_arena_head *h, struct kv_layout *l, const struct kv_kind *k,
                      uint64_t slot_bytes)
@@ -123,8 +123,8 @@ static int fill_head(struct err *e, struct kv_arena_head *h, struct kv_layout *l
         return rc;
     uint64_t n = slot_bytes / l->slot_bytes;
     if (n < 1)
-        return err_set(e, ERR_NO, "KV budget of %" PRIu64 " bytes holds no block: one takes %zu bytes", slot_bytes,
-                       l->slot_bytes);
+        return err_set(e, ERR_NO, "a KV budget of %" PRIu64 " bytes is too small: one block needs %zu bytes",
+                       slot_bytes, l->slot_bytes);
     n = n > INT32_MAX ? INT32_MAX : n;
     *h = (struct kv_arena_head){.magic = MAGIC,
                                 .version = KV_ARENA_VERSION,
@@ -139,7 +139,7 @@ static int fill_head(struct err *e, struct kv_arena_head *h, struct kv_layout *l
                                 .n_seq = n < 128     ? 256
                                          : n > 32768 ? 65536
                                                      : 2 * n};
-    /* Sequences that share blocks have longer tables together than there are slots. */
+    /* Sequences share blocks, so all tables together can be longer than the number of slots. */
     h->n_page = h->n_seq + 4 * n / KV_PAGE_SLOTS;
     memcpy(h->model, k->model, sizeof h->model);
     memcpy(h->arith, k->arith, sizeof h->arith);
@@ -150,7 +150,7 @@ static int fill_head(struct err *e, struct kv_arena_head *h, struct kv_layout *l
     return 0;
 }
 
-/* A file of huge pages where the machine has some set aside; an ordinary one otherwise. */
+/* A file of huge pages if the system has enough reserved, otherwise an ordinary one. */
 static int make_file(struct err *e, struct kv_arena *a, uint64_t bytes)
 {
     a->map_bytes = bytes;
@@ -163,7 +163,7 @@ static int make_file(struct err *e, struct kv_arena *a, uint64_t bytes)
         if (a->hugetlb)
             return 0;
     }
-    snprintf(a->why, sizeof a->why, "MFD_HUGETLB: %s", strerror(errno));
+    snprintf(a->huge_reason, sizeof a->huge_reason, "MFD_HUGETLB: %s", strerror(errno));
     if (a->fd >= 0)
         close(a->fd);
     a->fd = memfd_create("phasepipe-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -175,14 +175,14 @@ static int make_file(struct err *e, struct kv_arena *a, uint64_t bytes)
     if (a->map == MAP_FAILED)
         return err_sys(e, "the KV arena of %" PRIu64 " bytes", bytes);
     if (madvise(a->map, bytes, MADV_HUGEPAGE)) {
-        size_t n = strlen(a->why);
-        snprintf(a->why + n, sizeof a->why - n, "; MADV_HUGEPAGE: %s", strerror(errno));
+        size_t n = strlen(a->huge_reason);
+        snprintf(a->huge_reason + n, sizeof a->huge_reason - n, "; MADV_HUGEPAGE: %s", strerror(errno));
     }
     return 0;
 }
 
-/* Every page is got now: a first touch in the middle of a step would cost it milliseconds, and memory that is not there
- * is better known at start. */
+/* Allocates every page now: a first touch during a step would cost milliseconds, and lack of memory is reported at
+ * start. */
 static int populate(struct err *e, struct kv_arena *a)
 {
     int rc = posix_fallocate(a->fd, 0, (off_t)a->map_bytes);
@@ -198,15 +198,15 @@ static int populate(struct err *e, struct kv_arena *a)
 int kv_arena_new(struct err *e, struct kv_arena **out, const struct kv_kind *k, uint64_t slot_bytes)
 {
     struct kv_arena_head h;
-    struct places p;
+    struct offsets p;
     struct kv_arena *a = calloc(1, sizeof *a);
     if (!a)
         return err_nomem(e, "an arena", sizeof *a);
     a->fd = -1;
     a->map = MAP_FAILED;
     int rc = fill_head(e, &h, &a->layout, k, slot_bytes);
-    if (!rc && !places_of(&p, &h))
-        rc = err_set(e, ERR_NO, "a KV budget of %" PRIu64 " bytes is over what a file can hold", slot_bytes);
+    if (!rc && !offsets_of(&p, &h))
+        rc = err_set(e, ERR_NO, "a KV budget of %" PRIu64 " bytes is over the size limit of a file", slot_bytes);
     rc = rc ? rc : make_file(e, a, p.end);
     rc = rc ? rc : populate(e, a);
     if (rc) {
@@ -214,7 +214,7 @@ int kv_arena_new(struct err *e, struct kv_arena **out, const struct kv_kind *k, 
         return rc;
     }
     h.bytes = p.end;
-    set_places(a, &p);
+    set_offsets(a, &p);
     for (uint64_t i = 0; i < h.n_seq; i++)
         a->seq[i] = (struct kv_seq){.first_page = KV_NONE, .last_page = KV_NONE, .tail = KV_NONE};
     memcpy(a->map, &h, sizeof h);
@@ -227,26 +227,25 @@ int kv_arena_new(struct err *e, struct kv_arena **out, const struct kv_kind *k, 
     return 0;
 }
 
-/* ---- taking one over ---- */
+/* ---- adoption ---- */
 
-static int check_head(struct err *e, struct kv_layout *l, struct places *p, const struct kv_arena_head *h,
+static int check_head(struct err *e, struct kv_layout *l, struct offsets *p, const struct kv_arena_head *h,
                       uint64_t bytes)
 {
     if (memcmp(h->magic, MAGIC, sizeof MAGIC))
-        return err_set(e, ERR_PROTO, "it is no KV arena");
+        return err_set(e, ERR_PROTO, "it is not a KV arena");
     if (h->version != KV_ARENA_VERSION)
-        return err_set(e, ERR_PROTO, "it is an arena of version %u, this program knows %d", h->version,
-                       KV_ARENA_VERSION);
+        return err_set(e, ERR_PROTO, "it has version %u, this program supports %d", h->version, KV_ARENA_VERSION);
     struct kv_kind k = {
         .type = (enum kern_kv)h->type, .n_layer = h->n_layer, .n_kv_head = h->n_kv_head, .head_dim = h->head_dim};
     int rc = kv_kind_layout(e, l, &k);
     if (rc)
         return rc;
     if (h->block_tokens != KV_BLOCK || h->slot_bytes != l->slot_bytes)
-        return err_set(e, ERR_PROTO, "its slots of %" PRIu64 " bytes are not those of this program, of %zu",
-                       h->slot_bytes, l->slot_bytes);
+        return err_set(e, ERR_PROTO, "it has slots of %" PRIu64 " bytes, this program needs %zu", h->slot_bytes,
+                       l->slot_bytes);
     if (h->n_slot < 1 || h->n_slot > INT32_MAX || h->n_seq < 1 || h->n_seq > INT32_MAX || h->n_page < 1 ||
-        h->n_page > INT32_MAX || h->n_client < 1 || h->n_client > INT32_MAX || !places_of(p, h) || p->end != bytes ||
+        h->n_page > INT32_MAX || h->n_client < 1 || h->n_client > INT32_MAX || !offsets_of(p, h) || p->end != bytes ||
         h->bytes != bytes)
         return err_set(e, ERR_PROTO, "its head contradicts its %" PRIu64 " bytes", bytes);
     return 0;
@@ -256,22 +255,22 @@ static int map_checked(struct err *e, struct kv_arena *a, const struct kv_kind *
 {
     struct stat st;
     struct kv_arena_head h;
-    struct places p;
+    struct offsets p;
     int seals = fcntl(a->fd, F_GET_SEALS);
     if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
-        return err_set(e, ERR_PROTO, "it is not sealed: a file that shrinks would end its readers");
+        return err_set(e, ERR_PROTO, "it is not sealed: a file that shrinks would kill its readers");
     if (fstat(a->fd, &st) || st.st_size < (off_t)sizeof h)
-        return err_set(e, ERR_PROTO, "it is no KV arena");
+        return err_set(e, ERR_PROTO, "it is not a KV arena");
     a->map_bytes = (uint64_t)st.st_size;
     a->map = mmap(NULL, a->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
     if (a->map == MAP_FAILED)
         return err_sys(e, "mapping %" PRIu64 " bytes", a->map_bytes);
-    memcpy(&h, a->map, sizeof h); /* once: it must not change between check and use */
+    memcpy(&h, a->map, sizeof h); /* one copy: the head must not change between check and use */
     int rc = check_head(e, &a->layout, &p, &h, a->map_bytes);
     if (rc)
         return rc;
     a->hugetlb = st.st_blksize >= (blksize_t)HUGE_BYTES;
-    set_places(a, &p);
+    set_offsets(a, &p);
     struct kv_kind have;
     kind_of(a, &have);
     madvise(a->map, a->map_bytes, MADV_HUGEPAGE); /* best effort */
@@ -307,7 +306,7 @@ void kv_arena_free(struct kv_arena *a)
     free(a);
 }
 
-/* ---- parts ---- */
+/* ---- access ---- */
 
 int kv_arena_fd(const struct kv_arena *a)
 {
@@ -368,7 +367,7 @@ int kv_arena_table(struct err *e, const struct kv_arena *a, int32_t *out, uint64
 {
     const struct kv_arena_head *h = kv_arena_head(a);
     if (!kv_arena_valid(a, seq, gen) || atomic_load_explicit(&a->seq[seq].n_block, memory_order_acquire) < n)
-        return err_set(e, ERR_NO, "sequence %" PRIu64 " is another's or gone", seq);
+        return err_set(e, ERR_NO, "sequence %" PRIu64 " has another owner or no longer exists", seq);
     uint32_t page = a->seq[seq].first_page;
     for (uint64_t i = 0; i < n; i++) {
         uint64_t k = i % KV_PAGE_SLOTS;
@@ -379,15 +378,15 @@ int kv_arena_table(struct err *e, const struct kv_arena *a, int32_t *out, uint64
         out[i] = (int32_t)a->page[page].slot[k];
     }
     if (!kv_arena_valid(a, seq, gen))
-        return err_set(e, ERR_NO, "sequence %" PRIu64 " was taken away", seq);
+        return err_set(e, ERR_NO, "sequence %" PRIu64 " has a new owner", seq);
     return 0;
 }
 
-/* ---- which pages it got ---- */
+/* ---- huge pages ---- */
 
-const char *kv_arena_small_why(const struct kv_arena *a)
+const char *kv_arena_huge_reason(const struct kv_arena *a)
 {
-    return a->why;
+    return a->huge_reason;
 }
 
 static uint64_t kib_of(const char *line, const char *field)

@@ -2,8 +2,7 @@
 
 #include "kv/bytes.h"
 
-/* How a type lays out a tile: K [hd/ku][32][ku] and V [32/vw][hd][vw] elements of `size` bytes, f32 scales where
- * `scaled`. */
+/* The layout of a tile: K [hd/ku][32][ku] and V [32/vw][hd][vw] elements of `size` bytes, f32 scales if `scaled`. */
 struct form {
     size_t size, ku, vw;
     int scaled;
@@ -35,7 +34,7 @@ size_t kv_packed_bytes(const struct kv_layout *l, int64_t n_layer, int n_token)
     return packed_tile(&f, (size_t)l->head_dim, (size_t)n_token) * (size_t)l->n_kv_head * (size_t)n_layer;
 }
 
-/* The two directions share one walk: `tile` and `flat` are source and destination, or the other way round. */
+/* Both directions share one traversal. `tile` is the source and `flat` the destination, or the reverse. */
 enum way { TO_FLAT, TO_TILE };
 
 static uint8_t *move(enum way way, uint8_t *tile, uint8_t *flat, size_t bytes)

@@ -8,7 +8,7 @@
 
 struct kv_pool {
     struct kv_pool_head head;
-    uint64_t map_bytes; /* 0: the slots are an arena's */
+    uint64_t map_bytes; /* 0: the slots are in an arena */
     pthread_mutex_t lock;
     int32_t *idle; /* [n_slot] stack of idle slots */
     int64_t n_idle, n_slot;
@@ -27,7 +27,7 @@ int kv_pool_new(struct err *e, struct kv_pool **out, const struct kv_layout *l, 
 {
     uint64_t n = bytes / l->slot_bytes;
     if (n < 1)
-        return err_set(e, ERR_NO, "KV budget of %llu bytes holds no block: one takes %zu bytes",
+        return err_set(e, ERR_NO, "a KV budget of %llu bytes is too small: one block needs %zu bytes",
                        (unsigned long long)bytes, l->slot_bytes);
     if (n > INT32_MAX)
         n = INT32_MAX;
@@ -49,7 +49,7 @@ int kv_pool_new(struct err *e, struct kv_pool **out, const struct kv_layout *l, 
     madvise(m, p->map_bytes, MADV_HUGEPAGE); /* best effort */
     p->head.arena = m;
     pthread_mutex_init(&p->lock, NULL);
-    for (int64_t i = 0; i < p->n_slot; i++) /* low slots first, so that little memory is touched */
+    for (int64_t i = 0; i < p->n_slot; i++) /* low slots are used first, to touch little memory */
         p->idle[i] = (int32_t)(p->n_slot - 1 - i);
     p->n_idle = p->n_slot;
     *out = p;
@@ -143,7 +143,7 @@ int kv_table_grow(struct err *e, struct kv_table *t, struct kv_pool *p, int64_t 
             t->slot[t->n++] = p->idle[--p->n_idle];
     pthread_mutex_unlock(&p->lock);
     if (want > idle)
-        return err_set(e, ERR_NO, "KV pool is full: %lld blocks wanted, %lld of %lld idle", (long long)want,
+        return err_set(e, ERR_NO, "the KV pool is full: %lld blocks requested, %lld of %lld are idle", (long long)want,
                        (long long)idle, (long long)p->n_slot);
     return 0;
 }

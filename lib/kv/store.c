@@ -1,4 +1,4 @@
-/* Clients and their leases; and what is said about the whole. */
+/* Creation of a store, clients and their leases, statistics. */
 #include "kv/store.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 
 #include "kv/store_impl.h"
 
-int store_no(struct err *e, struct kv_store *s, enum kv_why why, int code, const char *fmt, ...)
+int store_refuse(struct err *e, struct kv_store *s, enum kv_why why, int code, const char *fmt, ...)
 {
     char text[256];
     va_list ap;
@@ -22,10 +22,10 @@ int store_no(struct err *e, struct kv_store *s, enum kv_why why, int code, const
     return err_set(e, code, "%s", text);
 }
 
-void store_tell(struct kv_store *s, const struct kv_news *n)
+void store_emit(struct kv_store *s, const struct kv_event *n)
 {
-    if (s->o.tell)
-        s->o.tell(s->o.tell_arg, n);
+    if (s->o.on_event)
+        s->o.on_event(s->o.event_arg, n);
 }
 
 enum kv_why kv_store_why(const struct kv_store *s)
@@ -33,9 +33,9 @@ enum kv_why kv_store_why(const struct kv_store *s)
     return s->why;
 }
 
-/* ---- making it ---- */
+/* ---- creation ---- */
 
-static void *none_filled(uint64_t n)
+static void *alloc_none(uint64_t n)
 {
     uint32_t *p = malloc(n * sizeof *p);
     if (p)
@@ -51,18 +51,18 @@ static bool allocate(struct kv_store *s)
     s->seq = calloc(s->n_seq, sizeof *s->seq);
     s->client = calloc(s->n_client, sizeof *s->client);
     s->claim_bucket = calloc(s->n_bucket, sizeof(struct claim *));
-    s->free_slot = none_filled(s->n_slot);
-    s->heap = none_filled(s->n_slot);
-    s->bucket = none_filled(s->n_bucket);
-    s->free_seq = none_filled(s->n_seq);
-    s->free_page = none_filled(s->n_page);
+    s->free_slot = alloc_none(s->n_slot);
+    s->heap = alloc_none(s->n_slot);
+    s->bucket = alloc_none(s->n_bucket);
+    s->free_seq = alloc_none(s->n_seq);
+    s->free_page = alloc_none(s->n_page);
     return s->slot && s->seq && s->client && s->claim_bucket && s->free_slot && s->heap && s->bucket && s->free_seq &&
            s->free_page;
 }
 
-static void nothing_linked(struct kv_store *s)
+static void init_links(struct kv_store *s)
 {
-    s->first_dirty = s->last_dirty = s->first_handed = s->last_handed = KV_NONE;
+    s->first_dirty = s->last_dirty = s->first_transfer = s->last_transfer = KV_NONE;
     for (uint64_t i = 0; i < s->n_slot; i++) {
         struct slot_side *d = &s->slot[i];
         d->parent = d->hash_next = d->heap_at = d->prev = d->next = KV_NONE;
@@ -93,7 +93,7 @@ int kv_store_new(struct err *e, struct kv_store **out, struct kv_arena *a, const
     s->slot_bytes = kv_arena_layout(a)->slot_bytes;
     int rc = allocate(s) ? 0 : err_nomem(e, "a store", s->n_slot * sizeof *s->slot);
     if (!rc) {
-        nothing_linked(s);
+        init_links(s);
         rc = store_adopt(e, s, now_ns);
     }
     if (rc) {
@@ -131,7 +131,7 @@ void kv_store_free(struct kv_store *s)
 
 /* ---- clients ---- */
 
-static bool dice(uint64_t *out)
+static bool random_u64(uint64_t *out)
 {
     return getrandom(out, sizeof *out, 0) == sizeof *out;
 }
@@ -143,14 +143,15 @@ int kv_store_join(struct err *e, struct kv_store *s, uint32_t *client, int64_t p
     while (i < s->n_client && s->client[i].state != CLIENT_NONE)
         i++;
     if (i == s->n_client)
-        return store_no(e, s, KV_WHY_NOT_NOW, ERR_NO, "the store has its %" PRIu64 " clients already", s->n_client);
-    if (!dice(&c.id) || !dice(&c.key))
+        return store_refuse(e, s, KV_WHY_NOT_NOW, ERR_NO, "the store has %" PRIu64 " clients, which is the limit",
+                            s->n_client);
+    if (!random_u64(&c.id) || !random_u64(&c.key))
         return err_sys(e, "random bytes");
     c.id |= 1;
     *kv_arena_client(s->a, i) = c;
     s->client[i] = (struct client_side){
-        .state = CLIENT_HERE, .end_ns = now_ns + s->o.lease_ns, .first_seq = KV_NONE, .first_slot = KV_NONE};
-    s->n_here++;
+        .state = CLIENT_CONNECTED, .end_ns = now_ns + s->o.lease_ns, .first_seq = KV_NONE, .first_slot = KV_NONE};
+    s->n_connected++;
     *client = i;
     return 0;
 }
@@ -161,27 +162,30 @@ int kv_store_rejoin(struct err *e, struct kv_store *s, uint32_t *client, uint64_
     while (i < s->n_client && (s->client[i].state == CLIENT_NONE || kv_arena_client(s->a, i)->id != id))
         i++;
     if (!id || i == s->n_client || kv_arena_client(s->a, i)->key != key)
-        return store_no(e, s, KV_WHY_EXPIRED, ERR_NO, "the client is not known here any more");
-    if (s->client[i].state == CLIENT_SILENT) { /* it knows now, and writes no more */
-        kv_store_gone(s, i, now_ns);
-        return store_no(e, s, KV_WHY_EXPIRED, ERR_NO, "the lease has ended: all that was held is gone");
+        return store_refuse(e, s, KV_WHY_EXPIRED, ERR_NO,
+                            "this store does not know the client: all that it owned was released");
+    /* The refusal reports the expiry, so the client stops writing, and its slots can be freed. */
+    if (s->client[i].state == CLIENT_EXPIRED) {
+        kv_store_leave(s, i, now_ns);
+        return store_refuse(e, s, KV_WHY_EXPIRED, ERR_NO,
+                            "the lease has ended: all that the client owned was released");
     }
-    s->client[i].state = CLIENT_HERE;
+    s->client[i].state = CLIENT_CONNECTED;
     s->client[i].absent = false;
     s->client[i].end_ns = now_ns + s->o.lease_ns;
     *client = i;
     return 0;
 }
 
-void kv_store_retell(struct kv_store *s, uint32_t client)
+void kv_store_resend(struct kv_store *s, uint32_t client)
 {
     for (uint32_t i = s->client[client].first_seq; i != KV_NONE; i = s->seq[i].next) {
         if (!seq_of(s, i)->waits || s->seq[i].waits_for)
             continue;
-        struct kv_news n = {.kind = KV_NEWS_SEQ, .client = client};
+        struct kv_event n = {.kind = KV_EVENT_SEQ, .client = client};
         seq_of(s, i)->waits = 0;
         seq_info(s, &n.seq, i);
-        store_tell(s, &n);
+        store_emit(s, &n);
     }
 }
 
@@ -206,34 +210,34 @@ static void drop_seqs(struct kv_store *s, uint32_t client, bool quarantine)
         seq_drop(s, s->client[client].first_seq, quarantine);
 }
 
-void kv_store_gone(struct kv_store *s, uint32_t client, uint64_t now_ns)
+void kv_store_leave(struct kv_store *s, uint32_t client, uint64_t now_ns)
 {
     struct client_side *c = &s->client[client];
     s->now_ns = now_ns;
     if (c->state == CLIENT_NONE)
         return;
     drop_seqs(s, client, false);
-    for (uint32_t i = s->first_handed; i != KV_NONE; i = s->seq[i].next)
-        if (seq_of(s, i)->owner == client + 1) /* another may get its number */
+    for (uint32_t i = s->first_transfer; i != KV_NONE; i = s->seq[i].next)
+        if (seq_of(s, i)->owner == client + 1) /* another client can get its number */
             seq_of(s, i)->owner = 0;
     while (c->first_slot != KV_NONE)
         slot_free(s, c->first_slot);
     *kv_arena_client(s->a, client) = (struct kv_client){0};
     c->state = CLIENT_NONE;
-    s->n_here--;
+    s->n_connected--;
 }
 
-/* Its lease has ended, but it may still live, and write when it goes on. */
-static void silence(struct kv_store *s, uint32_t client)
+/* Ends its lease. A stopped process may continue and write, so its slots are quarantined. */
+static void expire(struct kv_store *s, uint32_t client)
 {
     struct client_side *c = &s->client[client];
     c->absent = c->state == CLIENT_ABSENT;
-    c->state = CLIENT_SILENT;
+    c->state = CLIENT_EXPIRED;
     drop_seqs(s, client, true);
     for (uint32_t i = c->first_slot; i != KV_NONE; i = s->slot[i].next)
-        if (slot_of(s, i)->state == KV_CREDIT)
+        if (slot_of(s, i)->state == KV_RESERVED)
             slot_set(s, i, KV_QUARANTINE, client + 1);
-    store_tell(s, &(struct kv_news){.kind = KV_NEWS_EXPIRED, .client = client});
+    store_emit(s, &(struct kv_event){.kind = KV_EVENT_EXPIRED, .client = client});
 }
 
 uint64_t kv_store_tick(struct kv_store *s, uint64_t now_ns)
@@ -242,17 +246,17 @@ uint64_t kv_store_tick(struct kv_store *s, uint64_t now_ns)
     uint64_t next = tier_tick(s);
     for (uint32_t i = 0; i < s->n_client; i++) {
         struct client_side *c = &s->client[i];
-        if (c->state != CLIENT_HERE && c->state != CLIENT_ABSENT)
+        if (c->state != CLIENT_CONNECTED && c->state != CLIENT_ABSENT)
             continue;
         if (c->end_ns <= now_ns)
-            silence(s, i);
+            expire(s, i);
         else if (c->end_ns < next)
             next = c->end_ns;
     }
-    while (s->first_handed != KV_NONE && s->seq[s->first_handed].end_ns <= now_ns)
-        seq_drop(s, s->first_handed, false);
-    if (s->first_handed != KV_NONE && s->seq[s->first_handed].end_ns < next)
-        next = s->seq[s->first_handed].end_ns;
+    while (s->first_transfer != KV_NONE && s->seq[s->first_transfer].end_ns <= now_ns)
+        seq_drop(s, s->first_transfer, false);
+    if (s->first_transfer != KV_NONE && s->seq[s->first_transfer].end_ns < next)
+        next = s->seq[s->first_transfer].end_ns;
     return next;
 }
 
@@ -260,7 +264,7 @@ bool kv_store_absent(const struct kv_store *s, uint32_t *client, int64_t *pid, u
 {
     for (uint32_t i = *client + 1; i < s->n_client; i++) { /* KV_NONE + 1 is 0 */
         const struct client_side *c = &s->client[i];
-        if (c->state != CLIENT_ABSENT && !(c->state == CLIENT_SILENT && c->absent))
+        if (c->state != CLIENT_ABSENT && !(c->state == CLIENT_EXPIRED && c->absent))
             continue;
         *client = i;
         *pid = kv_arena_client(s->a, i)->pid;
@@ -270,7 +274,7 @@ bool kv_store_absent(const struct kv_store *s, uint32_t *client, int64_t *pid, u
     return false;
 }
 
-/* ---- about it ---- */
+/* ---- statistics ---- */
 
 void kv_store_stat(const struct kv_store *s, struct kv_store_stat *out)
 {
@@ -279,9 +283,9 @@ void kv_store_stat(const struct kv_store *s, struct kv_store_stat *out)
                                   .cached = s->n_cached,
                                   .leased = s->n_leased,
                                   .quarantined = s->n_quarantined,
-                                  .credited = s->n_credited,
+                                  .reserved = s->n_reserved,
                                   .seqs = s->n_seq - s->n_free_seq,
-                                  .clients = s->n_here,
+                                  .clients = s->n_connected,
                                   .waiting = s->n_waiting,
                                   .hit_blocks = s->hit_blocks,
                                   .miss_blocks = s->miss_blocks,

@@ -1,19 +1,19 @@
 /*
- * The store: what kvstore does, without its sockets. The only allocator and index of the blocks of an arena. The clock
- * is an argument; one thread; nothing blocks: the file tier has a thread of its own.
+ * The store: kvstore without its socket. It is the only allocator and the index of the blocks of an arena. The clock is
+ * an argument. One thread uses a store, and no call blocks: the file tier has its own thread.
  *
- * A client holds credit (slots it may write) and sequences. A sequence holds the blocks of its table, each of which may
- * be held by many; nothing that is held is evicted. A sequence is known by its number and generation, which changes
- * with its owner: this pair is the handle that passes from prefill to decode, so that handing over costs the same
- * whatever its length.
+ * A client owns reserved slots, which it may write, and sequences. A sequence references the blocks of its table; a
+ * block can have many references, and is not evicted while it has one. A sequence is identified by its number and
+ * generation, which changes with the owner. This pair is the handle that prefill sends to decode, so the cost of a
+ * transfer does not depend on the length of the sequence.
  *
- * Every hold has an end. A client's holds end when its lease does, unless renewed: its sequences are dropped, slots it
- * might still write go into quarantine until it is gone. A client that is gone leaves nothing behind. A sequence that
- * was handed over and not taken ends after `handed_ns`, whether the one who gave it lives or not, or before, when
- * somebody who has the handle ends it (kv_store_let_go).
+ * Nothing is owned without a time limit. When the lease of a client ends without renewal, its sequences are released,
+ * and the slots that it may still write are quarantined until it has left. A client that has left owns nothing. A
+ * transfer that no client completes ends after `transfer_ns`, also if the sender has left, or before that by
+ * kv_store_end_transfer.
  *
- * Each slot is at any time one of: free, cached (whole, named, not held), leased (held by a sequence), quarantined,
- * credited. kv_store_check proves it.
+ * Each slot is always one of: free, cached (full, indexed, no references), leased (referenced by a sequence),
+ * quarantined, reserved. kv_store_check verifies that.
  */
 #ifndef KV_STORE_H
 #define KV_STORE_H
@@ -25,7 +25,7 @@
 struct kv_store;
 struct kv_tier;
 
-enum kv_why { /* beside the error's code; the numbers are those of enum wire_kv_why */
+enum kv_why { /* the reason of a refusal, in addition to the error code; same numbers as enum wire_kv_why */
               KV_WHY_REFUSED = 1,
               KV_WHY_NEVER = 2,
               KV_WHY_NOT_NOW = 3,
@@ -37,19 +37,19 @@ enum kv_why { /* beside the error's code; the numbers are those of enum wire_kv_
 struct kv_seq_info {
     uint64_t seq, gen, n_block;
     uint32_t tail, n_tail; /* slot, or KV_NONE; tokens in it */
-    bool pending;          /* another computes the next block, or it is being read; news come when that is decided */
+    bool pending;          /* the next block is being computed or read; KV_EVENT_SEQ follows */
 };
 
-enum kv_news_kind {
-    KV_NEWS_SEQ,     /* a sequence that waited has grown, or is to be computed by its owner now */
-    KV_NEWS_EXPIRED, /* the client's lease has ended */
-    KV_NEWS_STORED,  /* a block is there, in memory or in the file tier */
-    KV_NEWS_EVICTED, /* it is in neither any more */
-    KV_NEWS_TIER,    /* the file tier has failed in a way to be said: text */
+enum kv_event_kind {
+    KV_EVENT_SEQ,     /* a pending sequence has grown, or its owner must compute the next block now */
+    KV_EVENT_EXPIRED, /* the client's lease has ended */
+    KV_EVENT_STORED,  /* a block is cached, in memory or in the file tier */
+    KV_EVENT_EVICTED, /* a block is no longer cached in either */
+    KV_EVENT_TIER,    /* a failure or recovery of the file tier, for the log: text */
 };
 
-struct kv_news {
-    enum kv_news_kind kind;
+struct kv_event {
+    enum kv_event_kind kind;
     uint32_t client;
     struct kv_seq_info seq;
     const uint8_t *digest;
@@ -57,100 +57,101 @@ struct kv_news {
 };
 
 struct kv_store_opts {
-    uint64_t lease_ns, handed_ns;
-    uint64_t tier_ns;     /* a block that the file tier does not give in so long counts as missing */
+    uint64_t lease_ns, transfer_ns;
+    uint64_t tier_ns;     /* time limit of a read from the file tier, after which the block counts as missing */
     bool verify;          /* compare each published block with its checksum */
     struct kv_tier *tier; /* borrowed; NULL: none */
-    void (*tell)(void *arg, const struct kv_news *n); /* must not call the store; may be NULL */
-    void *tell_arg;
+    void (*on_event)(void *arg, const struct kv_event *n); /* must not call the store; may be NULL */
+    void *event_arg;
 };
 
 struct kv_store_stat {
-    uint64_t total, free, cached, leased, quarantined, credited;
+    uint64_t total, free, cached, leased, quarantined, reserved;
     uint64_t seqs, clients, waiting;
     uint64_t hit_blocks, miss_blocks, published, duplicate, evicted;
     uint64_t disk_total, disk_used, disk_hits, disk_bad;
 };
 
-/* Over a new arena, or one that a store before left, whose state it takes over: the clients of then are known as absent
- * ones, who keep what they hold for a lease. The arena is borrowed. ERR_PROTO where the arena is damaged beyond use. */
+/* Creates a store over a new arena, or over that of an earlier store, whose state it adopts: the clients of that store
+ * are absent, and own what they had until a lease has passed. The arena is borrowed. */
 int kv_store_new(struct err *e, struct kv_store **out, struct kv_arena *a, const struct kv_store_opts *o,
                  uint64_t now_ns);
-void kv_store_free(struct kv_store *s); /* leaves the arena as it is, for the next one */
+void kv_store_free(struct kv_store *s); /* does not change the arena, so that another store can adopt it */
 
-/* Why the last failed call on this store failed. */
+/* The reason of the last call on this store that failed. */
 enum kv_why kv_store_why(const struct kv_store *s);
 
 /* ---- clients ---- */
 
-/* *client: its number from here on. pid and pid_start of its process, 0 where unknown. */
+/* Adds a client; *client is its number. pid and pid_start identify its process, 0: unknown. */
 int kv_store_join(struct err *e, struct kv_store *s, uint32_t *client, int64_t pid, uint64_t pid_start,
                   uint64_t now_ns);
-/* A client of the store before, or one whose connection broke: goes on with what it holds. ERR_NO: it is not known. */
+/* A client of an earlier store, or one whose connection broke, continues with what it owns. ERR_NO: it is unknown. */
 int kv_store_rejoin(struct err *e, struct kv_store *s, uint32_t *client, uint64_t id, uint64_t key, uint64_t now_ns);
-/* Tells a client that came back of its sequences that waited when the store before ended: what is missing is its own to
- * compute now. */
-void kv_store_retell(struct kv_store *s, uint32_t client);
+/* Emits KV_EVENT_SEQ for sequences of the client that were pending when an earlier store ended: the client computes the
+ * missing blocks. Called after kv_store_rejoin. */
+void kv_store_resend(struct kv_store *s, uint32_t client);
 void kv_store_identity(const struct kv_store *s, uint32_t client, uint64_t *id, uint64_t *key);
-void kv_store_gone(struct kv_store *s, uint32_t client,
-                   uint64_t now_ns); /* its socket is closed: all it held is free */
+/* The connection of the client is closed: releases all that it owns. */
+void kv_store_leave(struct kv_store *s, uint32_t client, uint64_t now_ns);
 int kv_store_renew(struct err *e, struct kv_store *s, uint32_t client, uint64_t now_ns);
-/* Ends what is due. Returns when to call it again, at the latest. */
+/* Ends leases, transfers and reads whose time is over. Returns the time of the next call, at the latest. */
 uint64_t kv_store_tick(struct kv_store *s, uint64_t now_ns);
-/* Absent clients (those of the store before who have not come back): next one after *client, or false. The caller finds
- * out whether their processes live, and calls kv_store_gone if not. Begin with KV_NONE. */
+/* Iterates over absent clients (of an earlier store, not connected again): sets *client to the next one, or returns
+ * false. Start with KV_NONE. The caller checks whether the process exists, and calls kv_store_leave if not. */
 bool kv_store_absent(const struct kv_store *s, uint32_t *client, int64_t *pid, uint64_t *pid_start);
 
 /* ---- sequences and slots, of a client ---- */
 
-/* Slots to write: n or, with some, fewer. slot: room for n. */
-int kv_store_credit(struct err *e, struct kv_store *s, uint32_t client, uint32_t *slot, uint64_t *got, uint64_t n,
-                    bool some);
-int kv_store_uncredit(struct err *e, struct kv_store *s, uint32_t client, const uint32_t *slot, uint64_t n);
+/* Reserves n slots for the client to write, all or none; with `some`, fewer if n are not available. slot has room for
+ * n, *got is set to the number of slots. */
+int kv_store_reserve(struct err *e, struct kv_store *s, uint32_t client, uint32_t *slot, uint64_t *got, uint64_t n,
+                     bool some);
+int kv_store_release_slots(struct err *e, struct kv_store *s, uint32_t client, const uint32_t *slot, uint64_t n);
 
-/* A new sequence over the longest prefix there is of ids; digests: one for each of the n_block first blocks of them.
- * With wait, blocks that another client is computing are waited for: info->pending. Blocks of the file tier are waited
- * for in any case. What is not there and computed by nobody is from here on computed by this one. */
+/* Creates a sequence over the longest cached prefix of ids. digests: one for each of the first n_block blocks of ids.
+ * With wait, the sequence also waits for blocks that other clients compute (info->pending); it always waits for blocks
+ * of the file tier. Of the missing blocks, the client claims those that no other client computes. */
 int kv_store_lease(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, const uint32_t *ids,
                    uint64_t n_id, const uint8_t *digests, uint64_t n_block, bool wait);
 
 struct kv_publish {
-    uint64_t seq, gen, at; /* at: blocks the sequence has */
-    const uint32_t *slot;  /* [n_block] of the client's credit, or its sequence's tail */
+    uint64_t seq, gen, at; /* at: number of blocks that the sequence has */
+    const uint32_t *slot;  /* [n_block] reserved for the client, or the tail of its sequence */
     const uint64_t *sum;
     uint64_t n_block;
-    const uint8_t *digests; /* [n_block][32]; NULL: without a name */
+    const uint8_t *digests; /* [n_block][32]; NULL: do not index the blocks */
     const uint32_t *ids;    /* [32·n_block + n_tail] */
-    uint32_t n_tail, tail;  /* the tail from here on; KV_NONE and 0: none */
+    uint32_t n_tail, tail;  /* the new tail; 0 and KV_NONE: none */
 };
-/* All or nothing. out [n_block]: the slots that the table has now: where a block was there already under its digest,
- * that one's, and the slot given is the client's credit again. */
+/* Appends written blocks to a sequence, all or none. out [n_block]: the slots in the table. If a block was cached
+ * already, that is the cached one, and the slot that the client wrote is reserved for it again. */
 int kv_store_publish(struct err *e, struct kv_store *s, uint32_t client, uint32_t *out, const struct kv_publish *p);
 
-/* Gives the sequence away: whoever takes it by this number and generation first owns it. As long as nobody has, the
- * client may release it by them. */
-int kv_store_hand(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
-                  uint64_t gen, uint64_t now_ns);
-int kv_store_take(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
-                  uint64_t gen);
+/* Begins a transfer: the client no longer owns the sequence. The first client that calls kv_store_transfer_in with the
+ * number and generation in *info owns it. Until then the sender may end it with kv_store_release. */
+int kv_store_transfer_out(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
+                          uint64_t gen, uint64_t now_ns);
+int kv_store_transfer_in(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
+                         uint64_t gen);
 int kv_store_release(struct err *e, struct kv_store *s, uint32_t client, uint64_t seq, uint64_t gen);
-/* Ends a sequence that was handed over and that nobody will take: its blocks stay cached. From anybody who has the
- * handle: its first KV_HANDLE_BYTES are seq and gen, little endian, and the store ignores what follows. ERR_NO with
- * KV_WHY_REFUSED: fewer bytes; with KV_WHY_STALE: the sequence was taken, or has ended. */
-int kv_store_let_go(struct err *e, struct kv_store *s, const uint8_t *handle, size_t n);
+/* Ends a transfer that no client will complete; its full blocks stay cached. The first KV_HANDLE_BYTES of the handle
+ * are seq and gen, little endian; the rest is ignored. Needs no client, only the handle. ERR_NO with KV_WHY_REFUSED:
+ * fewer bytes; with KV_WHY_STALE: the transfer is complete, or has ended. */
+int kv_store_end_transfer(struct err *e, struct kv_store *s, const uint8_t *handle, size_t n);
 
-/* ---- about it ---- */
+/* ---- state and upkeep ---- */
 
 void kv_store_stat(const struct kv_store *s, struct kv_store_stat *out);
-/* All blocks there are, for a watcher that begins. */
+/* Calls fn for each cached block, for a new watcher. */
 void kv_store_each(const struct kv_store *s, void (*fn)(void *arg, const uint8_t *digest), void *arg);
-bool kv_store_busy(const struct kv_store *s); /* a client holds something, or a handed sequence waits */
-/* Gives the file tier one block that it has not yet: to be called while there is nothing else to do. False: there is
- * none, or no room for more before some are written. */
+bool kv_store_busy(const struct kv_store *s); /* a sequence exists: of a client, or in a transfer */
+/* Queues one block for the file tier that it does not have; to be called when idle. False: nothing is left, or the
+ * queue of the tier is full. */
 bool kv_store_flush(struct kv_store *s);
-/* Takes in what the file tier has done: to be called when its descriptor is readable. */
+/* Processes the completions of the file tier; to be called when its descriptor is readable. */
 void kv_store_tier(struct kv_store *s);
-/* Everything that must hold, from scratch: ERR_NO naming what does not. For tests; walks all. */
+/* Verifies all invariants: ERR_NO names the first that is violated. For tests; visits every slot and sequence. */
 int kv_store_check(struct err *e, const struct kv_store *s);
 
 #endif

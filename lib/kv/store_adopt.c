@@ -1,7 +1,7 @@
 /*
- * Taking over: everything beside the arena is made from what lies in it. A store may have been killed between any two
- * writes, and what lies in a file is not to be trusted: a slot or sequence that does not hold together is given up, the
- * rest goes on. Here too is the proof that a store holds together.
+ * Adoption: rebuilds the state outside the arena from the arena. The previous store may have been killed between any
+ * two writes, and the file is untrusted input: an inconsistent slot or sequence is dropped, the rest is used. The
+ * verification of a store (kv_store_check) is here too.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static void adopt_clients(struct kv_store *s, uint64_t now_ns)
             continue;
         s->client[i].state = CLIENT_ABSENT;
         s->client[i].end_ns = now_ns + s->o.lease_ns;
-        s->n_here++;
+        s->n_connected++;
     }
 }
 
@@ -29,13 +29,13 @@ static bool is_client(const struct kv_store *s, uint32_t writer)
 
 /* ---- slots ---- */
 
-/* A slot whose state is none, or whose name another has already, becomes free. */
+/* A slot with an invalid state, or with a digest that is indexed already, becomes free. */
 static void adopt_slot(struct kv_store *s, uint32_t i)
 {
     struct kv_slot *p = slot_of(s, i);
     bool named = p->state == KV_NAMED;
     if (p->state > KV_QUARANTINE || (named && (p->n_id != KV_BLOCK || slot_find(s, p->digest) != KV_NONE)) ||
-        ((p->state == KV_CREDIT || p->state == KV_QUARANTINE) && !is_client(s, p->writer)))
+        ((p->state == KV_RESERVED || p->state == KV_QUARANTINE) && !is_client(s, p->writer)))
         p->state = KV_FREE;
     if (p->state == KV_FREE || p->state == KV_NAMED || !is_client(s, p->writer))
         p->writer = 0;
@@ -57,8 +57,8 @@ static void adopt_slots(struct kv_store *s)
     }
 }
 
-/* After the sequences: what none of them holds is cached, free, or its writer's last doubt. */
-static void settle_slots(struct kv_store *s)
+/* After adopt_seq: slots without references become cached or free, or quarantined if a client may still write them. */
+static void finish_slots(struct kv_store *s)
 {
     for (uint32_t k = 0; k < s->n_slot; k++) {
         uint32_t i = (uint32_t)s->n_slot - 1 - k; /* low slots on top of the stack */
@@ -86,8 +86,8 @@ static void settle_slots(struct kv_store *s)
 
 /* ---- sequences ---- */
 
-/* Walks a table; true where each page is a page of its own and each slot one that can be held. */
-static bool table_holds(struct kv_store *s, const struct kv_seq *q, uint8_t *page_used)
+/* Walks a table. True if no page is used twice and each slot is a full block. */
+static bool table_valid(struct kv_store *s, const struct kv_seq *q, uint8_t *page_used)
 {
     uint32_t page = q->first_page;
     if (q->n_block > s->n_page * KV_PAGE_SLOTS || (!q->n_block && q->first_page != KV_NONE))
@@ -98,7 +98,7 @@ static bool table_holds(struct kv_store *s, const struct kv_seq *q, uint8_t *pag
         if (page >= s->n_page || (k % KV_PAGE_SLOTS == 0 && page_used[page]))
             return false;
         if (k % KV_PAGE_SLOTS == 0)
-            page_used[page] = 2; /* this walk */
+            page_used[page] = 2; /* by this walk */
         uint32_t slot = kv_arena_page(s->a, page)->slot[k % KV_PAGE_SLOTS];
         if (slot >= s->n_slot || (slot_of(s, slot)->state != KV_NAMED && slot_of(s, slot)->state != KV_PRIVATE) ||
             slot_of(s, slot)->n_id != KV_BLOCK)
@@ -107,15 +107,15 @@ static bool table_holds(struct kv_store *s, const struct kv_seq *q, uint8_t *pag
     return !q->n_block || page == q->last_page;
 }
 
-/* The pages of the walk just made are the sequence's, or nobody's. */
-static void settle_pages(struct kv_store *s, const struct kv_seq *q, uint8_t *page_used, bool keep)
+/* Marks the pages of the last walk as used by the sequence, or as free. */
+static void finish_pages(struct kv_store *s, const struct kv_seq *q, uint8_t *page_used, bool keep)
 {
     for (uint32_t page = q->first_page; page < s->n_page && page_used[page] == 2;
          page = kv_arena_page(s->a, page)->next)
         page_used[page] = keep;
 }
 
-static bool tail_holds(const struct kv_store *s, const struct kv_seq *q)
+static bool tail_valid(const struct kv_store *s, const struct kv_seq *q)
 {
     if (q->tail == KV_NONE)
         return !q->n_tail;
@@ -124,7 +124,7 @@ static bool tail_holds(const struct kv_store *s, const struct kv_seq *q)
            slot_of(s, q->tail)->writer == (q->state == KV_SEQ_OWNED ? q->owner : 0);
 }
 
-static void give_up_seq(struct kv_store *s, uint32_t i)
+static void discard_seq(struct kv_store *s, uint32_t i)
 {
     struct kv_seq *q = seq_of(s, i);
     if (q->state != KV_SEQ_NONE)
@@ -139,11 +139,11 @@ static void give_up_seq(struct kv_store *s, uint32_t i)
 static void adopt_seq(struct kv_store *s, uint32_t i, uint8_t *page_used, uint64_t now_ns)
 {
     struct kv_seq *q = seq_of(s, i);
-    bool holds = (q->state == KV_SEQ_OWNED && is_client(s, q->owner)) || q->state == KV_SEQ_HANDED;
-    holds = holds && table_holds(s, q, page_used) && tail_holds(s, q);
-    settle_pages(s, q, page_used, holds);
+    bool holds = (q->state == KV_SEQ_OWNED && is_client(s, q->owner)) || q->state == KV_SEQ_TRANSFER;
+    holds = holds && table_valid(s, q, page_used) && tail_valid(s, q);
+    finish_pages(s, q, page_used, holds);
     if (!holds) {
-        give_up_seq(s, i);
+        discard_seq(s, i);
         return;
     }
     uint32_t page = q->first_page;
@@ -153,13 +153,13 @@ static void adopt_seq(struct kv_store *s, uint32_t i, uint8_t *page_used, uint64
         s->slot[kv_arena_page(s->a, page)->slot[k % KV_PAGE_SLOTS]].refs++;
     }
     if (q->tail != KV_NONE)
-        s->slot[q->tail].refs = 1; /* so that no other takes it for its own; taken back below */
+        s->slot[q->tail].refs = 1; /* so that no other sequence accepts it as its tail; store_adopt resets it */
     if (q->state == KV_SEQ_OWNED) {
         seq_link(s, &s->client[q->owner - 1].first_seq, i);
         return;
     }
     q->owner = is_client(s, q->owner) ? q->owner : 0;
-    seq_hand_link(s, i, now_ns);
+    transfer_link(s, i, now_ns);
 }
 
 int store_adopt(struct err *e, struct kv_store *s, uint64_t now_ns)
@@ -174,7 +174,7 @@ int store_adopt(struct err *e, struct kv_store *s, uint64_t now_ns)
     for (uint32_t k = 0; k < s->n_page; k++)
         if (!page_used[s->n_page - 1 - k])
             s->free_page[s->n_free_page++] = (uint32_t)s->n_page - 1 - k;
-    settle_slots(s);
+    finish_slots(s);
     for (uint32_t i = 0; i < s->n_seq; i++)
         if (seq_of(s, i)->state != KV_SEQ_NONE && seq_of(s, i)->tail != KV_NONE)
             s->slot[seq_of(s, i)->tail].refs = 0;
@@ -182,9 +182,9 @@ int store_adopt(struct err *e, struct kv_store *s, uint64_t now_ns)
     return 0;
 }
 
-/* ---- the proof ---- */
+/* ---- verification ---- */
 
-#define HOLDS(what, ...)                                                                                               \
+#define CHECK(what, ...)                                                                                               \
     if (!(what))                                                                                                       \
     return err_set(e, ERR_NO, __VA_ARGS__)
 
@@ -194,31 +194,32 @@ static int check_slots(struct err *e, const struct kv_store *s, const uint32_t *
     for (uint32_t i = 0; i < s->n_slot; i++) {
         const struct kv_slot *p = slot_of(s, i);
         const struct slot_side *d = &s->slot[i];
-        HOLDS(p->state <= KV_QUARANTINE, "slot %u has no state", i);
+        CHECK(p->state <= KV_QUARANTINE, "slot %u has an invalid state", i);
         n[p->state]++;
         bool named = p->state == KV_NAMED;
         cached += named && !d->refs;
         named_leased += named && d->refs;
         heap += d->heap_at != KV_NONE;
-        HOLDS(d->refs == refs[i], "slot %u: %u refs, %u tables", i, d->refs, refs[i]);
-        HOLDS(!named || d->n_child == child[i], "slot %u: %u children, %u counted", i, d->n_child, child[i]);
-        HOLDS((d->heap_at != KV_NONE) == (named && !d->refs && !d->n_child), "slot %u is wrongly (not) evictable", i);
-        HOLDS(d->heap_at == KV_NONE || s->heap[d->heap_at] == i, "slot %u: its place in the heap", i);
-        HOLDS(!named || slot_find(s, p->digest) == i, "slot %u is not found by its digest", i);
-        HOLDS((p->state == KV_CREDIT || p->state == KV_QUARANTINE) ? p->writer > 0
-              : p->state != KV_PRIVATE                             ? p->writer == 0
-                                                                   : true,
-              "slot %u: its writer", i);
+        CHECK(d->refs == refs[i], "slot %u: %u refs, %u tables", i, d->refs, refs[i]);
+        CHECK(!named || d->n_child == child[i], "slot %u: %u children, %u counted", i, d->n_child, child[i]);
+        CHECK((d->heap_at != KV_NONE) == (named && !d->refs && !d->n_child),
+              "slot %u is in the heap but not evictable, or the reverse", i);
+        CHECK(d->heap_at == KV_NONE || s->heap[d->heap_at] == i, "slot %u: wrong position in the heap", i);
+        CHECK(!named || slot_find(s, p->digest) == i, "slot %u is not found by its digest", i);
+        CHECK((p->state == KV_RESERVED || p->state == KV_QUARANTINE) ? p->writer > 0
+              : p->state != KV_PRIVATE                               ? p->writer == 0
+                                                                     : true,
+              "slot %u: wrong writer", i);
     }
-    HOLDS(n[KV_FREE] == s->n_free, "free: %" PRIu64 " counted, %" PRIu64, n[KV_FREE], s->n_free);
-    HOLDS(cached == s->n_cached, "cached: %" PRIu64 " counted, %" PRIu64, cached, s->n_cached);
-    HOLDS(n[KV_PRIVATE] + named_leased == s->n_leased, "leased: %" PRIu64 " counted, %" PRIu64,
+    CHECK(n[KV_FREE] == s->n_free, "free: %" PRIu64 " counted, %" PRIu64, n[KV_FREE], s->n_free);
+    CHECK(cached == s->n_cached, "cached: %" PRIu64 " counted, %" PRIu64, cached, s->n_cached);
+    CHECK(n[KV_PRIVATE] + named_leased == s->n_leased, "leased: %" PRIu64 " counted, %" PRIu64,
           n[KV_PRIVATE] + named_leased, s->n_leased);
-    HOLDS(n[KV_QUARANTINE] == s->n_quarantined, "quarantined: %" PRIu64 " counted", n[KV_QUARANTINE]);
-    HOLDS(n[KV_CREDIT] == s->n_credited, "credited: %" PRIu64 " counted", n[KV_CREDIT]);
-    HOLDS(s->n_free + s->n_cached + s->n_leased + s->n_quarantined + s->n_credited == s->n_slot,
-          "the classes do not add up");
-    HOLDS(heap == s->n_heap, "%" PRIu64 " in the heap, %" PRIu64 " by its size", heap, s->n_heap);
+    CHECK(n[KV_QUARANTINE] == s->n_quarantined, "quarantined: %" PRIu64 " counted", n[KV_QUARANTINE]);
+    CHECK(n[KV_RESERVED] == s->n_reserved, "reserved: %" PRIu64 " counted", n[KV_RESERVED]);
+    CHECK(s->n_free + s->n_cached + s->n_leased + s->n_quarantined + s->n_reserved == s->n_slot,
+          "the sum of the classes is not the number of slots");
+    CHECK(heap == s->n_heap, "%" PRIu64 " slots in the heap, %" PRIu64 " counted", heap, s->n_heap);
     return 0;
 }
 
@@ -231,18 +232,18 @@ static int check_seq(struct err *e, const struct kv_store *s, uint32_t i, uint32
         if (k && k % KV_PAGE_SLOTS == 0)
             page = kv_arena_page(s->a, page)->next;
         *n_page += k % KV_PAGE_SLOTS == 0;
-        HOLDS(page < s->n_page, "sequence %u: page", i);
+        CHECK(page < s->n_page, "sequence %u: wrong page", i);
         uint32_t slot = kv_arena_page(s->a, page)->slot[k % KV_PAGE_SLOTS];
-        HOLDS(slot < s->n_slot, "sequence %u: slot", i);
-        HOLDS(slot_of(s, slot)->state == KV_NAMED || slot_of(s, slot)->state == KV_PRIVATE,
-              "sequence %u holds slot %u of state %u", i, slot, slot_of(s, slot)->state);
+        CHECK(slot < s->n_slot, "sequence %u: wrong slot", i);
+        CHECK(slot_of(s, slot)->state == KV_NAMED || slot_of(s, slot)->state == KV_PRIVATE,
+              "sequence %u references slot %u of state %u", i, slot, slot_of(s, slot)->state);
         refs[slot]++;
     }
-    HOLDS((q->tail != KV_NONE) == (q->n_tail > 0), "sequence %u: tail", i);
+    CHECK((q->tail != KV_NONE) == (q->n_tail > 0), "sequence %u: wrong tail", i);
     if (q->tail != KV_NONE) {
-        HOLDS(!tails[q->tail]++, "slot %u is two tails", q->tail);
-        HOLDS(slot_of(s, q->tail)->state == KV_PRIVATE, "tail %u is of state %u", q->tail, slot_of(s, q->tail)->state);
-        HOLDS(slot_of(s, q->tail)->writer == (q->state == KV_SEQ_OWNED ? q->owner : 0), "tail %u has another writer",
+        CHECK(!tails[q->tail]++, "slot %u is the tail of two sequences", q->tail);
+        CHECK(slot_of(s, q->tail)->state == KV_PRIVATE, "tail %u is of state %u", q->tail, slot_of(s, q->tail)->state);
+        CHECK(slot_of(s, q->tail)->writer == (q->state == KV_SEQ_OWNED ? q->owner : 0), "tail %u has another writer",
               q->tail);
     }
     return 0;
@@ -260,15 +261,15 @@ static int check_all(struct err *e, const struct kv_store *s, uint32_t *refs, ui
     }
     if (rc)
         return rc;
-    HOLDS(n_seq + s->n_free_seq == s->n_seq, "%" PRIu64 " sequences, %" PRIu64 " free", n_seq, s->n_free_seq);
-    HOLDS(n_page + s->n_free_page == s->n_page, "%" PRIu64 " pages in tables, %" PRIu64 " free", n_page,
+    CHECK(n_seq + s->n_free_seq == s->n_seq, "%" PRIu64 " sequences, %" PRIu64 " free", n_seq, s->n_free_seq);
+    CHECK(n_page + s->n_free_page == s->n_page, "%" PRIu64 " pages in tables, %" PRIu64 " free", n_page,
           s->n_free_page);
     for (uint32_t i = 0; i < s->n_slot; i++) {
         uint32_t parent = s->slot[i].parent;
         if (slot_of(s, i)->state != KV_NAMED || parent == KV_NONE)
             continue;
-        HOLDS(slot_of(s, parent)->state == KV_NAMED, "the parent of slot %u is gone", i);
-        HOLDS(!s->slot[i].refs || s->slot[parent].refs, "slot %u is held, its parent is not", i);
+        CHECK(slot_of(s, parent)->state == KV_NAMED, "the parent of slot %u is not a full block", i);
+        CHECK(!s->slot[i].refs || s->slot[parent].refs, "slot %u has references, its parent has none", i);
         child[parent]++;
     }
     return check_slots(e, s, refs, child);

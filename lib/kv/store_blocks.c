@@ -1,8 +1,8 @@
 /*
- * Slots: which class each is in, the index by digest, and which goes next when one is wanted. Evicted are whole blocks
- * that nobody holds and behind which no block is left, those first that are used least, uses being worth less the
- * longer ago they were (LFU with dynamic aging: a block's priority is its uses plus the priority of the last one
- * evicted when it was used last), among equals those used longest ago.
+ * Slots: their classes, the index by digest, and eviction. A full block can be evicted if it has no references and no
+ * cached block follows it. The block with the lowest priority is evicted first (LFU with dynamic aging: the priority is
+ * the number of uses, plus the priority of the last evicted block at the time of the last use); of equal ones the least
+ * recently used.
  */
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 #include "kv/store_impl.h"
 
-#define USES_MAX 64 /* more uses than that do not make a block stay longer */
+#define USES_MAX 64 /* limit of the uses that count for the priority */
 
 /* ---- classes ---- */
 
@@ -20,8 +20,8 @@ static uint64_t *class_of(struct kv_store *s, uint32_t i)
     switch ((enum kv_slot_state)slot_of(s, i)->state) {
     case KV_FREE:
         return NULL;
-    case KV_CREDIT:
-        return &s->n_credited;
+    case KV_RESERVED:
+        return &s->n_reserved;
     case KV_NAMED:
         return s->slot[i].refs ? &s->n_leased : &s->n_cached;
     case KV_PRIVATE:
@@ -74,7 +74,8 @@ void slot_set(struct kv_store *s, uint32_t i, enum kv_slot_state state, uint32_t
         if (writer)
             slot_link_writer(s, i, writer - 1);
     }
-    atomic_signal_fence(memory_order_seq_cst); /* the state last, in the eyes of who takes over after a kill */
+    /* A store that adopts the arena after a kill must see the state change last. */
+    atomic_signal_fence(memory_order_seq_cst);
     p->state = (uint32_t)state;
     slot_count(s, i, 1);
 }
@@ -90,7 +91,7 @@ void slot_free(struct kv_store *s, uint32_t i)
 
 /* ---- index ---- */
 
-/* Seeded, so that nobody outside can choose digests that meet in one bucket. */
+/* Seeded, so that a client cannot choose digests that collide. */
 static uint64_t bucket_of(const struct kv_store *s, const uint8_t *digest)
 {
     return XXH3_64bits_withSeed(digest, KV_DIGEST, kv_arena_head(s->a)->id) & (s->n_bucket - 1);
@@ -104,7 +105,7 @@ uint32_t slot_find(const struct kv_store *s, const uint8_t *digest)
     return i;
 }
 
-/* One whose parent is not in memory stands for itself. */
+/* If the parent of the slot was evicted, only the ids are compared. */
 bool slot_is(const struct kv_store *s, uint32_t i, const uint32_t *ids, uint32_t parent)
 {
     return !memcmp(slot_of(s, i)->ids, ids, sizeof slot_of(s, i)->ids) &&
@@ -152,7 +153,7 @@ void slot_name(struct kv_store *s, uint32_t i, const uint8_t *digest, const uint
     slot_index(s, i);
 }
 
-/* ---- the heap of what may be evicted ---- */
+/* ---- the heap of evictable slots ---- */
 
 static bool before(const struct kv_store *s, uint32_t i, uint32_t j)
 {
@@ -218,9 +219,9 @@ void slot_released(struct kv_store *s, uint32_t i, uint64_t tick)
     slot_evictable(s, i);
 }
 
-/* ---- holding ---- */
+/* ---- references ---- */
 
-void slot_hold(struct kv_store *s, uint32_t i)
+void slot_ref(struct kv_store *s, uint32_t i)
 {
     slot_count(s, i, -1);
     if (!s->slot[i].refs++)
@@ -229,7 +230,7 @@ void slot_hold(struct kv_store *s, uint32_t i)
     slot_count(s, i, 1);
 }
 
-void slot_unhold(struct kv_store *s, uint32_t i, uint64_t tick)
+void slot_unref(struct kv_store *s, uint32_t i, uint64_t tick)
 {
     struct kv_slot *p = slot_of(s, i);
     slot_count(s, i, -1);
@@ -244,7 +245,7 @@ void slot_unhold(struct kv_store *s, uint32_t i, uint64_t tick)
     slot_released(s, i, tick);
 }
 
-/* ---- getting one ---- */
+/* ---- allocation ---- */
 
 static void evict(struct kv_store *s, uint32_t i)
 {
@@ -266,7 +267,7 @@ static void evict(struct kv_store *s, uint32_t i)
     s->evicted++;
     slot_free(s, i);
     if (!s->slot[i].on_disk)
-        store_tell(s, &(struct kv_news){.kind = KV_NEWS_EVICTED, .digest = digest});
+        store_emit(s, &(struct kv_event){.kind = KV_EVENT_EVICTED, .digest = digest});
     s->slot[i].on_disk = false;
 }
 

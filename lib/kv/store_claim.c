@@ -1,8 +1,8 @@
 /*
- * Who computes what. A sequence claims the blocks of its prompt that are nowhere; another that wants one of them waits,
- * and its look-up goes on when the block is published, or when the one who computes it has failed: then the first that
- * waits computes. So a hundred cold requests with one prompt compute it once. A block that is read from the file tier
- * is a claim of nobody's, and waited for in the same way.
+ * Claims. A sequence claims the blocks of its prompt that are not cached. Another sequence that needs a claimed block
+ * waits, and continues its look-up when the block is published, or when the claim ends without it: then the first
+ * waiting sequence claims the block. So a hundred cold requests with one prompt compute it once. A read from the file
+ * tier is a claim without a sequence; sequences wait for it in the same way.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -95,7 +95,7 @@ void claim_end(struct kv_store *s, struct claim *c, uint32_t *first, uint32_t *l
         uint32_t i = c->first_wait;
         claim_unwait(s, i);
         *(*last != KV_NONE ? &s->seq[*last].wait_next : first) = i;
-        s->seq[i].wait_prev = *last; /* a list of its own until it is woken */
+        s->seq[i].wait_prev = *last; /* a separate list until claims_wake */
         *last = i;
     }
     free(c);
@@ -107,7 +107,7 @@ static void claims_end(struct kv_store *s, uint32_t seq, uint32_t *first, uint32
         claim_end(s, c, first, last);
 }
 
-/* The blocks of the file tier come one by one, and are told of when it has no more. */
+/* Blocks are read from the file tier one at a time; the event is emitted when no more are being read. */
 void claims_wake(struct kv_store *s, uint32_t first)
 {
     while (first != KV_NONE) {
@@ -117,17 +117,17 @@ void claims_wake(struct kv_store *s, uint32_t first)
         q->wait_prev = q->wait_next = KV_NONE;
         uint64_t had = seq_of(s, i)->n_block;
         seq_grow(s, i);
-        struct kv_news n = {.kind = KV_NEWS_SEQ, .client = seq_of(s, i)->owner - 1};
+        struct kv_event n = {.kind = KV_EVENT_SEQ, .client = seq_of(s, i)->owner - 1};
         seq_info(s, &n.seq, i);
-        q->untold = q->untold || n.seq.n_block != had || !n.seq.pending;
-        if (!q->untold || (q->waits_for && q->waits_for->seq == KV_NONE))
+        q->unreported = q->unreported || n.seq.n_block != had || !n.seq.pending;
+        if (!q->unreported || (q->waits_for && q->waits_for->seq == KV_NONE))
             continue;
-        q->untold = false;
-        store_tell(s, &n);
+        q->unreported = false;
+        store_emit(s, &n);
     }
 }
 
-static void forget_plan(struct seq_side *q)
+static void free_plan(struct seq_side *q)
 {
     free(q->ids);
     free(q->digests);
@@ -136,7 +136,7 @@ static void forget_plan(struct seq_side *q)
     q->n_want = 0;
 }
 
-/* The block after those the sequence has, if it is in memory. *there: one of its name is. */
+/* The slot of block n, the next one of the sequence, or KV_NONE. *there: a slot has its digest. */
 static uint32_t next_block(struct kv_store *s, uint32_t i, uint64_t n, bool *there)
 {
     const struct seq_side *q = &s->seq[i];
@@ -166,13 +166,13 @@ void seq_grow(struct kv_store *s, uint32_t i)
     s->miss_blocks += q->n_want - n;
     for (; n < q->n_want; n++)
         if (!claim_find(s, q->digests + n * KV_DIGEST) && !claim_make(s, i, q->digests + n * KV_DIGEST))
-            break; /* without memory others compute it too */
-    forget_plan(q);
+            break; /* without memory for a claim, another sequence may compute it too */
+    free_plan(q);
 }
 
 void seq_stop(struct kv_store *s, uint32_t i, uint32_t *first, uint32_t *last)
 {
     claim_unwait(s, i);
-    forget_plan(&s->seq[i]);
+    free_plan(&s->seq[i]);
     claims_end(s, i, first, last);
 }

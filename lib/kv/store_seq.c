@@ -1,4 +1,4 @@
-/* Sequences: made, grown, handed over, ended. */
+/* Sequences: lease, publish, transfer, release. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ bool seq_append(struct kv_store *s, uint32_t i, uint32_t slot)
         *(n ? &kv_arena_page(s->a, q->last_page)->next : &q->first_page) = page;
         q->last_page = page;
     }
-    slot_hold(s, slot);
+    slot_ref(s, slot);
     kv_arena_page(s->a, q->last_page)->slot[n % KV_PAGE_SLOTS] = slot;
     atomic_store_explicit(&q->n_block, n + 1, memory_order_release);
     return true;
@@ -52,13 +52,13 @@ void seq_link(struct kv_store *s, uint32_t *first, uint32_t i)
 static void seq_unlink(struct kv_store *s, uint32_t i)
 {
     struct seq_side *q = &s->seq[i];
-    bool handed = seq_of(s, i)->state == KV_SEQ_HANDED;
-    uint32_t *first = handed ? &s->first_handed : &s->client[seq_of(s, i)->owner - 1].first_seq;
+    bool handed = seq_of(s, i)->state == KV_SEQ_TRANSFER;
+    uint32_t *first = handed ? &s->first_transfer : &s->client[seq_of(s, i)->owner - 1].first_seq;
     *(q->prev != KV_NONE ? &s->seq[q->prev].next : first) = q->next;
     if (q->next != KV_NONE)
         s->seq[q->next].prev = q->prev;
     else if (handed)
-        s->last_handed = q->prev;
+        s->last_transfer = q->prev;
     q->prev = q->next = KV_NONE;
 }
 
@@ -81,7 +81,8 @@ void seq_info(const struct kv_store *s, struct kv_seq_info *out, uint32_t i)
 static int seq_new(struct err *e, struct kv_store *s, uint32_t *out, uint32_t client)
 {
     if (!s->n_free_seq)
-        return store_no(e, s, KV_WHY_NOT_NOW, ERR_NO, "all %" PRIu64 " sequences of the store are in use", s->n_seq);
+        return store_refuse(e, s, KV_WHY_NOT_NOW, ERR_NO, "all %" PRIu64 " sequences of the store are in use",
+                            s->n_seq);
     uint32_t i = s->free_seq[--s->n_free_seq];
     struct kv_seq *q = seq_of(s, i);
     q->n_block = 0;
@@ -95,8 +96,8 @@ static int seq_new(struct err *e, struct kv_store *s, uint32_t *out, uint32_t cl
     return 0;
 }
 
-/* Readers of the sequence find another generation before its blocks are given away. Ticks fall along the table, so that
- * of blocks as good as each other those behind go first. */
+/* Changes the generation before it releases blocks, so that readers detect the change. Ticks decrease along the table,
+ * so that of blocks with equal priority the last ones of the chain are evicted first. */
 void seq_drop(struct kv_store *s, uint32_t i, bool quarantine)
 {
     struct kv_seq *q = seq_of(s, i);
@@ -107,7 +108,7 @@ void seq_drop(struct kv_store *s, uint32_t i, bool quarantine)
     seq_unlink(s, i);
     q->state = KV_SEQ_NONE;
     for (uint64_t k = 0; k < n; k++) {
-        slot_unhold(s, kv_arena_page(s->a, page)->slot[k % KV_PAGE_SLOTS], tick - k);
+        slot_unref(s, kv_arena_page(s->a, page)->slot[k % KV_PAGE_SLOTS], tick - k);
         if (k + 1 < n && (k + 1) % KV_PAGE_SLOTS)
             continue;
         s->free_page[s->n_free_page++] = page;
@@ -124,21 +125,22 @@ void seq_drop(struct kv_store *s, uint32_t i, bool quarantine)
     claims_wake(s, first);
 }
 
-/* ---- checks of what a client says ---- */
+/* ---- checks of requests ---- */
 
 int store_client(struct err *e, struct kv_store *s, uint32_t client)
 {
     if (client >= s->n_client || s->client[client].state == CLIENT_NONE)
-        return store_no(e, s, KV_WHY_REFUSED, ERR_NO, "no such client");
-    if (s->client[client].state == CLIENT_SILENT)
-        return store_no(e, s, KV_WHY_EXPIRED, ERR_NO, "the lease has ended: all that was held is gone");
+        return store_refuse(e, s, KV_WHY_REFUSED, ERR_NO, "unknown client");
+    if (s->client[client].state == CLIENT_EXPIRED)
+        return store_refuse(e, s, KV_WHY_EXPIRED, ERR_NO,
+                            "the lease has ended: all that the client owned was released");
     return 0;
 }
 
-/* Its owner is then the one who gave it, as long as that one is here. */
-static bool is_handed(const struct kv_store *s, uint64_t seq, uint64_t gen)
+/* The owner of a sequence in a transfer is its sender, until that client leaves. */
+static bool in_transfer(const struct kv_store *s, uint64_t seq, uint64_t gen)
 {
-    return seq < s->n_seq && seq_of(s, seq)->state == KV_SEQ_HANDED && seq_of(s, seq)->gen == gen;
+    return seq < s->n_seq && seq_of(s, seq)->state == KV_SEQ_TRANSFER && seq_of(s, seq)->gen == gen;
 }
 
 static int own_seq(struct err *e, struct kv_store *s, uint32_t client, uint64_t seq, uint64_t gen)
@@ -148,8 +150,8 @@ static int own_seq(struct err *e, struct kv_store *s, uint32_t client, uint64_t 
         return rc;
     if (seq >= s->n_seq || seq_of(s, seq)->state != KV_SEQ_OWNED || seq_of(s, seq)->owner != client + 1 ||
         seq_of(s, seq)->gen != gen)
-        return store_no(e, s, KV_WHY_STALE, ERR_NO, "sequence %" PRIu64 " (generation %" PRIu64 ") is not held here",
-                        seq, gen);
+        return store_refuse(e, s, KV_WHY_STALE, ERR_NO,
+                            "this client does not own sequence %" PRIu64 " (generation %" PRIu64 ")", seq, gen);
     return 0;
 }
 
@@ -177,16 +179,16 @@ int kv_store_lease(struct err *e, struct kv_store *s, uint32_t client, struct kv
     if (rc)
         return rc;
     if (n_block > n_id / KV_BLOCK)
-        return store_no(e, s, KV_WHY_REFUSED, ERR_PROTO, "%" PRIu64 " digests for %" PRIu64 " ids", n_block, n_id);
+        return store_refuse(e, s, KV_WHY_REFUSED, ERR_PROTO, "%" PRIu64 " digests for %" PRIu64 " ids", n_block, n_id);
     if ((n_id + KV_BLOCK - 1) / KV_BLOCK > s->n_slot)
-        return store_no(e, s, KV_WHY_NEVER, ERR_NO,
-                        "%" PRIu64 " tokens never fit: the store has %" PRIu64 " blocks of %d", n_id, s->n_slot,
-                        KV_BLOCK);
+        return store_refuse(e, s, KV_WHY_NEVER, ERR_NO,
+                            "%" PRIu64 " tokens never fit: the store has %" PRIu64 " blocks of %d", n_id, s->n_slot,
+                            KV_BLOCK);
     rc = seq_new(e, s, &i, client);
     if (rc)
         return rc;
     s->seq[i].wait = wait;
-    s->seq[i].no_tier = s->seq[i].untold = false;
+    s->seq[i].no_tier = s->seq[i].unreported = false;
     rc = n_block ? plan(e, s, i, ids, digests, n_block) : 0;
     if (rc) {
         s->why = KV_WHY_NOT_NOW;
@@ -201,7 +203,7 @@ int kv_store_lease(struct err *e, struct kv_store *s, uint32_t client, struct kv
 
 int kv_store_release(struct err *e, struct kv_store *s, uint32_t client, uint64_t seq, uint64_t gen)
 {
-    bool gave = client < s->n_client && is_handed(s, seq, gen) && seq_of(s, seq)->owner == client + 1;
+    bool gave = client < s->n_client && in_transfer(s, seq, gen) && seq_of(s, seq)->owner == client + 1;
     int rc = gave ? store_client(e, s, client) : own_seq(e, s, client, seq, gen);
     if (!rc)
         seq_drop(s, (uint32_t)seq, false);
@@ -217,25 +219,26 @@ static int check_publish(struct err *e, struct kv_store *s, uint32_t client, con
         return rc;
     const struct kv_seq *q = seq_of(s, p->seq);
     if (p->at != q->n_block)
-        return store_no(e, s, KV_WHY_REFUSED, ERR_NO, "block %" PRIu64 " where block %" PRIu64 " comes next", p->at,
-                        (uint64_t)q->n_block);
+        return store_refuse(e, s, KV_WHY_REFUSED, ERR_NO, "block %" PRIu64 " was published, the next one is %" PRIu64,
+                            p->at, (uint64_t)q->n_block);
     if (p->n_tail >= KV_BLOCK || (p->n_tail != 0) != (p->tail != KV_NONE))
-        return store_no(e, s, KV_WHY_REFUSED, ERR_NO, "a tail of %u tokens", p->n_tail);
+        return store_refuse(e, s, KV_WHY_REFUSED, ERR_NO,
+                            "a tail of %u tokens: it has 1 to 31 and a slot, or 0 and none", p->n_tail);
     if (pages_for(p->at + p->n_block) - pages_for(p->at) > s->n_free_page)
-        return store_no(e, s, KV_WHY_NOT_NOW, ERR_NO, "the store has no room for longer tables now");
+        return store_refuse(e, s, KV_WHY_NOT_NOW, ERR_NO, "the store has no free pages for a longer block table");
     s->mark++;
-    rc = check_credit(e, s, client, p->slot, p->n_block, q->tail);
+    rc = check_reserved(e, s, client, p->slot, p->n_block, q->tail);
     if (!rc && p->tail != KV_NONE)
-        rc = check_credit(e, s, client, &p->tail, 1, q->tail);
+        rc = check_reserved(e, s, client, &p->tail, 1, q->tail);
     for (uint64_t k = 0; k < p->n_block && !rc && s->o.verify; k++)
         if (kv_arena_sum(s->a, p->slot[k]) != p->sum[k])
-            rc = store_no(e, s, KV_WHY_REFUSED, ERR_NO, "block %" PRIu64 " (slot %u) is not what its checksum says",
-                          p->at + k, p->slot[k]);
+            rc = store_refuse(e, s, KV_WHY_REFUSED, ERR_NO, "block %" PRIu64 " (slot %u) does not match its checksum",
+                              p->at + k, p->slot[k]);
     return rc;
 }
 
-/* Makes a written slot a block of the sequence. Returns the slot that is it: another one where the same block is there
- * already. One with the same digest but other ids is a stranger: ours stays without a name. */
+/* Turns a written slot into a block of the sequence. Returns the slot to append: another one if the block was cached
+ * already. If the cached block has the same digest but other ids, the new one is not indexed. */
 static uint32_t add_block(struct kv_store *s, uint32_t client, const struct kv_publish *p, uint64_t k)
 {
     static const uint8_t zero[KV_DIGEST];
@@ -244,11 +247,11 @@ static uint32_t add_block(struct kv_store *s, uint32_t client, const struct kv_p
     const uint32_t *ids = p->ids + k * KV_BLOCK;
     uint32_t parent = p->at + k ? seq_block(s, seq, p->at + k - 1) : KV_NONE;
     if (parent != KV_NONE && slot_of(s, parent)->state != KV_NAMED)
-        digest = NULL; /* behind a block without a name there is none that could be found */
+        digest = NULL; /* a block after one that is not indexed could never be found */
     uint32_t found = digest ? slot_find(s, digest) : KV_NONE;
     if (found != KV_NONE && slot_is(s, found, ids, parent)) {
         s->duplicate++;
-        slot_set(s, i, KV_CREDIT, client + 1);
+        slot_set(s, i, KV_RESERVED, client + 1);
         return found;
     }
     if (!digest || found != KV_NONE) {
@@ -261,7 +264,7 @@ static uint32_t add_block(struct kv_store *s, uint32_t client, const struct kv_p
     slot_name(s, i, digest, parent != KV_NONE ? slot_of(s, parent)->digest : zero, parent, ids, p->sum[k]);
     s->published++;
     if (!s->o.tier || !kv_tier_has(s->o.tier, digest))
-        store_tell(s, &(struct kv_news){.kind = KV_NEWS_STORED, .digest = digest});
+        store_emit(s, &(struct kv_event){.kind = KV_EVENT_STORED, .digest = digest});
     else
         s->slot[i].on_disk = true;
     slot_dirty(s, i);
@@ -272,7 +275,7 @@ static void set_tail(struct kv_store *s, uint32_t client, const struct kv_publis
 {
     struct kv_seq *q = seq_of(s, p->seq);
     if (q->tail != KV_NONE && q->tail != p->tail)
-        slot_set(s, q->tail, KV_CREDIT, client + 1); /* it was overtaken, or has become a block's duplicate */
+        slot_set(s, q->tail, KV_RESERVED, client + 1); /* replaced by a new tail, or a duplicate of a cached block */
     q->tail = p->tail;
     q->n_tail = p->n_tail;
     if (p->tail == KV_NONE)
@@ -291,7 +294,7 @@ int kv_store_publish(struct err *e, struct kv_store *s, uint32_t client, uint32_
         return rc;
     struct kv_seq *q = seq_of(s, p->seq);
     for (uint64_t k = 0; k < p->n_block; k++) {
-        if (q->tail == p->slot[k]) { /* it is full now */
+        if (q->tail == p->slot[k]) { /* the former tail is a full block now */
             q->tail = KV_NONE;
             q->n_tail = 0;
         }
@@ -306,10 +309,10 @@ int kv_store_publish(struct err *e, struct kv_store *s, uint32_t client, uint32_
     return 0;
 }
 
-/* ---- passing on ---- */
+/* ---- transfer ---- */
 
-int kv_store_hand(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
-                  uint64_t gen, uint64_t now_ns)
+int kv_store_transfer_out(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
+                          uint64_t gen, uint64_t now_ns)
 {
     uint32_t i = (uint32_t)seq, first = KV_NONE, last = KV_NONE;
     int rc = own_seq(e, s, client, seq, gen);
@@ -321,35 +324,36 @@ int kv_store_hand(struct err *e, struct kv_store *s, uint32_t client, struct kv_
     seq_unlink(s, i);
     if (q->tail != KV_NONE)
         slot_set(s, q->tail, KV_PRIVATE, 0);
-    q->state = KV_SEQ_HANDED;
-    seq_hand_link(s, i, now_ns);
+    q->state = KV_SEQ_TRANSFER;
+    transfer_link(s, i, now_ns);
     seq_info(s, info, i);
     claims_wake(s, first);
     return 0;
 }
 
-void seq_hand_link(struct kv_store *s, uint32_t i, uint64_t now_ns)
+void transfer_link(struct kv_store *s, uint32_t i, uint64_t now_ns)
 {
     struct seq_side *d = &s->seq[i];
-    d->end_ns = now_ns + s->o.handed_ns;
-    d->prev = s->last_handed;
+    d->end_ns = now_ns + s->o.transfer_ns;
+    d->prev = s->last_transfer;
     d->next = KV_NONE;
-    *(s->last_handed != KV_NONE ? &s->seq[s->last_handed].next : &s->first_handed) = i;
-    s->last_handed = i;
+    *(s->last_transfer != KV_NONE ? &s->seq[s->last_transfer].next : &s->first_transfer) = i;
+    s->last_transfer = i;
 }
 
-int kv_store_take(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
-                  uint64_t gen)
+int kv_store_transfer_in(struct err *e, struct kv_store *s, uint32_t client, struct kv_seq_info *info, uint64_t seq,
+                         uint64_t gen)
 {
     int rc = store_client(e, s, client);
     if (rc)
         return rc;
     uint32_t i = (uint32_t)seq;
-    if (seq >= s->n_seq || seq_of(s, i)->state != KV_SEQ_HANDED || seq_of(s, i)->gen != gen)
-        return store_no(e, s, KV_WHY_STALE, ERR_NO,
-                        "sequence %" PRIu64 " (generation %" PRIu64 ") is not there to be taken: it was taken, or its "
-                        "lease has ended",
-                        seq, gen);
+    if (seq >= s->n_seq || seq_of(s, i)->state != KV_SEQ_TRANSFER || seq_of(s, i)->gen != gen)
+        return store_refuse(e, s, KV_WHY_STALE, ERR_NO,
+                            "sequence %" PRIu64 " (generation %" PRIu64
+                            ") is not in a transfer: another client completed it, "
+                            "or its time is over",
+                            seq, gen);
     seq_unlink(s, i);
     seq_of(s, i)->owner = client + 1;
     seq_of(s, i)->state = KV_SEQ_OWNED;
@@ -369,15 +373,15 @@ static uint64_t le64(const uint8_t *p)
     return x;
 }
 
-int kv_store_let_go(struct err *e, struct kv_store *s, const uint8_t *handle, size_t n)
+int kv_store_end_transfer(struct err *e, struct kv_store *s, const uint8_t *handle, size_t n)
 {
     if (n < KV_HANDLE_BYTES)
-        return store_no(e, s, KV_WHY_REFUSED, ERR_NO, "a handle of %zu bytes: one of this store has at least %d", n,
-                        KV_HANDLE_BYTES);
+        return store_refuse(e, s, KV_WHY_REFUSED, ERR_NO, "a transfer handle of %zu bytes: it must have at least %d", n,
+                            KV_HANDLE_BYTES);
     uint64_t seq = le64(handle), gen = le64(handle + 8);
-    if (!is_handed(s, seq, gen))
-        return store_no(e, s, KV_WHY_STALE, ERR_NO,
-                        "sequence %" PRIu64 " (generation %" PRIu64 ") does not wait to be taken", seq, gen);
+    if (!in_transfer(s, seq, gen))
+        return store_refuse(e, s, KV_WHY_STALE, ERR_NO,
+                            "sequence %" PRIu64 " (generation %" PRIu64 ") is not in a transfer", seq, gen);
     seq_drop(s, (uint32_t)seq, false);
     return 0;
 }

@@ -1,7 +1,7 @@
 /*
- * The file tier below the slots: what is written to it and when, and what is asked of it. Its thread reads and writes;
- * here a sequence waits for a block as for one that another computes, and nobody else waits. A block that does not come
- * in time counts as missing, and until the disk has answered again nothing is asked of it.
+ * The store's use of the file tier: which blocks are written, and which are read. A sequence waits for a read as it
+ * does for a block that another client computes; nothing else waits. A block that is not read in time counts as
+ * missing, and until a read completes no other is started.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,9 +10,9 @@
 #include "base/time.h"
 #include "kv/store_impl.h"
 
-static const uint8_t zero[KV_DIGEST]; /* the parent of a first block */
+static const uint8_t zero[KV_DIGEST]; /* the parent digest of a first block */
 
-/* ---- out ---- */
+/* ---- writing ---- */
 
 void slot_dirty(struct kv_store *s, uint32_t i)
 {
@@ -39,9 +39,9 @@ void slot_undirty(struct kv_store *s, uint32_t i)
     *(d->dirty_next != KV_NONE ? &s->slot[d->dirty_next].dirty_prev : &s->last_dirty) = d->dirty_prev;
 }
 
-static void say(struct kv_store *s, const char *text)
+static void report(struct kv_store *s, const char *text)
 {
-    store_tell(s, &(struct kv_news){.kind = KV_NEWS_TIER, .text = text});
+    store_emit(s, &(struct kv_event){.kind = KV_EVENT_TIER, .text = text});
 }
 
 static void dropped_from_tier(struct kv_store *s, const uint8_t *digest)
@@ -50,10 +50,10 @@ static void dropped_from_tier(struct kv_store *s, const uint8_t *digest)
     if (i != KV_NONE)
         s->slot[i].on_disk = false;
     else
-        store_tell(s, &(struct kv_news){.kind = KV_NEWS_EVICTED, .digest = digest});
+        store_emit(s, &(struct kv_event){.kind = KV_EVENT_EVICTED, .digest = digest});
 }
 
-/* A disk that is full, slow or broken costs what is kept beyond memory, never what is in it. */
+/* If the disk is full, slow or broken, evicted blocks are lost; those in memory are not affected. */
 void slot_to_tier(struct kv_store *s, uint32_t i)
 {
     struct kv_slot *p = slot_of(s, i);
@@ -66,9 +66,9 @@ void slot_to_tier(struct kv_store *s, uint32_t i)
     memcpy(b.parent, p->parent, KV_DIGEST);
     memcpy(b.ids, p->ids, sizeof b.ids);
     s->slot[i].on_disk = !kv_tier_put(&e, s->o.tier, dropped, &has_dropped, &b, kv_arena_bytes(s->a, i));
-    if (!s->slot[i].on_disk && !s->tier_behind) {
-        s->tier_behind = true;
-        say(s, "blocks leave memory faster than the disk takes them: some are not kept");
+    if (!s->slot[i].on_disk && !s->tier_overloaded) {
+        s->tier_overloaded = true;
+        report(s, "the disk writes blocks more slowly than they are evicted: some are not stored");
     }
     if (has_dropped)
         dropped_from_tier(s, dropped);
@@ -82,7 +82,7 @@ bool kv_store_flush(struct kv_store *s)
     return s->first_dirty != KV_NONE && kv_tier_room(s->o.tier);
 }
 
-/* ---- in ---- */
+/* ---- reading ---- */
 
 struct claim *tier_claim(struct kv_store *s, uint32_t i, uint64_t n)
 {
@@ -90,7 +90,7 @@ struct claim *tier_claim(struct kv_store *s, uint32_t i, uint64_t n)
     const uint8_t *digest = q->digests + n * KV_DIGEST;
     struct kv_tier_block b;
     struct err e = {0};
-    if (!s->o.tier || s->tier_late || q->no_tier || !slots_available(s) || !kv_tier_find(s->o.tier, &b, digest) ||
+    if (!s->o.tier || s->tier_stalled || q->no_tier || !slots_available(s) || !kv_tier_find(s->o.tier, &b, digest) ||
         memcmp(b.ids, q->ids + n * KV_BLOCK, sizeof b.ids) ||
         memcmp(b.parent, n ? slot_of(s, seq_block(s, i, n - 1))->digest : zero, KV_DIGEST))
         return NULL;
@@ -103,8 +103,8 @@ struct claim *tier_claim(struct kv_store *s, uint32_t i, uint64_t n)
     return c;
 }
 
-/* Those that waited for it look again; without_tier: in memory only. */
-static void claim_over(struct kv_store *s, struct claim *c, bool without_tier)
+/* Continues the look-up of the sequences that waited for c; without_tier: in memory only. */
+static void finish_claim(struct kv_store *s, struct claim *c, bool without_tier)
 {
     uint32_t first = KV_NONE, last = KV_NONE;
     claim_end(s, c, &first, &last);
@@ -113,9 +113,8 @@ static void claim_over(struct kv_store *s, struct claim *c, bool without_tier)
     claims_wake(s, first);
 }
 
-/* Into a slot. Nobody needs it any more where those that waited have ended, and it is there where another published it.
- */
-static bool take_in(struct kv_store *s, const struct kv_tier_done *d)
+/* Copies a read block into a slot. False: no slot is free. */
+static bool load_block(struct kv_store *s, const struct kv_tier_done *d)
 {
     uint32_t i = slot_get(s), parent = memcmp(d->b.parent, zero, KV_DIGEST) ? slot_find(s, d->b.parent) : KV_NONE;
     if (i == KV_NONE)
@@ -124,21 +123,21 @@ static bool take_in(struct kv_store *s, const struct kv_tier_done *d)
            kv_arena_layout(s->a)->layer_bytes * (size_t)kv_arena_layout(s->a)->n_layer);
     slot_name(s, i, d->b.digest, d->b.parent, parent, d->b.ids, d->b.sum);
     s->slot[i].on_disk = kv_tier_has(s->o.tier, d->b.digest);
-    slot_released(s, i, ++kv_arena_head_mut(s->a)->tick); /* those that waited hold it next, if they have room */
+    slot_released(s, i, ++kv_arena_head_mut(s->a)->tick); /* waiting sequences add references next, if they can */
     return true;
 }
 
-static void is_read(struct kv_store *s, const struct kv_tier_done *d)
+static void read_done(struct kv_store *s, const struct kv_tier_done *d)
 {
     struct claim *c = claim_find(s, d->b.digest);
-    if (s->tier_late) {
-        s->tier_late = false;
-        say(s, "the disk answers again");
+    if (s->tier_stalled) {
+        s->tier_stalled = false;
+        report(s, "the disk has completed a read: the file tier is used again");
     }
     if (!c || c->seq != KV_NONE)
         return;
     bool wanted = c->first_wait != KV_NONE && slot_find(s, d->b.digest) == KV_NONE;
-    claim_over(s, c, d->what != KV_TIER_READ || (wanted && !take_in(s, d)));
+    finish_claim(s, c, d->what != KV_TIER_READ || (wanted && !load_block(s, d)));
 }
 
 void kv_store_tier(struct kv_store *s)
@@ -146,11 +145,11 @@ void kv_store_tier(struct kv_store *s)
     struct kv_tier_done d;
     while (s->o.tier && kv_tier_next(s->o.tier, &d)) {
         if (d.text)
-            say(s, d.text);
+            report(s, d.text);
         if (d.what == KV_TIER_LOST || (d.what == KV_TIER_MISSING && d.text))
             dropped_from_tier(s, d.b.digest);
         if (d.what != KV_TIER_LOST)
-            is_read(s, &d);
+            read_done(s, &d);
     }
 }
 
@@ -165,12 +164,12 @@ uint64_t tier_tick(struct kv_store *s)
     while ((c = first_read(s)) && c->end_ns <= s->now_ns) {
         char text[128];
         snprintf(text, sizeof text,
-                 "the disk gave a block not within %" PRIu64 " ms: until it does its blocks count as missing",
+                 "the disk did not read a block within %" PRIu64 " ms: until it does, blocks on disk count as missing",
                  s->o.tier_ns / NS_MS);
-        if (!s->tier_late)
-            say(s, text);
-        s->tier_late = true;
-        claim_over(s, c, true);
+        if (!s->tier_stalled)
+            report(s, text);
+        s->tier_stalled = true;
+        finish_claim(s, c, true);
     }
     return c ? c->end_ns : UINT64_MAX;
 }

@@ -30,7 +30,7 @@ struct file_head { /* the first page of the file */
 
 struct record_head { /* the first page of a record */
     char magic[8];
-    uint64_t stamp; /* grows with each record written */
+    uint64_t stamp; /* increases with each written record */
     struct kv_tier_block b;
     uint64_t sum; /* of what is before it */
 };
@@ -39,9 +39,9 @@ struct record {
     struct kv_tier_block b;
     uint64_t stamp;
     uint32_t hash_next;
-    uint32_t prev, next; /* by age, used last at the end; or of the free ones (next) */
+    uint32_t prev, next; /* list by time of use, most recent last; or the free list (next) */
     bool used;
-    struct disk_job *put; /* not written yet: its bytes are here */
+    struct disk_job *put; /* the write in flight, which has the bytes; NULL: written */
 };
 
 struct kv_tier {
@@ -54,12 +54,12 @@ struct kv_tier {
     uint64_t n_bucket;
     uint32_t first, last, first_free;
     uint64_t stamp;
-    bool full; /* the disk has no more: from here on the oldest make room */
+    bool full; /* the disk is full: each new block replaces the oldest */
     uint64_t hits, bad;
     struct disk *disk;
-    uint64_t n_put, n_put_max; /* blocks that wait to be written */
-    struct disk_job *shown;    /* what kv_tier_next has given out last */
-    struct err said;
+    uint64_t n_put, n_put_max; /* blocks queued for writing, and their limit */
+    struct disk_job *current;  /* the job that kv_tier_next returned last */
+    struct err failure;
 };
 
 /* ---- index ---- */
@@ -77,7 +77,7 @@ static uint32_t find(const struct kv_tier *t, const uint8_t *digest)
     return i;
 }
 
-static void append(struct kv_tier *t, uint32_t i)
+static void age_append(struct kv_tier *t, uint32_t i)
 {
     t->rec[i].prev = t->last;
     t->rec[i].next = KV_NONE;
@@ -85,21 +85,21 @@ static void append(struct kv_tier *t, uint32_t i)
     t->last = i;
 }
 
-static void unlink_age(struct kv_tier *t, uint32_t i)
+static void age_unlink(struct kv_tier *t, uint32_t i)
 {
     struct record *r = &t->rec[i];
     *(r->prev != KV_NONE ? &t->rec[r->prev].next : &t->first) = r->next;
     *(r->next != KV_NONE ? &t->rec[r->next].prev : &t->last) = r->prev;
 }
 
-static void add(struct kv_tier *t, uint32_t i)
+static void index_add(struct kv_tier *t, uint32_t i)
 {
     uint32_t *b = bucket_of(t, t->rec[i].b.digest);
     t->rec[i].hash_next = *b;
     *b = i;
     t->rec[i].used = true;
     t->n_used++;
-    append(t, i);
+    age_append(t, i);
 }
 
 static void make_free(struct kv_tier *t, uint32_t i)
@@ -109,13 +109,13 @@ static void make_free(struct kv_tier *t, uint32_t i)
     t->first_free = i;
 }
 
-static void drop(struct kv_tier *t, uint32_t i)
+static void discard(struct kv_tier *t, uint32_t i)
 {
     uint32_t *b = bucket_of(t, t->rec[i].b.digest);
     while (*b != i)
         b = &t->rec[*b].hash_next;
     *b = t->rec[i].hash_next;
-    unlink_age(t, i);
+    age_unlink(t, i);
     t->n_used--;
     t->rec[i].put = NULL;
     make_free(t, i);
@@ -146,14 +146,14 @@ static void head_of(struct file_head *h, const struct kv_kind *k, uint64_t recor
 static int check_kind(struct err *e, const struct kv_tier *t, const struct file_head *h, const struct kv_kind *k)
 {
     if (memcmp(h->magic, MAGIC, sizeof MAGIC) || h->sum != XXH3_64bits(h, offsetof(struct file_head, sum)))
-        return err_set(e, ERR_PROTO, "%s: it is no file of KV blocks: name another, or remove it", t->path);
+        return err_set(e, ERR_PROTO, "%s: not a file of KV blocks: use another path, or remove it", t->path);
     struct kv_kind has = {
         .type = (enum kern_kv)h->type, .n_layer = h->n_layer, .n_kv_head = h->n_kv_head, .head_dim = h->head_dim};
     memcpy(has.model, h->model, sizeof has.model);
     memcpy(has.arith, h->arith, sizeof has.arith);
     memcpy(has.layout, h->layout, sizeof has.layout);
     if (kv_kind_check(e, k, &has, "its writer"))
-        return err_prefix(e, "%s holds other KV", t->path);
+        return err_prefix(e, "%s has KV of another kind", t->path);
     if (h->record_bytes != t->record_bytes)
         return err_set(e, ERR_PROTO, "%s: its records have %" PRIu64 " bytes, not %" PRIu64, t->path, h->record_bytes,
                        t->record_bytes);
@@ -179,7 +179,7 @@ static int open_file(struct err *e, struct kv_tier *t, const struct kv_kind *k)
         return 0;
     }
     if (pread(t->fd, &h, sizeof h, 0) != (ssize_t)sizeof h)
-        return err_set(e, ERR_PROTO, "%s: it is no file of KV blocks: name another, or remove it", t->path);
+        return err_set(e, ERR_PROTO, "%s: not a file of KV blocks: use another path, or remove it", t->path);
     int rc = check_kind(e, t, &h, k);
     if (rc)
         return rc;
@@ -200,7 +200,7 @@ static int by_stamp(const void *a, const void *b, void *arg)
     return x < y ? -1 : x > y;
 }
 
-/* Heads only: whether the bytes behind one are whole is seen when they are wanted. */
+/* Reads heads only: the bytes after a head are checked when they are read. */
 static uint64_t scan(struct kv_tier *t, uint32_t *order)
 {
     static const char zero[sizeof(struct record_head)];
@@ -230,8 +230,8 @@ static int load_index(struct err *e, struct kv_tier *t)
     for (uint64_t k = 0; k < n; k++) {
         uint32_t older = find(t, t->rec[order[k]].b.digest);
         if (older != KV_NONE)
-            drop(t, older);
-        add(t, order[k]);
+            discard(t, older);
+        index_add(t, order[k]);
     }
     t->first_free = KV_NONE;
     for (uint64_t k = t->n; k-- > 0;)
@@ -262,7 +262,7 @@ int kv_tier_open(struct err *e, struct kv_tier **out, const char *path, uint64_t
     if (!t->path || !t->rec || !t->bucket)
         rc = err_nomem(e, "the index of the file tier", t->n * sizeof *t->rec);
     else if (!t->n)
-        rc = err_set(e, ERR_NO, "a file tier of %" PRIu64 " bytes holds no block: one takes %" PRIu64, bytes,
+        rc = err_set(e, ERR_NO, "a file tier of %" PRIu64 " bytes is too small: one block needs %" PRIu64, bytes,
                      t->record_bytes + PAGE);
     if (!rc) {
         memset(t->bucket, 0xff, t->n_bucket * sizeof *t->bucket);
@@ -284,9 +284,9 @@ void kv_tier_free(struct kv_tier *t)
     if (!t)
         return;
     bool ended = !t->disk || disk_close(t->disk, CLOSE_MS);
-    if (t->fd >= 0 && ended) /* else the thread uses it still */
+    if (t->fd >= 0 && ended) /* otherwise the thread closes it */
         close(t->fd);
-    disk_job_free(t->shown);
+    disk_job_free(t->current);
     free(t->path);
     free(t->rec);
     free(t->bucket);
@@ -322,26 +322,26 @@ static struct disk_job *job_of(const struct kv_tier *t, enum disk_what what, uin
     return j;
 }
 
-/* One that is not written yet is read from what waits to be. */
+/* The bytes of a block that is not written yet are copied from the queued write. */
 int kv_tier_get(struct err *e, struct kv_tier *t, const uint8_t *digest)
 {
     uint32_t i = find(t, digest);
     if (i == KV_NONE)
-        return err_set(e, ERR_NO, "%s: the block is not there", t->path);
+        return err_set(e, ERR_NO, "%s: the block is not in the file", t->path);
     struct disk_job *j = job_of(t, DISK_READ, i);
     if (!j)
         return err_nomem(e, "a read", sizeof *j);
-    unlink_age(t, i);
-    append(t, i);
+    age_unlink(t, i);
+    age_append(t, i);
     if (!t->rec[i].put) {
-        disk_ask(t->disk, j);
+        disk_submit(t->disk, j);
         return 0;
     }
     j->bytes = malloc(t->data_bytes);
     j->whole = j->bytes != NULL;
     if (j->whole)
         memcpy(j->bytes, t->rec[i].put->bytes, t->data_bytes);
-    disk_answer(t->disk, j);
+    disk_complete(t->disk, j);
     return 0;
 }
 
@@ -378,11 +378,11 @@ int kv_tier_put(struct err *e, struct kv_tier *t, uint8_t *dropped, bool *has_dr
     if (kv_tier_has(t, b->digest))
         return 0;
     if (!kv_tier_room(t))
-        return err_set(e, ERR_NO, "%s: %" PRIu64 " blocks wait to be written already", t->path, t->n_put);
+        return err_set(e, ERR_NO, "%s: the queue of blocks to write is full (%" PRIu64 ")", t->path, t->n_put);
     if (t->n_used && (t->full || t->first_free == KV_NONE)) {
         memcpy(dropped, t->rec[t->first].b.digest, KV_DIGEST);
         *has_dropped = true;
-        drop(t, t->first); /* its place is on top of the free ones */
+        discard(t, t->first); /* its record is first in the free list */
     }
     uint32_t i = t->first_free;
     struct disk_job *j = put_job(t, b, bytes);
@@ -393,70 +393,70 @@ int kv_tier_put(struct err *e, struct kv_tier *t, uint8_t *dropped, bool *has_dr
     t->rec[i].stamp = j->stamp;
     t->rec[i].put = j;
     t->n_put++;
-    add(t, i);
-    disk_ask(t->disk, j);
+    index_add(t, i);
+    disk_submit(t->disk, j);
     return 0;
 }
 
-/* ---- what the disk has done ---- */
+/* ---- completions ---- */
 
-static bool still(const struct kv_tier *t, const struct disk_job *j)
+static bool is_current(const struct kv_tier *t, const struct disk_job *j)
 {
     return t->rec[j->rec].used && t->rec[j->rec].stamp == j->stamp;
 }
 
-static void is_read(struct kv_tier *t, const struct disk_job *j, struct kv_tier_done *out)
+static void read_done(struct kv_tier *t, const struct disk_job *j, struct kv_tier_done *out)
 {
     out->what = j->whole ? KV_TIER_READ : KV_TIER_MISSING;
     out->bytes = j->bytes;
     t->hits += j->whole;
-    if (j->whole || !j->bytes || !still(t, j)) /* its place was given to another meanwhile */
+    if (j->whole || !j->bytes || !is_current(t, j)) /* the record was reused meanwhile */
         return;
-    err_set(&t->said, ERR_NO, "%s: the block in record %u is torn or damaged: dropped", t->path, j->rec);
-    out->text = t->said.text;
+    err_set(&t->failure, ERR_NO, "%s: the block in record %u is torn or damaged: dropped", t->path, j->rec);
+    out->text = t->failure.text;
     t->bad++;
-    drop(t, j->rec);
+    discard(t, j->rec);
     struct disk_job *erase = job_of(t, DISK_ERASE, j->rec);
     if (erase)
-        disk_ask(t->disk, erase);
+        disk_submit(t->disk, erase);
 }
 
-static bool is_written(struct kv_tier *t, const struct disk_job *j, struct kv_tier_done *out)
+static bool write_done(struct kv_tier *t, const struct disk_job *j, struct kv_tier_done *out)
 {
     t->n_put--;
-    if (!still(t, j))
+    if (!is_current(t, j))
         return false;
     t->rec[j->rec].put = NULL;
     if (j->whole)
         return false;
-    drop(t, j->rec);
+    discard(t, j->rec);
     out->what = KV_TIER_LOST;
     bool full = j->error == ENOSPC || j->error == EDQUOT || j->error == EFBIG;
     if (full && !t->full)
-        err_set(&t->said, ERR_SYS,
+        err_set(&t->failure, ERR_SYS,
                 "%s: the disk is full with %" PRIu64
-                " blocks (%s): a block is not kept; from here on the oldest make room",
+                " blocks (%s): a block is not stored; from now on new blocks replace the oldest",
                 t->path, t->n_used - t->n_put, strerror(j->error));
     else if (!full)
-        err_set(&t->said, ERR_SYS, "%s: a block is not kept: %s", t->path, strerror(j->error));
-    out->text = full && t->full ? NULL : t->said.text;
+        err_set(&t->failure, ERR_SYS, "%s: a block is not stored: %s", t->path, strerror(j->error));
+    out->text = full && t->full ? NULL : t->failure.text;
     t->full = t->full || full;
     return true;
 }
 
 bool kv_tier_next(struct kv_tier *t, struct kv_tier_done *out)
 {
-    for (bool tell = false; !tell;) {
-        disk_job_free(t->shown);
-        struct disk_job *j = t->shown = disk_done(t->disk);
+    for (bool report = false; !report;) {
+        disk_job_free(t->current);
+        struct disk_job *j = t->current = disk_done(t->disk);
         if (!j)
             return false;
         *out = (struct kv_tier_done){.b = j->b};
-        tell = j->what == DISK_READ;
+        report = j->what == DISK_READ;
         if (j->what == DISK_READ)
-            is_read(t, j, out);
+            read_done(t, j, out);
         else if (j->what == DISK_WRITE)
-            tell = is_written(t, j, out);
+            report = write_done(t, j, out);
     }
     return true;
 }

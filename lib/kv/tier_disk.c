@@ -14,7 +14,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#define READ_AHEAD 8 /* blocks that were read and not taken yet: memory for more is not got */
+#define READ_AHEAD 8 /* limit of blocks that were read and not collected by disk_done: bounds the memory */
 
 struct jobs {
     struct list list; /* disk_job.node */
@@ -27,10 +27,10 @@ struct disk {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t work, done;
-    struct jobs reads, writes, over;
-    uint64_t n_read; /* reads in `over` */
+    struct jobs reads, writes, finished;
+    uint64_t n_read; /* reads in `finished` */
     bool busy, stop, ended;
-    bool left; /* nobody waits for the thread any more: it cleans up behind itself */
+    bool detached; /* disk_close has returned: the thread frees the disk when it ends */
 };
 
 static void push(struct jobs *q, struct disk_job *j)
@@ -53,7 +53,7 @@ void disk_job_free(struct disk_job *j)
     free(j);
 }
 
-/* ---- the disk ---- */
+/* ---- the thread ---- */
 
 static bool read_all(const struct disk *d, uint8_t *dst, off_t from)
 {
@@ -68,7 +68,7 @@ static bool read_all(const struct disk *d, uint8_t *dst, off_t from)
     return true;
 }
 
-/* Head and bytes in one call. */
+/* Writes head and bytes in one system call if the kernel takes all. */
 static bool write_all(const struct disk *d, const struct disk_job *j)
 {
     struct iovec iov[2] = {{(void *)(uintptr_t)j->head, TIER_PAGE}, {j->bytes, d->data_bytes}};
@@ -94,7 +94,8 @@ static bool write_all(const struct disk *d, const struct disk_job *j)
 static void erase(const struct disk *d, const struct disk_job *j)
 {
     static const uint8_t none[512];
-    (void)!pwrite(d->fd, none, sizeof none, j->at); /* else its checksum tells again */
+    (void)!pwrite(d->fd, none, sizeof none,
+                  j->at); /* best effort: if it fails, the checksum detects the record again */
 }
 
 static void work(const struct disk *d, struct disk_job *j)
@@ -121,14 +122,14 @@ static void work(const struct disk *d, struct disk_job *j)
 static void add_done(struct disk *d, struct disk_job *j)
 {
     d->n_read += j->what == DISK_READ;
-    push(&d->over, j);
+    push(&d->finished, j);
     (void)!write(d->event, &(uint64_t){1}, sizeof(uint64_t));
     pthread_cond_broadcast(&d->done);
 }
 
 static void destroy(struct disk *d)
 {
-    for (struct jobs *q = &d->reads; q; q = q == &d->reads ? &d->writes : q == &d->writes ? &d->over : NULL)
+    for (struct jobs *q = &d->reads; q; q = q == &d->reads ? &d->writes : q == &d->writes ? &d->finished : NULL)
         for (struct disk_job *j; (j = pop(q));)
             disk_job_free(j);
     if (d->event >= 0)
@@ -159,9 +160,9 @@ static void *loop(void *arg)
     }
     d->ended = true;
     pthread_cond_broadcast(&d->done);
-    bool left = d->left;
+    bool detached = d->detached;
     pthread_mutex_unlock(&d->lock);
-    if (left) {
+    if (detached) {
         close(d->fd);
         destroy(d);
     }
@@ -181,7 +182,7 @@ int disk_open(struct err *e, struct disk **out, int fd, size_t data_bytes)
     d->data_bytes = data_bytes;
     list_init(&d->reads.list);
     list_init(&d->writes.list);
-    list_init(&d->over.list);
+    list_init(&d->finished.list);
     d->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->work, NULL);
@@ -191,9 +192,10 @@ int disk_open(struct err *e, struct disk **out, int fd, size_t data_bytes)
     pthread_condattr_destroy(&monotonic);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = d->event < 0                                     ? err_sys(e, "an eventfd")
-             : pthread_create(&d->thread, NULL, loop, d) != 0 ? err_set(e, ERR_SYS, "no thread for the file tier")
-                                                              : 0;
+    int rc = d->event < 0 ? err_sys(e, "an eventfd")
+             : pthread_create(&d->thread, NULL, loop, d) != 0
+                 ? err_set(e, ERR_SYS, "cannot start a thread for the file tier")
+                 : 0;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (rc) {
         destroy(d);
@@ -217,7 +219,7 @@ bool disk_close(struct disk *d, int timeout_ms)
     while (!d->ended && !pthread_cond_timedwait(&d->done, &d->lock, &end))
         ;
     bool ended = d->ended;
-    d->left = !ended;
+    d->detached = !ended;
     pthread_t thread = d->thread;
     pthread_mutex_unlock(&d->lock);
     if (!ended) {
@@ -229,7 +231,7 @@ bool disk_close(struct disk *d, int timeout_ms)
     return true;
 }
 
-void disk_ask(struct disk *d, struct disk_job *j)
+void disk_submit(struct disk *d, struct disk_job *j)
 {
     pthread_mutex_lock(&d->lock);
     push(j->what == DISK_READ ? &d->reads : &d->writes, j);
@@ -237,7 +239,7 @@ void disk_ask(struct disk *d, struct disk_job *j)
     pthread_mutex_unlock(&d->lock);
 }
 
-void disk_answer(struct disk *d, struct disk_job *j)
+void disk_complete(struct disk *d, struct disk_job *j)
 {
     pthread_mutex_lock(&d->lock);
     add_done(d, j);
@@ -248,10 +250,10 @@ struct disk_job *disk_done(struct disk *d)
 {
     uint64_t n;
     pthread_mutex_lock(&d->lock);
-    struct disk_job *j = pop(&d->over);
+    struct disk_job *j = pop(&d->finished);
     if (j && j->what == DISK_READ && d->n_read-- == READ_AHEAD)
         pthread_cond_signal(&d->work);
-    if (!d->over.n)
+    if (!d->finished.n)
         (void)!read(d->event, &n, sizeof n);
     pthread_mutex_unlock(&d->lock);
     return j;
@@ -267,9 +269,9 @@ bool disk_wait(struct disk *d, int timeout_ms)
     struct timespec end = in_ms(timeout_ms);
     int late = 0;
     pthread_mutex_lock(&d->lock);
-    while (!d->over.n && (d->busy || d->reads.n || d->writes.n) && !late)
+    while (!d->finished.n && (d->busy || d->reads.n || d->writes.n) && !late)
         late = pthread_cond_timedwait(&d->done, &d->lock, &end);
-    bool any = d->over.n != 0;
+    bool any = d->finished.n != 0;
     pthread_mutex_unlock(&d->lock);
     return any;
 }

@@ -195,7 +195,7 @@ six_blocks_on_disk() {
     kill -STOP $a_pid
     until_counts b 5000 "8 4 0 4 0"
     grep -q "kv_client (process $a_pid) is silent" store.err
-    [[ $(tell b credit 13) == "no 3:"*"12 of 16 can be had now" ]]
+    [[ $(tell b credit 13) == "no 3:"*"12 of 16 are available" ]]
     [ "$(tell b credit 12)" = "credit 12" ]
     [ "$(tell b uncredit)" = ok ]
     kill -CONT $a_pid # it goes on, and is told
@@ -336,7 +336,7 @@ P
     [ "$(tell b credit 8)" = "credit 8" ] # the cached ones make room, from the end of the chain
     [[ $(tell b lease 1 10) == *"blocks 2 tail 0" ]]
     [[ $(tell b credit 9) == "no 3:"* ]]
-    [ "$(tell a credit 9 1)" = "no 3: the store is full: 9 blocks wanted, 0 of 16 can be had now" ]
+    [ "$(tell a credit 9 1)" = "no 3: the store is full: 9 blocks requested, 0 of 16 are available" ]
 }
 
 # let_go SEQ GEN BYTES: one that holds nothing ends a sequence by that many bytes of its handle; the kind of the response
@@ -416,7 +416,7 @@ P
     wait "$store_pid" || true
     run kvstore "${kv[@]}" --arithmetic zz1 --listen unix:other.sock --disk kv.disk
     [ "$status" -eq 2 ]
-    [[ $output == *"kv.disk holds other KV"*"arithmetic"* ]]
+    [[ $output == *"kv.disk has KV of another kind"*"arithmetic"* ]]
 }
 
 @test "a full disk is logged once, and blocks in memory stay" {
@@ -471,12 +471,12 @@ C
     [[ $(tell b news 5000) == *"blocks 2 tail 0" ]]
     [[ $(answer d) == *"blocks 2 tail 0" ]]
     [ $(($(date +%s%N) - begin)) -gt 1400000000 ]
-    grep -q "gave a block not within 1500 ms" store.err
+    grep -q "did not read a block within 1500 ms" store.err
     [ "$(tell b release)" = ok ]
     [[ $(tell b nowait 1 6) == *"blocks 2 tail 0" ]] # at once: nothing is asked of it now
     [ "$(tell b release)" = ok ]
     rm still
-    for _ in 1 2 3 4 5 6 7 8 9 10; do grep -q "answers again" store.err && break || sleep 0.1; done
+    for _ in 1 2 3 4 5 6 7 8 9 10; do grep -q "completed a read" store.err && break || sleep 0.1; done
     [[ $(tell b nowait 1 6) == *"blocks 6 tail 0" ]]
     [ "$(tell b check)" = ok ]
     # Shutdown with a blocked disk does not wait for ever.
@@ -500,7 +500,7 @@ C
         [ "$status" -eq 2 ]
         echo "$output"
     done
-    [[ $output == *"arithmetic zz9, this store holds KV of"* ]]
+    [[ $output == *"arithmetic zz9, this store has KV of"* ]]
     run "$PHASEPIPE_BUILD/tests/tools/kv_client" unix:kv.sock 08
     [[ $output == *"another model"* ]]
     run kvstore "${kv[@]}"

@@ -219,7 +219,7 @@ nothing_leased() {
     [[ $output == *"another model than this store"* ]]
     run timeout 20 prefill --run . --kv-cache-dtype bf16
     [ "$status" -eq 2 ]
-    [[ $output == *"KV of type bf16, this store int8"* ]]
+    [[ $output == *"KV of type bf16, this store has int8"* ]]
 }
 
 @test "workers may start first, and in any order" {

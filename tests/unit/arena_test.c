@@ -1,4 +1,4 @@
-/* The arena: what its file says, and that a file which says otherwise is refused. Sizes follow from the layout. */
+/* The arena: the fields of its file, and files that are refused. Sizes follow from the layout. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 #include "kv/bytes.h"
 #include "unit/kv_build.h"
 
-static void holds_what_was_asked_for(void **state)
+static void has_the_requested_size(void **state)
 {
     (void)state;
     struct kv_arena *a = small_arena(10);
@@ -29,7 +29,7 @@ static void holds_what_was_asked_for(void **state)
     assert_int_equal(fstat(kv_arena_fd(a), &st), 0);
     assert_int_equal(st.st_size, h->bytes);
     assert_true((uint64_t)st.st_blocks * 512 >= h->bytes); /* populated */
-    assert_true(kv_arena_huge_bytes(a) >= h->bytes || *kv_arena_small_why(a));
+    assert_true(kv_arena_huge_bytes(a) >= h->bytes || *kv_arena_huge_reason(a));
     int seals = fcntl(kv_arena_fd(a), F_GET_SEALS);
     assert_true(seals & F_SEAL_SHRINK && seals & F_SEAL_GROW);
     assert_int_not_equal(ftruncate(kv_arena_fd(a), 4096), 0);
@@ -37,18 +37,18 @@ static void holds_what_was_asked_for(void **state)
     kv_arena_free(NULL);
 }
 
-static void too_small_is_said(void **state)
+static void refuses_a_budget_below_one_block(void **state)
 {
     (void)state;
     struct err e = {0};
     struct kv_kind k = small_kind();
     struct kv_arena *a;
-    IS_NO(kv_arena_new(&e, &a, &k, 4095) == ERR_NO, "holds no block: one takes 4096 bytes");
+    IS_NO(kv_arena_new(&e, &a, &k, 4095) == ERR_NO, "is too small: one block needs 4096 bytes");
     k.n_layer = 0;
     IS_NO(kv_arena_new(&e, &a, &k, 1 << 20) == ERR_PROTO, "impossible shape");
 }
 
-static void adopted_from_its_descriptor(void **state)
+static void adopts_an_arena_from_its_descriptor(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -70,10 +70,10 @@ static void adopted_from_its_descriptor(void **state)
     IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "another model");
     k = small_kind();
     snprintf(k.arith, sizeof k.arith, "zz9");
-    IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "arithmetic pp1, this store holds KV of zz9");
+    IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "arithmetic pp1, this store has KV of zz9");
     k = small_kind();
     k.type = KERN_KV_F16;
-    IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "type int8, this store f16");
+    IS_NO(kv_arena_adopt(&e, &b, dup(kv_arena_fd(a)), &k) == ERR_PROTO, "type int8, this store has f16");
     kv_arena_free(a);
 }
 
@@ -87,8 +87,8 @@ static int memory_file(const void *p, size_t n, size_t size, int seals)
     return fd;
 }
 
-/* Each field of the head set to numbers that cannot be true for the file. */
-static void damaged_heads_are_refused(void **state)
+/* Sets each field of the head to numbers that contradict the file. */
+static void refuses_damaged_heads(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -104,7 +104,7 @@ static void damaged_heads_are_refused(void **state)
             h = good;
             memcpy((char *)&h + off[f], &bad[v], 8);
             int rc = kv_arena_adopt(&e, &b, memory_file(&h, sizeof h, good.bytes, both), NULL);
-            if (!rc) /* so small a change that the rounded size is still right */
+            if (!rc) /* a change that is lost in the rounding of the size */
                 kv_arena_free(b);
             else
                 assert_int_equal(rc, ERR_PROTO);
@@ -113,7 +113,7 @@ static void damaged_heads_are_refused(void **state)
     OK(kv_arena_adopt(&e, &b, memory_file(&good, sizeof good, good.bytes, both), NULL));
     kv_arena_free(b);
     IS_NO(kv_arena_adopt(&e, &b, memory_file(&good, sizeof good, good.bytes, F_SEAL_GROW), NULL), "not sealed");
-    IS_NO(kv_arena_adopt(&e, &b, memory_file(&good, 100, 100, both), NULL), "no KV arena");
+    IS_NO(kv_arena_adopt(&e, &b, memory_file(&good, 100, 100, both), NULL), "not a KV arena");
     IS_NO(kv_arena_adopt(&e, &b, memory_file(&good, sizeof good, good.bytes / 2, both), NULL), "contradicts");
     h = good;
     h.version++;
@@ -122,7 +122,7 @@ static void damaged_heads_are_refused(void **state)
     kv_arena_free(a);
 }
 
-static void a_pool_over_it(void **state)
+static void a_pool_over_an_arena(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -150,11 +150,11 @@ static void a_pool_over_it(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(holds_what_was_asked_for),
-        cmocka_unit_test(too_small_is_said),
-        cmocka_unit_test(adopted_from_its_descriptor),
-        cmocka_unit_test(damaged_heads_are_refused),
-        cmocka_unit_test(a_pool_over_it),
+        cmocka_unit_test(has_the_requested_size),
+        cmocka_unit_test(refuses_a_budget_below_one_block),
+        cmocka_unit_test(adopts_an_arena_from_its_descriptor),
+        cmocka_unit_test(refuses_damaged_heads),
+        cmocka_unit_test(a_pool_over_an_arena),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,7 +27,7 @@ static inline struct kv_arena *small_arena(uint64_t n_slot)
     return a;
 }
 
-/* Block d of a prompt that takes branch path[d] at each block: ids, and a name of the path up to there. */
+/* Block d of a prompt that takes branch path[d] at each block: ids, and a digest of the path so far. */
 #define DEPTH_MAX 64
 struct prompt {
     uint32_t ids[DEPTH_MAX * KV_BLOCK];
@@ -42,10 +42,10 @@ static inline void prompt_of(struct prompt *p, const uint8_t *path, uint64_t n)
     for (uint64_t d = 0; d < n; d++) {
         for (int i = 0; i < KV_BLOCK; i++)
             p->ids[d * KV_BLOCK + i] = path[d] * 1000u + (uint32_t)(d * 32 + i);
-        uint8_t *name = p->digests + d * KV_DIGEST;
+        uint8_t *digest = p->digests + d * KV_DIGEST;
         if (d)
-            memcpy(name, name - KV_DIGEST, KV_DIGEST);
-        name[d % KV_DIGEST] = (uint8_t)(name[d % KV_DIGEST] + path[d] + 1);
+            memcpy(digest, digest - KV_DIGEST, KV_DIGEST);
+        digest[d % KV_DIGEST] = (uint8_t)(digest[d % KV_DIGEST] + path[d] + 1);
     }
 }
 

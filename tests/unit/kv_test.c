@@ -1,5 +1,5 @@
-/* KV pool, tables and the packed tail. What must hold follows from the layout in kernels/kernels.h, walked here element
- * by element. */
+/* KV pool, tables and the packed tail. Expected values follow from the layout in kernels/kernels.h, computed here
+ * element by element. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ static struct kv_layout layout(enum kern_kv type, int hd)
     return l;
 }
 
-static void slots_are_odd_pages(void **state)
+static void a_slot_is_an_odd_number_of_pages(void **state)
 {
     (void)state;
     for (int hd = 16; hd <= 128; hd *= 2) {
@@ -28,7 +28,7 @@ static void slots_are_odd_pages(void **state)
     }
 }
 
-static void pool_gives_all_or_none(void **state)
+static void allocates_all_blocks_or_none(void **state)
 {
     (void)state;
     struct err e;
@@ -51,7 +51,7 @@ static void pool_gives_all_or_none(void **state)
     kv_table_release(&a, p);
     assert_int_equal(kv_pool_idle(p), 3);
     kv_table_release(&b, p);
-    kv_table_release(&b, p); /* an empty table has nothing to give */
+    kv_table_release(&b, p); /* an empty table releases nothing */
     assert_int_equal(kv_pool_idle(p), 5);
     kv_pool_free(p);
 }
@@ -76,8 +76,8 @@ static size_t v_at(const struct form *f, size_t hd, size_t d, size_t t, size_t b
     return k + ((t / f->vw * hd + d) * f->vw + t % f->vw) * f->size + b;
 }
 
-/* Packing tells nothing of tokens past the tail, and unpacking gives back every byte of those before. */
-static void tails_keep_their_tokens(void **state)
+/* The packed form does not depend on tokens past the tail, and unpacking restores every byte of the others. */
+static void packs_exactly_the_tokens_of_a_tail(void **state)
 {
     (void)state;
     const size_t hd = 16;
@@ -130,9 +130,9 @@ static void tails_keep_their_tokens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slots_are_odd_pages),
-        cmocka_unit_test(pool_gives_all_or_none),
-        cmocka_unit_test(tails_keep_their_tokens),
+        cmocka_unit_test(a_slot_is_an_odd_number_of_pages),
+        cmocka_unit_test(allocates_all_blocks_or_none),
+        cmocka_unit_test(packs_exactly_the_tokens_of_a_tail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* A store over a small arena, what it tells, and the calls the tests of it make again and again. */
+/* A store over a small arena, a record of its events, and calls that its tests share. */
 #ifndef STORE_BUILD_H
 #define STORE_BUILD_H
 
@@ -9,7 +9,7 @@
 #define S 1000000000ull
 #define LEASE (10ull * S)
 
-struct heard {
+struct events {
     struct kv_seq_info seq[64];
     uint32_t seq_client[64];
     int n_seq, n_expired, n_stored, n_evicted;
@@ -17,54 +17,55 @@ struct heard {
     uint8_t evicted[4096][KV_DIGEST];
 };
 
-static inline void hear(void *arg, const struct kv_news *n)
+static inline void on_event(void *arg, const struct kv_event *n)
 {
-    struct heard *h = arg;
-    if (n->kind == KV_NEWS_SEQ && h->n_seq < 64) {
+    struct events *h = arg;
+    if (n->kind == KV_EVENT_SEQ && h->n_seq < 64) {
         h->seq_client[h->n_seq] = n->client;
         h->seq[h->n_seq++] = n->seq;
     }
-    if (n->kind == KV_NEWS_EXPIRED) {
+    if (n->kind == KV_EVENT_EXPIRED) {
         h->n_expired++;
         h->expired = n->client;
     }
-    h->n_stored += n->kind == KV_NEWS_STORED;
-    if (n->kind == KV_NEWS_EVICTED)
+    h->n_stored += n->kind == KV_EVENT_STORED;
+    if (n->kind == KV_EVENT_EVICTED)
         memcpy(h->evicted[h->n_evicted++ % 4096], n->digest, KV_DIGEST);
 }
 
-struct box {
+struct fixture {
     struct kv_arena *a;
     struct kv_store *s;
-    struct heard h;
+    struct events h;
     uint32_t c[8];
 };
 
-static inline void box_open(struct box *b, uint64_t n_slot)
+static inline void fixture_open(struct fixture *b, uint64_t n_slot)
 {
     struct err e = {0};
     memset(b, 0, sizeof *b);
     b->a = small_arena(n_slot);
-    struct kv_store_opts o = {.lease_ns = LEASE, .handed_ns = LEASE, .verify = true, .tell = hear, .tell_arg = &b->h};
+    struct kv_store_opts o = {
+        .lease_ns = LEASE, .transfer_ns = LEASE, .verify = true, .on_event = on_event, .event_arg = &b->h};
     OK(kv_store_new(&e, &b->s, b->a, &o, 0));
     for (int i = 0; i < 4; i++)
         OK(kv_store_join(&e, b->s, &b->c[i], 100 + i, 7, 0));
 }
 
-static inline void box_close(struct box *b)
+static inline void fixture_close(struct fixture *b)
 {
     kv_store_free(b->s);
     kv_arena_free(b->a);
 }
 
-static inline void sound(struct box *b)
+static inline void sound(struct fixture *b)
 {
     struct err e = {0};
     OK(kv_store_check(&e, b->s));
 }
 
-/* What a slot of a block holds in these tests: its name, all over. */
-static inline void write_block(const struct box *b, uint32_t slot, const uint8_t *digest)
+/* Fills a slot with copies of the digest of its block. */
+static inline void write_block(const struct fixture *b, uint32_t slot, const uint8_t *digest)
 {
     uint8_t *p = kv_arena_bytes(b->a, slot);
     for (size_t i = 0; i < kv_arena_layout(b->a)->slot_bytes; i += KV_DIGEST)
@@ -72,13 +73,13 @@ static inline void write_block(const struct box *b, uint32_t slot, const uint8_t
 }
 
 /* Computes blocks from the end of the sequence up to block `to` of the prompt, and publishes them. */
-static inline int publish(struct err *e, struct box *b, uint32_t client, struct kv_seq_info *q, const struct prompt *p,
-                          uint64_t to)
+static inline int publish(struct err *e, struct fixture *b, uint32_t client, struct kv_seq_info *q,
+                          const struct prompt *p, uint64_t to)
 {
     uint64_t n = to - q->n_block, got;
     uint32_t slot[DEPTH_MAX], out[DEPTH_MAX];
     uint64_t sum[DEPTH_MAX];
-    int rc = kv_store_credit(e, b->s, client, slot, &got, n, false);
+    int rc = kv_store_reserve(e, b->s, client, slot, &got, n, false);
     if (rc)
         return rc;
     for (uint64_t k = 0; k < n; k++) {
@@ -101,22 +102,22 @@ static inline int publish(struct err *e, struct box *b, uint32_t client, struct 
         if (rc || out[k] != slot[k])
             back[n_back++] = slot[k];
     struct err f = {0};
-    kv_store_uncredit(&f, b->s, client, back, n_back);
+    kv_store_release_slots(&f, b->s, client, back, n_back);
     if (!rc)
         q->n_block += n;
     return rc;
 }
 
-static inline int lease(struct err *e, struct box *b, uint32_t client, struct kv_seq_info *q, const struct prompt *p,
-                        bool wait)
+static inline int lease(struct err *e, struct fixture *b, uint32_t client, struct kv_seq_info *q,
+                        const struct prompt *p, bool wait)
 {
     return kv_store_lease(e, b->s, client, q, p->ids, p->n * KV_BLOCK, p->digests, p->n, wait);
 }
 
-#define HANDLE_BYTES (KV_HANDLE_BYTES + 8) /* bytes that the store ignores follow, as those of a worker */
+#define HANDLE_BYTES (KV_HANDLE_BYTES + 8) /* bytes that the store ignores follow, as in the handles of workers */
 
-/* Ends the sequence by the first n bytes of its handle. */
-static inline int let_go(struct err *e, struct box *b, const struct kv_seq_info *q, size_t n)
+/* Ends a transfer by the first n bytes of its handle. */
+static inline int end_transfer(struct err *e, struct fixture *b, const struct kv_seq_info *q, size_t n)
 {
     uint8_t handle[HANDLE_BYTES];
     memset(handle, 0xff, sizeof handle);
@@ -124,10 +125,10 @@ static inline int let_go(struct err *e, struct box *b, const struct kv_seq_info 
         handle[i] = (uint8_t)(q->seq >> 8 * i);
         handle[8 + i] = (uint8_t)(q->gen >> 8 * i);
     }
-    return kv_store_let_go(e, b->s, handle, n);
+    return kv_store_end_transfer(e, b->s, handle, n);
 }
 
-static inline void holds_prefix(const struct box *b, const struct kv_seq_info *q, const struct prompt *p)
+static inline void holds_prefix(const struct fixture *b, const struct kv_seq_info *q, const struct prompt *p)
 {
     struct err e = {0};
     int32_t table[DEPTH_MAX];
@@ -137,11 +138,11 @@ static inline void holds_prefix(const struct box *b, const struct kv_seq_info *q
                             KV_DIGEST);
 }
 
-static inline struct kv_store_stat stat_of(const struct box *b)
+static inline struct kv_store_stat stat_of(const struct fixture *b)
 {
     struct kv_store_stat t;
     kv_store_stat(b->s, &t);
-    assert_int_equal(t.free + t.cached + t.leased + t.quarantined + t.credited, t.total);
+    assert_int_equal(t.free + t.cached + t.leased + t.quarantined + t.reserved, t.total);
     return t;
 }
 

@@ -1,6 +1,4 @@
-/*
- * What goes when a slot is wanted: single cases, and random runs beside a list that is searched from end to end.
- */
+/* Eviction: single cases, and random runs compared with a linear search over a list. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,22 +8,22 @@
 
 #include "unit/store_build.h"
 
-static bool was_evicted(const struct box *b, int i, const struct prompt *p, uint64_t k)
+static bool was_evicted(const struct fixture *b, int i, const struct prompt *p, uint64_t k)
 {
     return i < b->h.n_evicted && !memcmp(b->h.evicted[i], p->digests + k * KV_DIGEST, KV_DIGEST);
 }
 
-/* Of chains a (used once) and c (used three times), both of old: a goes first, from its end. */
-static void eviction_goes_by_recency_and_reuse(void **state)
+/* Of two chains without references, a (used once) is evicted before c (used three times), last block first. */
+static void evicts_by_uses_and_recency(void **state)
 {
     (void)state;
     struct err e = {0};
-    struct box b;
+    struct fixture b;
     struct prompt a, c;
     struct kv_seq_info q;
     uint32_t slot[8];
     uint64_t got;
-    box_open(&b, 8);
+    fixture_open(&b, 8);
     prompt_of(&a, path_a, 3);
     prompt_of(&c, path_c, 2);
     for (int i = 0; i < 3; i++) {
@@ -35,24 +33,24 @@ static void eviction_goes_by_recency_and_reuse(void **state)
     }
     OK(lease(&e, &b, b.c[0], &q, &a, true));
     OK(publish(&e, &b, b.c[0], &q, &a, 3));
-    OK(kv_store_credit(&e, b.s, b.c[1], slot, &got, 3, false)); /* what was free */
+    OK(kv_store_reserve(&e, b.s, b.c[1], slot, &got, 3, false)); /* all free slots */
     assert_int_equal(b.h.n_evicted, 0);
-    IS_NO(kv_store_credit(&e, b.s, b.c[1], slot, &got, 3, false), "3 blocks wanted, 2"); /* a is leased */
+    IS_NO(kv_store_reserve(&e, b.s, b.c[1], slot, &got, 3, false), "3 blocks requested, 2"); /* a is leased */
     OK(kv_store_release(&e, b.s, b.c[0], q.seq, q.gen));
-    OK(kv_store_credit(&e, b.s, b.c[1], slot + 3, &got, 4, false));
+    OK(kv_store_reserve(&e, b.s, b.c[1], slot + 3, &got, 4, false));
     assert_true(was_evicted(&b, 0, &a, 2) && was_evicted(&b, 1, &a, 1) && was_evicted(&b, 2, &a, 0));
     assert_true(was_evicted(&b, 3, &c, 1));
     sound(&b);
-    box_close(&b);
+    fixture_close(&b);
 }
 
-/* ---- beside a list ---- */
+/* ---- compared with a list ---- */
 
 #define N_SLOT 48
 #define N_KNOWN 4096
 #define N_HELD 5
 
-struct known { /* a block that was there once; children are those whose parent it is */
+struct known { /* a block that was cached at some time; parent: its index in the list, or -1 */
     uint8_t digest[KV_DIGEST];
     int parent;
     bool here;
@@ -61,12 +59,12 @@ struct known { /* a block that was there once; children are those whose parent i
 
 struct list {
     struct known k[N_KNOWN];
-    int n, n_here, n_credit, n_gone;
+    int n, n_here, n_reserved, n_gone;
     uint64_t tick, aged;
     int gone[N_KNOWN * 4]; /* in order */
 };
 
-static int known_of(struct list *l, const uint8_t *digest, int parent)
+static int block_of_digest(struct list *l, const uint8_t *digest, int parent)
 {
     int i = 0;
     while (i < l->n && memcmp(l->k[i].digest, digest, KV_DIGEST))
@@ -87,7 +85,7 @@ static bool is_leaf(const struct list *l, int i)
     return true;
 }
 
-/* As lib/kv/store_blocks.c says at its top, by looking at everything. */
+/* The eviction rule of lib/kv/store_blocks.c, by linear search. */
 static void make_room(struct list *l)
 {
     int best = -1;
@@ -103,17 +101,17 @@ static void make_room(struct list *l)
     l->gone[l->n_gone++] = best;
 }
 
-static void list_take(struct list *l, const struct prompt *p, int *chain)
+static void list_lease(struct list *l, const struct prompt *p, int *chain)
 {
     for (uint64_t d = 0; d < p->n; d++) {
-        int i = chain[d] = known_of(l, p->digests + d * KV_DIGEST, d ? chain[d - 1] : -1);
+        int i = chain[d] = block_of_digest(l, p->digests + d * KV_DIGEST, d ? chain[d - 1] : -1);
         if (l->k[i].here) {
             l->k[i].refs++;
             l->k[i].uses++;
         }
     }
-    for (uint64_t d = 0; d < p->n; d++) /* what is not there: all slots first, then the blocks */
-        if (!l->k[chain[d]].here && l->n_here + l->n_credit++ == N_SLOT)
+    for (uint64_t d = 0; d < p->n; d++) /* as the store does: slots for all missing blocks first, then the blocks */
+        if (!l->k[chain[d]].here && l->n_here + l->n_reserved++ == N_SLOT)
             make_room(l);
     for (uint64_t d = 0; d < p->n; d++) {
         struct known *k = &l->k[chain[d]];
@@ -122,7 +120,7 @@ static void list_take(struct list *l, const struct prompt *p, int *chain)
         k->here = true;
         k->refs = k->uses = 1;
         l->n_here++;
-        l->n_credit--;
+        l->n_reserved--;
     }
 }
 
@@ -138,13 +136,13 @@ static void list_drop(struct list *l, const int *chain, uint64_t n)
     }
 }
 
-static void evicts_as_a_list_does(void **state)
+static void evicts_as_a_linear_search_does(void **state)
 {
     (void)state;
     struct err e = {0};
     static struct list l;
     for (uint64_t run = 1; run <= 6; run++) {
-        struct box b;
+        struct fixture b;
         struct {
             struct kv_seq_info q;
             struct prompt p;
@@ -153,7 +151,7 @@ static void evicts_as_a_list_does(void **state)
         } *h = calloc(N_HELD, sizeof *h);
         memset(&l, 0, sizeof l);
         dice_state = run * 0x9e3779b97f4a7c15u;
-        box_open(&b, N_SLOT);
+        fixture_open(&b, N_SLOT);
         for (int i = 0; i < 3000; i++) {
             uint8_t path[8];
             uint64_t k = dice(N_HELD);
@@ -167,7 +165,7 @@ static void evicts_as_a_list_does(void **state)
                 prompt_of(&h[k].p, path, 1 + dice(8));
                 OK(lease(&e, &b, b.c[0], &h[k].q, &h[k].p, false));
                 OK(publish(&e, &b, b.c[0], &h[k].q, &h[k].p, h[k].p.n));
-                list_take(&l, &h[k].p, h[k].chain);
+                list_lease(&l, &h[k].p, h[k].chain);
                 h[k].used = true;
             }
             assert_int_equal(b.h.n_evicted, l.n_gone);
@@ -177,14 +175,14 @@ static void evicts_as_a_list_does(void **state)
             sound(&b);
         }
         assert_true(stat_of(&b).evicted > 500);
-        box_close(&b);
+        fixture_close(&b);
         free(h);
     }
 }
 
-/* ---- what it is good for ---- */
+/* ---- the benefit ---- */
 
-static uint64_t ask(struct box *b, const struct prompt *p)
+static uint64_t lease_and_publish(struct fixture *b, const struct prompt *p)
 {
     struct err e = {0};
     struct kv_seq_info q;
@@ -202,43 +200,43 @@ static void once_only(struct prompt *p, uint32_t n)
         memcpy(p->digests + d * KV_DIGEST + 20, &n, sizeof n);
 }
 
-/* A beginning of 12 blocks, known already, that every ninth request has, among others of 3 blocks that never come
- * again, in 32 slots: by recency alone it would be gone each time, since 24 others come between. And when nobody asks
- * for it any more it goes. */
-static void a_prefix_in_use_outlives_a_scan(void **state)
+/* Every ninth request has the same cached prefix of 12 blocks; the others have 3 blocks that are used once, in 32
+ * slots. Plain LRU would evict the prefix each time, since 24 other blocks are used between. When no request uses the
+ * prefix any longer, it is evicted. */
+static void keeps_a_used_prefix_during_a_scan(void **state)
 {
     (void)state;
     static const uint8_t path[12] = {5};
-    struct box b;
+    struct fixture b;
     struct prompt hot, cold;
     uint64_t hits = 0;
     uint32_t n = 0;
-    box_open(&b, 32);
+    fixture_open(&b, 32);
     prompt_of(&hot, path, 12);
     for (int i = 0; i < 3; i++)
-        ask(&b, &hot);
+        lease_and_publish(&b, &hot);
     for (int i = 0; i < 40; i++) {
-        hits += ask(&b, &hot);
+        hits += lease_and_publish(&b, &hot);
         for (int k = 0; k < 8; k++) {
             once_only(&cold, n++);
-            ask(&b, &cold);
+            lease_and_publish(&b, &cold);
         }
     }
     assert_int_equal(hits, 40 * 12);
     for (int k = 0; k < 64 * 32; k++) {
         once_only(&cold, n++);
-        ask(&b, &cold);
+        lease_and_publish(&b, &cold);
     }
-    assert_int_equal(ask(&b, &hot), 0);
-    box_close(&b);
+    assert_int_equal(lease_and_publish(&b, &hot), 0);
+    fixture_close(&b);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eviction_goes_by_recency_and_reuse),
-        cmocka_unit_test(evicts_as_a_list_does),
-        cmocka_unit_test(a_prefix_in_use_outlives_a_scan),
+        cmocka_unit_test(evicts_by_uses_and_recency),
+        cmocka_unit_test(evicts_as_a_linear_search_does),
+        cmocka_unit_test(keeps_a_used_prefix_during_a_scan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* A store over a file tier: what it finds there and waits for, and what a disk that stands still does to it. */
+/* A store with a file tier: leases of blocks on disk, and a disk that stalls. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,36 +11,36 @@
 
 #include "unit/tier_build.h"
 
-struct below {
-    int n_evicted, n_told, n_seq;
+struct tier_events {
+    int n_evicted, n_reports, n_seq;
     struct kv_seq_info seq;
     char text[512];
 };
 
-static void hear(void *arg, const struct kv_news *n)
+static void on_event(void *arg, const struct kv_event *n)
 {
-    struct below *b = arg;
-    b->n_evicted += n->kind == KV_NEWS_EVICTED;
-    b->n_told += n->kind == KV_NEWS_TIER;
-    b->n_seq += n->kind == KV_NEWS_SEQ;
-    if (n->kind == KV_NEWS_SEQ)
+    struct tier_events *b = arg;
+    b->n_evicted += n->kind == KV_EVENT_EVICTED;
+    b->n_reports += n->kind == KV_EVENT_TIER;
+    b->n_seq += n->kind == KV_EVENT_SEQ;
+    if (n->kind == KV_EVENT_SEQ)
         b->seq = n->seq;
-    if (n->kind == KV_NEWS_TIER)
+    if (n->kind == KV_EVENT_TIER)
         snprintf(b->text, sizeof b->text, "%s", n->text);
 }
 
-static struct kv_store *store_over(struct kv_arena *a, struct kv_tier *t, struct below *b, uint32_t *c)
+static struct kv_store *store_over(struct kv_arena *a, struct kv_tier *t, struct tier_events *b, uint32_t *c)
 {
     struct err e = {0};
     struct kv_store *s;
     struct kv_store_opts o = {
-        .lease_ns = 1000, .handed_ns = 1000, .tier_ns = 100, .tier = t, .tell = hear, .tell_arg = b};
+        .lease_ns = 1000, .transfer_ns = 1000, .tier_ns = 100, .tier = t, .on_event = on_event, .event_arg = b};
     OK(kv_store_new(&e, &s, a, &o, 0));
     OK(kv_store_join(&e, s, c, 1, 1, 0));
     return s;
 }
 
-/* All that is under way. */
+/* Waits until nothing is in flight. */
 static void settle(struct kv_store *s, struct kv_tier *t)
 {
     do
@@ -55,9 +55,9 @@ static void write_out(struct kv_store *s, struct kv_tier *t)
     settle(s, t);
 }
 
-/* A lease whose blocks may have to be read first, as one that asked to wait and as one that did not. */
-static void lease_settled(struct kv_store *s, struct kv_tier *t, struct below *b, uint32_t c, struct kv_seq_info *q,
-                          const struct prompt *p)
+/* A lease whose blocks may have to be read first; every other call with wait. */
+static void lease_settled(struct kv_store *s, struct kv_tier *t, struct tier_events *b, uint32_t c,
+                          struct kv_seq_info *q, const struct prompt *p)
 {
     static bool wait;
     struct err e = {0};
@@ -67,12 +67,12 @@ static void lease_settled(struct kv_store *s, struct kv_tier *t, struct below *b
     if (!q->pending)
         return;
     settle(s, t);
-    assert_int_equal(b->n_seq, 1); /* told once, when all are in */
+    assert_int_equal(b->n_seq, 1); /* one event, when all are read */
     assert_true(b->seq.seq == q->seq && b->seq.gen == q->gen && !b->seq.pending);
     *q = b->seq;
 }
 
-static uint64_t lease_and_compute(struct kv_store *s, struct kv_arena *a, struct kv_tier *t, struct below *b,
+static uint64_t lease_and_compute(struct kv_store *s, struct kv_arena *a, struct kv_tier *t, struct tier_events *b,
                                   uint32_t c, const struct prompt *p)
 {
     struct err e = {0};
@@ -85,7 +85,7 @@ static uint64_t lease_and_compute(struct kv_store *s, struct kv_arena *a, struct
     OK(kv_arena_table(&e, a, table, hit, q.seq, q.gen));
     for (uint64_t k = 0; k < hit; k++)
         assert_memory_equal(kv_arena_bytes(a, (uint64_t)table[k]), p->digests + k * KV_DIGEST, KV_DIGEST);
-    OK(kv_store_credit(&e, s, c, slot, &got, p->n - hit, false));
+    OK(kv_store_reserve(&e, s, c, slot, &got, p->n - hit, false));
     for (uint64_t k = hit; k < p->n; k++) {
         memcpy(kv_arena_bytes(a, slot[k - hit]), p->digests + k * KV_DIGEST, KV_DIGEST);
         sum[k - hit] = kv_arena_sum(a, slot[k - hit]);
@@ -105,13 +105,13 @@ static uint64_t lease_and_compute(struct kv_store *s, struct kv_arena *a, struct
     return hit;
 }
 
-/* Four slots of memory, room for nine on disk: a prompt that was pushed out is found below; so after a restart. */
-static void a_store_finds_what_is_below(void **state)
+/* Four slots of memory, nine records on disk: an evicted prompt is leased from disk, also after a restart. */
+static void leases_blocks_of_the_file_tier(void **state)
 {
     (void)state;
     struct kv_tier *t = tier(ROOM(9));
     struct kv_arena *a = small_arena(4);
-    struct below b = {0};
+    struct tier_events b = {0};
     struct prompt p, r;
     uint32_t c;
     prompt_of(&p, (const uint8_t[]){1, 1, 1, 1}, 4);
@@ -122,7 +122,7 @@ static void a_store_finds_what_is_below(void **state)
     assert_int_equal(stat_of(t).used, 4);
     assert_int_equal(lease_and_compute(s, a, t, &b, c, &r), 0);
     assert_int_equal(lease_and_compute(s, a, t, &b, c, &p), 4);
-    assert_true(b.n_evicted == 0 && stat_of(t).used == 7); /* all are still somewhere */
+    assert_true(b.n_evicted == 0 && stat_of(t).used == 7); /* all are cached in memory or on disk */
     settle(s, t);
     kv_store_free(s);
     kv_arena_free(a);
@@ -132,8 +132,8 @@ static void a_store_finds_what_is_below(void **state)
     a = small_arena(8);
     s = store_over(a, t, &b, &c);
     assert_int_equal(lease_and_compute(s, a, t, &b, c, &p),
-                     2); /* the third is damaged: it and what is behind it is computed */
-    assert_true(b.n_told == 1 && b.n_evicted == 1 && strstr(b.text, "damaged"));
+                     2); /* the third is damaged: it and those after it are computed */
+    assert_true(b.n_reports == 1 && b.n_evicted == 1 && strstr(b.text, "damaged"));
     assert_int_equal(lease_and_compute(s, a, t, &b, c, &p), 4);
     assert_int_equal(lease_and_compute(s, a, t, &b, c, &r), 3);
     kv_store_free(s);
@@ -141,15 +141,15 @@ static void a_store_finds_what_is_below(void **state)
     kv_tier_free(t);
 }
 
-/* Two sequences wait for the same block of a disk that stands still: others go on, these two wait as long as is said
- * and not longer, one of them computes, and nothing more is asked of the disk until it has answered. */
-static void a_store_over_a_disk_that_stands_still(void **state)
+/* Two sequences wait for a block of a stalled disk: other sequences continue; after the time limit one of the two
+ * computes the block; no other read is started until the disk has completed one. */
+static void ends_reads_of_a_stalled_disk(void **state)
 {
     (void)state;
     struct err e = {0};
     struct kv_tier *t = tier(ROOM(9));
     struct kv_arena *a = small_arena(8);
-    struct below b = {0};
+    struct tier_events b = {0};
     struct prompt p, r;
     struct kv_seq_info q, v, u;
     uint32_t c, d;
@@ -164,7 +164,7 @@ static void a_store_over_a_disk_that_stands_still(void **state)
     s = store_over(a, t, &b, &c);
     OK(kv_store_join(&e, s, &d, 2, 2, 0));
     kv_store_tick(s, 10);
-    atomic_store(&stuck, true);
+    atomic_store(&stalled, true);
     OK(kv_store_lease(&e, s, c, &q, p.ids, p.n * 32, p.digests, p.n, true));
     OK(kv_store_lease(&e, s, d, &v, p.ids, p.n * 32, p.digests, p.n, true));
     assert_true(q.pending && v.pending && q.n_block == 0);
@@ -173,18 +173,19 @@ static void a_store_over_a_disk_that_stands_still(void **state)
     assert_int_equal(kv_store_tick(s, 50), 110);
     b.n_seq = 0;
     kv_store_tick(s, 110);
-    assert_true(b.n_seq == 1 && b.seq.seq == q.seq && !b.seq.pending); /* the first computes, the second waits for it */
+    /* The first is to compute it, the second waits for that. */
+    assert_true(b.n_seq == 1 && b.seq.seq == q.seq && !b.seq.pending);
     assert_non_null(strstr(b.text, "count as missing"));
-    OK(kv_store_release(&e, s, c, q.seq, q.gen)); /* its owner does not: now the second is to */
+    OK(kv_store_release(&e, s, c, q.seq, q.gen)); /* its owner does not: the second is to compute it */
     assert_true(b.n_seq == 2 && b.seq.seq == v.seq && !b.seq.pending);
     OK(kv_store_release(&e, s, d, v.seq, v.gen));
     OK(kv_store_lease(&e, s, c, &u, p.ids, p.n * 32, p.digests, p.n, true));
     assert_true(!u.pending && u.n_block == 0);
     OK(kv_store_release(&e, s, c, u.seq, u.gen));
     OK(kv_store_check(&e, s));
-    atomic_store(&stuck, false);
+    atomic_store(&stalled, false);
     settle(s, t);
-    assert_non_null(strstr(b.text, "answers again"));
+    assert_non_null(strstr(b.text, "completed a read"));
     assert_int_equal(lease_and_compute(s, a, t, &b, c, &p), 4);
     OK(kv_store_check(&e, s));
     kv_store_free(s);
@@ -192,15 +193,15 @@ static void a_store_over_a_disk_that_stands_still(void **state)
     kv_tier_free(t);
 }
 
-/* Sequences that end while their block is read, a block that is published while it is read, and one for which there is
- * no room when it comes. */
-static void a_read_that_is_overtaken(void **state)
+/* Sequences that end while their block is read, a block that is published while it is read, and one for which no slot
+ * is free when it is read. */
+static void a_read_that_is_no_longer_needed(void **state)
 {
     (void)state;
     struct err e = {0};
     struct kv_tier *t = tier(ROOM(9));
     struct kv_arena *a = small_arena(4);
-    struct below b = {0};
+    struct tier_events b = {0};
     struct prompt p, r;
     struct kv_seq_info q, v;
     uint32_t c, d, slot[4], out[4];
@@ -213,21 +214,22 @@ static void a_read_that_is_overtaken(void **state)
     write_out(s, t);
     lease_and_compute(s, a, t, &b, c, &r); /* p is on disk only */
     write_out(s, t);
-    atomic_store(&stuck, true);
+    atomic_store(&stalled, true);
     OK(kv_store_lease(&e, s, c, &q, p.ids, p.n * 32, p.digests, p.n, true));
     assert_true(q.pending);
     OK(kv_store_release(&e, s, c, q.seq, q.gen));
-    atomic_store(&stuck, false);
+    atomic_store(&stalled, false);
     settle(s, t);
     OK(kv_store_check(&e, s));
     struct kv_store_stat st;
     kv_store_stat(s, &st);
-    assert_true(st.cached == 4 && st.evicted == 4); /* r is still there: nobody wanted the block any more */
+    /* r is still cached: the read block was not loaded, since no sequence waited for it. */
+    assert_true(st.cached == 4 && st.evicted == 4);
 
-    atomic_store(&stuck, true);
+    atomic_store(&stalled, true);
     OK(kv_store_lease(&e, s, c, &q, p.ids, p.n * 32, p.digests, p.n, true));
     OK(kv_store_lease(&e, s, d, &v, NULL, 0, NULL, 0, false));
-    OK(kv_store_credit(&e, s, d, slot, &got, 1, false));
+    OK(kv_store_reserve(&e, s, d, slot, &got, 1, false));
     memcpy(kv_arena_bytes(a, slot[0]), p.digests, KV_DIGEST);
     uint64_t sum = kv_arena_sum(a, slot[0]);
     struct kv_publish u = {.seq = v.seq,
@@ -239,10 +241,10 @@ static void a_read_that_is_overtaken(void **state)
                            .ids = p.ids,
                            .tail = KV_NONE};
     b.n_seq = 0;
-    OK(kv_store_publish(&e, s, d, out, &u)); /* the first block; the second is asked for now */
+    OK(kv_store_publish(&e, s, d, out, &u)); /* the first block; the read of the second starts */
     assert_int_equal(b.n_seq, 0);
-    OK(kv_store_credit(&e, s, d, slot, &got, 3, false)); /* the rest of the memory */
-    atomic_store(&stuck, false);
+    OK(kv_store_reserve(&e, s, d, slot, &got, 3, false)); /* the rest of the memory */
+    atomic_store(&stalled, false);
     settle(s, t);
     assert_true(b.n_seq == 1 && b.seq.seq == q.seq && b.seq.n_block == 1 && !b.seq.pending);
     OK(kv_store_check(&e, s));
@@ -251,31 +253,30 @@ static void a_read_that_is_overtaken(void **state)
     kv_tier_free(t);
 }
 
-/* More leaves memory than a disk that stands still has room for: it is told once, and no block is lost that is in
- * memory. */
-static void a_disk_that_falls_behind(void **state)
+/* More blocks are evicted than the queue of a stalled disk has room for: one report, and no cached block is lost. */
+static void drops_blocks_if_the_write_queue_is_full(void **state)
 {
     (void)state;
     struct err e = {0};
     struct kv_tier *t = tier(ROOM(40000));
     struct kv_arena *a = small_arena(4);
-    struct below b = {0};
+    struct tier_events b = {0};
     struct prompt p;
     uint32_t c, slot[4];
     uint64_t got;
     struct kv_store *s = store_over(a, t, &b, &c);
-    atomic_store(&stuck, true);
+    atomic_store(&stalled, true);
     uint32_t n = KV_TIER_QUEUE_BYTES / DATA + 10;
     for (uint32_t k = 0; k < n; k++) {
         prompt_of(&p, (const uint8_t[]){3}, 1);
         memcpy(p.digests + 20, &k, sizeof k);
         lease_and_compute(s, a, t, &b, c, &p);
     }
-    OK(kv_store_credit(&e, s, c, slot, &got, 4, false));
-    assert_true(b.n_told == 1 && strstr(b.text, "some are not kept"));
+    OK(kv_store_reserve(&e, s, c, slot, &got, 4, false));
+    assert_true(b.n_reports == 1 && strstr(b.text, "some are not stored"));
     assert_int_equal(b.n_evicted, 10);
     assert_int_equal(stat_of(t).used, n - 10);
-    atomic_store(&stuck, false);
+    atomic_store(&stalled, false);
     settle(s, t);
     OK(kv_store_check(&e, s));
     kv_store_free(s);
@@ -311,17 +312,17 @@ struct run {
     } h[N_HELD];
 };
 
-static void run_hear(void *arg, const struct kv_news *n)
+static void run_on_event(void *arg, const struct kv_event *n)
 {
     struct run *r = arg;
-    for (int i = 0; n->kind == KV_NEWS_SEQ && i < N_HELD; i++)
+    for (int i = 0; n->kind == KV_EVENT_SEQ && i < N_HELD; i++)
         if (r->h[i].used && r->h[i].q.seq == n->seq.seq && r->h[i].q.gen == n->seq.gen) {
             assert_true(r->h[i].q.pending && n->seq.n_block >= r->h[i].q.n_block);
             r->h[i].q = n->seq;
         }
 }
 
-/* Whatever a sequence holds is what its name says, wherever it came from. */
+/* The blocks of each sequence match their digests, whether computed or read. */
 static void run_check(struct run *r)
 {
     struct err e = {0};
@@ -354,7 +355,7 @@ static void run_publish(struct run *r, int i)
     struct err e = {0};
     uint32_t slot, out, c = r->client[r->h[i].c];
     uint64_t got, at = r->h[i].q.n_block;
-    if (r->h[i].q.pending || at == r->h[i].p.n || kv_store_credit(&e, r->s, c, &slot, &got, 1, false))
+    if (r->h[i].q.pending || at == r->h[i].p.n || kv_store_reserve(&e, r->s, c, &slot, &got, 1, false))
         return;
     memset(kv_arena_bytes(r->a, slot), 0, kv_arena_layout(r->a)->slot_bytes);
     memcpy(kv_arena_bytes(r->a, slot), r->h[i].p.digests + at * KV_DIGEST, KV_DIGEST);
@@ -371,7 +372,7 @@ static void run_publish(struct run *r, int i)
     OK(kv_store_publish(&e, r->s, c, &out, &u));
     r->h[i].q.n_block++;
     if (out != slot)
-        OK(kv_store_uncredit(&e, r->s, c, &slot, 1));
+        OK(kv_store_release_slots(&e, r->s, c, &slot, 1));
 }
 
 static void run_end_client(struct run *r, uint32_t c)
@@ -379,7 +380,7 @@ static void run_end_client(struct run *r, uint32_t c)
     struct err e = {0};
     for (int i = 0; i < N_HELD; i++)
         r->h[i].used = r->h[i].used && r->h[i].c != c;
-    kv_store_gone(r->s, r->client[c], r->now);
+    kv_store_leave(r->s, r->client[c], r->now);
     OK(kv_store_join(&e, r->s, &r->client[c], 1, 1, r->now));
 }
 
@@ -397,11 +398,11 @@ static void run_one(struct run *r)
         r->h[i].used = false;
     } else if (what < 90) {
         kv_store_flush(r->s);
-        if (!atomic_load(&stuck) && dice(2)) /* or a slow machine would see no hits */
+        if (!atomic_load(&stalled) && dice(2)) /* otherwise a slow machine would have no hits */
             settle(r->s, r->t);
         kv_store_tier(r->s);
     } else if (what < 94) {
-        atomic_store(&stuck, dice(3) == 0);
+        atomic_store(&stalled, dice(3) == 0);
     } else if (what < 96) {
         run_end_client(r, (uint32_t)dice(N_CLIENT));
     } else {
@@ -412,9 +413,9 @@ static void run_one(struct run *r)
     }
 }
 
-/* A small memory over a small file whose disk stands still now and then: blocks come back as what they were, and when
- * all has been heard nobody waits for the disk. */
-static void random_runs_over_a_disk(void **state)
+/* A small memory, a small file, and a disk that stalls at random: blocks are read unchanged, and after all completions
+ * no sequence waits for the disk. */
+static void random_runs_with_a_stalling_disk(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -427,12 +428,12 @@ static void random_runs_over_a_disk(void **state)
         r->t = tier(ROOM(40));
         r->a = small_arena(20);
         struct kv_store_opts o = {.lease_ns = 1000,
-                                  .handed_ns = 1000,
+                                  .transfer_ns = 1000,
                                   .tier_ns = 100,
                                   .verify = true,
                                   .tier = r->t,
-                                  .tell = run_hear,
-                                  .tell_arg = r};
+                                  .on_event = run_on_event,
+                                  .event_arg = r};
         OK(kv_store_new(&e, &r->s, r->a, &o, 0));
         for (int c = 0; c < N_CLIENT; c++)
             OK(kv_store_join(&e, r->s, &r->client[c], 1, 1, 0));
@@ -440,7 +441,7 @@ static void random_runs_over_a_disk(void **state)
             run_one(r);
             run_check(r);
         }
-        atomic_store(&stuck, false);
+        atomic_store(&stalled, false);
         for (int i = 0; i < 100; i++)
             settle(r->s, r->t);
         kv_store_tick(r->s, r->now);
@@ -449,7 +450,7 @@ static void random_runs_over_a_disk(void **state)
         run_check(r);
         struct kv_store_stat st;
         kv_store_stat(r->s, &st);
-        assert_true(!st.leased && !st.credited && !st.seqs && !st.waiting && !st.disk_bad);
+        assert_true(!st.leased && !st.reserved && !st.seqs && !st.waiting && !st.disk_bad);
         hits += st.disk_hits;
         kv_store_free(r->s);
         kv_arena_free(r->a);
@@ -462,11 +463,11 @@ static void random_runs_over_a_disk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_store_finds_what_is_below, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_store_over_a_disk_that_stands_still, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_read_that_is_overtaken, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_disk_that_falls_behind, setup, teardown),
-        cmocka_unit_test_setup_teardown(random_runs_over_a_disk, setup, teardown),
+        cmocka_unit_test_setup_teardown(leases_blocks_of_the_file_tier, setup, teardown),
+        cmocka_unit_test_setup_teardown(ends_reads_of_a_stalled_disk, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_read_that_is_no_longer_needed, setup, teardown),
+        cmocka_unit_test_setup_teardown(drops_blocks_if_the_write_queue_is_full, setup, teardown),
+        cmocka_unit_test_setup_teardown(random_runs_with_a_stalling_disk, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

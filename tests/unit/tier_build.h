@@ -1,5 +1,5 @@
-/* A file tier for tests, of blocks of small_kind, on a disk that can be made to stand still. Of one program only: it
- * takes the place of calls of the C library. */
+/* A file tier for tests, with blocks of small_kind, on a disk that can be stalled. Include it in one file of a program:
+ * it replaces functions of the C library. */
 #ifndef TIER_BUILD_H
 #define TIER_BUILD_H
 
@@ -20,31 +20,31 @@
 
 static char path[64];
 
-/* In place of the C library's: a disk that can be made to stand still. */
-static atomic_bool stuck;
+/* Replaces functions of the C library, so that the disk can be stalled. */
+static atomic_bool stalled;
 
-static inline void stand_still(void)
+static inline void wait_while_stalled(void)
 {
-    while (atomic_load(&stuck))
+    while (atomic_load(&stalled))
         usleep(500);
 }
 
 ssize_t pread(int fd, void *p, size_t n, off_t at)
 {
-    stand_still();
+    wait_while_stalled();
     return syscall(SYS_pread64, fd, p, n, at);
 }
 
 ssize_t pwritev(int fd, const struct iovec *v, int n, off_t at)
 {
-    stand_still();
+    wait_while_stalled();
     return syscall(SYS_pwritev, fd, v, n, at, 0);
 }
 
 static inline int setup(void **state)
 {
     (void)state;
-    atomic_store(&stuck, false);
+    atomic_store(&stalled, false);
     snprintf(path, sizeof path, "/tmp/tier_test.%d", (int)getpid());
     unlink(path);
     return 0;

@@ -1,5 +1,5 @@
-/* The file tier: what was put is got after a restart, what is torn or damaged is not, a full disk loses nothing else,
- * and one that stands still keeps nobody. */
+/* The file tier: blocks survive a restart, torn and damaged ones are dropped, a full disk loses no other block, and
+ * calls do not wait for a stalled disk. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ static void block_of(struct kv_tier_block *b, uint8_t *bytes, uint32_t n)
     b->sum = XXH3_64bits(bytes, DATA);
 }
 
-/* Without waiting for the disk. */
+/* Queues block n; does not wait for the disk. *dropped: the replaced block, or -1. */
 static int begin_put(struct err *e, struct kv_tier *t, uint32_t n, int64_t *dropped)
 {
     struct kv_tier_block b;
@@ -41,13 +41,13 @@ static int begin_put(struct err *e, struct kv_tier *t, uint32_t n, int64_t *drop
     return rc;
 }
 
-/* The next that is told; false: nothing is under way any more. */
+/* Waits for the next completion; false: nothing is in flight. */
 static bool next(struct kv_tier *t, struct kv_tier_done *d)
 {
-    bool told = false;
-    while (!(told = kv_tier_next(t, d)) && kv_tier_wait(t, 10000))
+    bool found = false;
+    while (!(found = kv_tier_next(t, d)) && kv_tier_wait(t, 10000))
         ;
-    return told;
+    return found;
 }
 
 static int put(struct err *e, struct kv_tier *t, uint32_t n, int64_t *dropped)
@@ -78,7 +78,7 @@ static int get(struct err *e, struct kv_tier *t, uint32_t n)
     return 0;
 }
 
-static void survives_a_restart(void **state)
+static void keeps_blocks_after_a_restart(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -89,18 +89,18 @@ static void survives_a_restart(void **state)
         OK(put(&e, t, n, &dropped));
         assert_int_equal(dropped, -1);
     }
-    OK(put(&e, t, 2, &dropped)); /* is there */
+    OK(put(&e, t, 2, &dropped)); /* already in the tier */
     OK(get(&e, t, 0));
     kv_tier_free(t);
     t = tier(ROOM(4));
     assert_true(stat_of(t).used == 4 && stat_of(t).bad == 0);
     OK(get(&e, t, 0));
     OK(put(&e, t, 9, &dropped));
-    assert_int_equal(dropped, 1); /* used longest ago */
+    assert_int_equal(dropped, 1); /* the least recently used */
     IS_NO(get(&e, t, 1), "not there");
     OK(get(&e, t, 9));
     kv_tier_free(t);
-    t = tier(ROOM(2)); /* smaller: the rest is cut off */
+    t = tier(ROOM(2)); /* a smaller limit truncates the file */
     assert_true(stat_of(t).total == 2 && stat_of(t).used == 2);
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
@@ -108,8 +108,8 @@ static void survives_a_restart(void **state)
     kv_tier_free(t);
 }
 
-/* A bit in the bytes of record 0, in the head of record 1, and the end of record 3 never written. */
-static void torn_and_damaged_blocks_are_dropped(void **state)
+/* A bit error in the bytes of record 0 and in the head of record 1, and record 3 not completely written. */
+static void drops_torn_and_damaged_blocks(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -128,7 +128,7 @@ static void torn_and_damaged_blocks_are_dropped(void **state)
     OK(get(&e, t, 2));
     IS_NO(get(&e, t, 3), "record 3 is torn or damaged");
     assert_true(stat_of(t).used == 1 && stat_of(t).bad == 3);
-    for (uint32_t n = 10; n < 13; n++) { /* their places are used again */
+    for (uint32_t n = 10; n < 13; n++) { /* their records are reused */
         OK(put(&e, t, n, &dropped));
         assert_int_equal(dropped, -1);
     }
@@ -138,7 +138,7 @@ static void torn_and_damaged_blocks_are_dropped(void **state)
     kv_tier_free(t);
 }
 
-static void other_files_are_refused(void **state)
+static void refuses_other_files(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -146,7 +146,7 @@ static void other_files_are_refused(void **state)
     struct kv_tier *t = tier(ROOM(4)), *u;
     IS_NO(kv_tier_open(&e, &u, path, ROOM(4), &k) == ERR_NO, "another kvstore uses it");
     kv_tier_free(t);
-    IS_NO(kv_tier_open(&e, &u, path, 8192, &k) == ERR_NO, "holds no block");
+    IS_NO(kv_tier_open(&e, &u, path, 8192, &k) == ERR_NO, "is too small: one block needs");
     k.model[1]++;
     IS_NO(kv_tier_open(&e, &u, path, ROOM(4), &k) == ERR_PROTO, "another model");
     k = small_kind();
@@ -154,14 +154,14 @@ static void other_files_are_refused(void **state)
     IS_NO(kv_tier_open(&e, &u, path, ROOM(4), &k) == ERR_PROTO, "arithmetic");
     k = small_kind();
     poke(20, 1);
-    IS_NO(kv_tier_open(&e, &u, path, ROOM(4), &k) == ERR_PROTO, "no file of KV blocks");
+    IS_NO(kv_tier_open(&e, &u, path, ROOM(4), &k) == ERR_PROTO, "not a file of KV blocks");
     assert_int_equal(truncate(path, 10), 0);
-    IS_NO(kv_tier_open(&e, &u, path, ROOM(4), &k) == ERR_PROTO, "no file of KV blocks");
+    IS_NO(kv_tier_open(&e, &u, path, ROOM(4), &k) == ERR_PROTO, "not a file of KV blocks");
     IS_NO(kv_tier_open(&e, &u, "/no/such/dir/x", ROOM(4), &k) == ERR_SYS, "No such file");
 }
 
-/* The limit of a file's size stands for a disk that has no more. */
-static void a_full_disk_costs_what_does_not_fit(void **state)
+/* A limit of the file size simulates a full disk. */
+static void replaces_the_oldest_on_a_full_disk(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -180,15 +180,15 @@ static void a_full_disk_costs_what_does_not_fit(void **state)
     IS_NO(rc, "the disk is full with 3 blocks");
     for (uint32_t n = 0; n < 3; n++)
         OK(get(&e, t, n));
-    OK(put(&e, t, 4, &dropped)); /* from here on the oldest make room */
+    OK(put(&e, t, 4, &dropped)); /* from now on new blocks replace the oldest */
     assert_int_equal(dropped, 0);
     setrlimit(RLIMIT_FSIZE, &old);
     OK(get(&e, t, 4));
     kv_tier_free(t);
 }
 
-/* Many are on their way when it is found out. */
-static void a_full_disk_is_told_once(void **state)
+/* Many writes are in flight when the first one fails. */
+static void reports_a_full_disk_once(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -201,10 +201,10 @@ static void a_full_disk_is_told_once(void **state)
     small = old;
     small.rlim_cur = ROOM(3);
     setrlimit(RLIMIT_FSIZE, &small);
-    atomic_store(&stuck, true);
+    atomic_store(&stalled, true);
     for (uint32_t n = 0; n < 8; n++)
         OK(begin_put(&e, t, n, &dropped));
-    atomic_store(&stuck, false);
+    atomic_store(&stalled, false);
     int lost = 0, texts = 0;
     while (next(t, &d)) {
         lost += d.what == KV_TIER_LOST;
@@ -217,9 +217,9 @@ static void a_full_disk_is_told_once(void **state)
     kv_tier_free(t);
 }
 
-/* What is not written yet is there all the same; a block whose place is wanted meanwhile is not mixed with the one that
- * takes it; what waits has a limit. */
-static void a_disk_that_stands_still_keeps_nobody(void **state)
+/* A block that is not written yet can be read; a read of a record that is reused meanwhile returns the old block; the
+ * write queue is bounded. */
+static void does_not_wait_for_a_stalled_disk(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -230,14 +230,14 @@ static void a_disk_that_stands_still_keeps_nobody(void **state)
     struct kv_tier *t = tier(ROOM(4));
     for (uint32_t n = 0; n < 4; n++)
         OK(put(&e, t, n, &dropped));
-    atomic_store(&stuck, true);
+    atomic_store(&stalled, true);
     block_of(&b, bytes, 0);
-    OK(kv_tier_get(&e, t, b.digest)); /* this one the thread has in hand */
+    OK(kv_tier_get(&e, t, b.digest)); /* the thread is reading this one */
     while (kv_tier_wait(t, 1))
         ;
     block_of(&b, bytes, 1);
     OK(kv_tier_get(&e, t, b.digest));
-    for (uint32_t n = 4; n < 8; n++) { /* each takes the place of one */
+    for (uint32_t n = 4; n < 8; n++) { /* each replaces one */
         OK(begin_put(&e, t, n, &dropped));
         assert_true(dropped >= 0);
     }
@@ -246,7 +246,7 @@ static void a_disk_that_stands_still_keeps_nobody(void **state)
     assert_true(kv_tier_next(t, &d) && d.what == KV_TIER_READ);
     assert_memory_equal(d.bytes, bytes, DATA);
     assert_false(kv_tier_next(t, &d));
-    atomic_store(&stuck, false);
+    atomic_store(&stalled, false);
     for (uint32_t n = 0; n < 2; n++) { /* reads go before writes */
         block_of(&b, bytes, n);
         assert_true(next(t, &d) && d.what == KV_TIER_READ);
@@ -256,26 +256,26 @@ static void a_disk_that_stands_still_keeps_nobody(void **state)
     assert_true(stat_of(t).used == 4 && stat_of(t).bad == 0);
     for (uint32_t n = 4; n < 8; n++)
         OK(get(&e, t, n));
-    atomic_store(&stuck, true);
+    atomic_store(&stalled, true);
     uint32_t n = 100;
     while (kv_tier_room(t) && n < 1u << 20)
         OK(begin_put(&e, t, n++, &dropped));
     assert_int_equal(n - 100, KV_TIER_QUEUE_BYTES / DATA);
-    IS_NO(begin_put(&e, t, n, &dropped) == ERR_NO, "wait to be written");
-    kv_tier_free(t); /* the thread is left after a second, and cleans up behind itself */
-    atomic_store(&stuck, false);
+    IS_NO(begin_put(&e, t, n, &dropped) == ERR_NO, "queue of blocks to write is full");
+    kv_tier_free(t); /* returns after a second; the thread frees its memory when it ends */
+    atomic_store(&stalled, false);
     usleep(100000);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(survives_a_restart, setup, teardown),
-        cmocka_unit_test_setup_teardown(torn_and_damaged_blocks_are_dropped, setup, teardown),
-        cmocka_unit_test_setup_teardown(other_files_are_refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_full_disk_costs_what_does_not_fit, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_full_disk_is_told_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_disk_that_stands_still_keeps_nobody, setup, teardown),
+        cmocka_unit_test_setup_teardown(keeps_blocks_after_a_restart, setup, teardown),
+        cmocka_unit_test_setup_teardown(drops_torn_and_damaged_blocks, setup, teardown),
+        cmocka_unit_test_setup_teardown(refuses_other_files, setup, teardown),
+        cmocka_unit_test_setup_teardown(replaces_the_oldest_on_a_full_disk, setup, teardown),
+        cmocka_unit_test_setup_teardown(reports_a_full_disk_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(does_not_wait_for_a_stalled_disk, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
