@@ -1,4 +1,4 @@
-/* decode: reads prompts with their KV, writes answers. The work is lib/phase. */
+/* decode: reads prompts with their KV, outputs answers. The implementation is lib/phase. */
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -37,7 +37,7 @@ int main(int argc, char **argv)
     struct cli_opt opts[PHASE_FLAGS + 1];
     phase_flags_table(opts, &f);
     opts[PHASE_FLAGS] = (struct cli_opt){
-        0, "max-num-seqs", CLI_U64, &f.o.seqs, "N", "answers that grow at once (64)", .lo = 1, .hi = 4096};
+        0, "max-num-seqs", CLI_U64, &f.o.seqs, "N", "sequences that are decoded at once (64)", .lo = 1, .hi = 4096};
     const struct cli_prog p = {prog,
                                "[-m MODEL] [options] < kv-frames > out-frames, or --sched URL --kv URL",
                                "reads prompts with their KV, writes answers",
@@ -50,7 +50,7 @@ int main(int argc, char **argv)
         return 0;
     cli_progress_start(&bar, prog, "packing weights");
     proc_write_errors();
-    cli_on_bus_error(prog, "the packed weights in the cache directory were cut short while in use");
+    cli_on_bus_error(prog, "the file of packed weights in the cache directory was truncated while in use");
     if (!rc)
         rc = phase_flags_done(&e, &f);
     if (!rc && f.o.seqs > f.o.batched_tokens)

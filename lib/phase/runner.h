@@ -32,7 +32,7 @@ struct runner_io {
      * request has all its slots. */
     int (*slots)(struct err *e, struct runner *r, struct request *q, int64_t *rows);
     /* After a step, before its results are used: whether q owned the KV that it read. If not, the results are dropped,
-     * and the function has reset q to begin again. NULL: always true. */
+     * and the function has reset q, so that it is computed again. NULL: always true. */
     bool (*valid)(struct runner *r, struct request *q);
 
     /* ---- the sink ---- */

@@ -1,4 +1,4 @@
-/* A worker's life: it opens what it needs, does orders, and drains. */
+/* A worker: start, work items, drain. */
 #include "phase/serve.h"
 
 #include <poll.h>
@@ -11,15 +11,15 @@
 #include "proc/notify.h"
 #include "proc/proc.h"
 
-#define WAIT_IDLE_MS 200 /* looks at signals and at what is due */
-#define WAIT_SOON_MS 5   /* something waits for the store */
+#define WAIT_IDLE_MS 200 /* interval of checks for signals and timers */
+#define WAIT_SOON_MS 5   /* the same, if a request waits for slots */
 #define CAPACITY_NS (500 * NS_MS)
-#define TOLD_NS (2000 * NS_MS)  /* for the scheduler to hear of a drain */
-#define HEARD_NS (3000 * NS_MS) /* for the scheduler to confirm reports, when nothing else is to be done */
-#define AWAY_NS (300 * NS_MS)   /* the same, where there is none */
-#define LAST_NS (5000 * NS_MS)  /* after the drain's deadline, for gateways that do not confirm */
+#define DRAIN_NOTICE_NS (2000 * NS_MS) /* limit for the scheduler to confirm a drain */
+#define CONFIRM_NS (3000 * NS_MS)      /* limit for the scheduler to acknowledge the last reports */
+#define NO_SCHED_NS (300 * NS_MS)      /* the same, while no scheduler is connected */
+#define LAST_NS (5000 * NS_MS)         /* limit, after the deadline of the drain, for gateways to acknowledge */
 
-void serve_say(const struct serve *v, const char *fmt, ...)
+void serve_log(const struct serve *v, const char *fmt, ...)
 {
     char text[512];
     va_list ap;
@@ -33,7 +33,7 @@ void serve_say(const struct serve *v, const char *fmt, ...)
 
 /* ---- opening ---- */
 
-static void name_it(struct serve *v)
+static void set_names(struct serve *v)
 {
     const struct phase_opts *o = v->r.s.o;
     const uint8_t *fp = v->r.s.m->fingerprint, *vocab = text_fingerprint(v->r.s.text);
@@ -42,9 +42,10 @@ static void name_it(struct serve *v)
     else
         snprintf(v->name, sizeof v->name, "%s-%d@%.32s", o->prog, (int)getpid(), proc_host());
     snprintf(v->store_name, sizeof v->store_name, "%s", o->store ? o->store : proc_host());
-    snprintf(v->compat, sizeof v->compat, "model %02x%02x%02x%02x%02x%02x, vocabulary %02x%02x%02x%02x, %s, %s, %s",
-             fp[0], fp[1], fp[2], fp[3], fp[4], fp[5], vocab[0], vocab[1], vocab[2], vocab[3], kern_kv_name(v->r.s.kv),
-             v->r.s.kind.arith, v->r.s.kind.layout);
+    snprintf(v->kv_identity, sizeof v->kv_identity,
+             "model %02x%02x%02x%02x%02x%02x, vocabulary %02x%02x%02x%02x, %s, %s, %s", fp[0], fp[1], fp[2], fp[3],
+             fp[4], fp[5], vocab[0], vocab[1], vocab[2], vocab[3], kern_kv_name(v->r.s.kv), v->r.s.kind.arith,
+             v->r.s.kind.layout);
 }
 
 static int join(struct err *e, struct serve *v)
@@ -54,12 +55,12 @@ static int join(struct err *e, struct serve *v)
                                  .name = v->name,
                                  .role = v->role,
                                  .store = v->store_name,
-                                 .compat = v->compat,
+                                 .compat = v->kv_identity,
                                  .seqs = (uint32_t)o->seqs,
                                  .blocks = (uint64_t)kv_pool_slots(v->r.s.pool),
                                  .max_len = (uint32_t)v->r.s.context,
                                  .chunk = (uint32_t)o->batched_tokens};
-    name_it(v);
+    set_names(v);
     struct engine_cost cost;
     bool known = engine_cost(v->r.s.g, &cost);
     for (int i = 0; i < 3 && known; i++) {
@@ -74,7 +75,7 @@ static int join(struct err *e, struct serve *v)
 static int event(struct err *e, struct serve *v, const struct worker_event *ev)
 {
     if (ev->type == WORKER_EV_ASSIGNED) {
-        /* Until the capacity is reported the link counts the assignment, even if it is what it was before. */
+        /* The link counts the assignment until the next report of capacity, so report even an equal one. */
         v->capacity_ns = 0;
         return work_take(e, v, ev->assigned);
     }
@@ -97,7 +98,7 @@ static int take_events(struct err *e, struct serve *v)
 
 /* ---- capacity ---- */
 
-static uint64_t less(uint64_t a, uint64_t b)
+static uint64_t saturating_sub(uint64_t a, uint64_t b)
 {
     return a > b ? a - b : 0;
 }
@@ -109,13 +110,13 @@ static void report_capacity(struct serve *v)
         if (q->state == REQUEST_CLOSED || request_n_answer(q))
             continue;
         uint64_t n_id = q->r->n_id;
-        prompts += less(n_id, (uint64_t)q->n_kv);
-        blocks += less((n_id + KV_BLOCK) / KV_BLOCK, (uint64_t)q->kv.n);
+        prompts += saturating_sub(n_id, (uint64_t)q->n_kv);
+        blocks += saturating_sub((n_id + KV_BLOCK) / KV_BLOCK, (uint64_t)q->kv.n);
     }
     struct wire_capacity c = v->capacity;
-    c.seqs = (uint32_t)less(v->r.s.o->seqs, (uint64_t)v->r.n);
-    c.tokens = (uint32_t)less(2 * v->r.s.o->batched_tokens, prompts);
-    c.blocks = less(hold_room(v) + (uint64_t)kv_pool_idle(v->r.s.pool), blocks);
+    c.seqs = (uint32_t)saturating_sub(v->r.s.o->seqs, (uint64_t)v->r.n);
+    c.tokens = (uint32_t)saturating_sub(2 * v->r.s.o->batched_tokens, prompts);
+    c.blocks = saturating_sub(hold_available(v) + (uint64_t)kv_pool_idle(v->r.s.pool), blocks);
     c.steps = v->steps;
     uint64_t near = v->capacity.blocks / 16 + 1;
     bool same = c.seqs == v->capacity.seqs && c.tokens == v->capacity.tokens && c.blocks <= v->capacity.blocks + near &&
@@ -129,18 +130,18 @@ static void report_capacity(struct serve *v)
 
 /* ---- draining ---- */
 
-/* Nothing is on its way from the scheduler any more, as far as can be known. */
-static bool nothing_comes(const struct serve *v, uint64_t now)
+/* Whether no work item can be in flight from the scheduler. */
+static bool no_work_expected(const struct serve *v, uint64_t now)
 {
     struct err why;
-    return v->sched_drains || worker_link_state(v->link, &why) != WORKER_JOINED || now >= v->term_ns + TOLD_NS;
+    return v->sched_drains || worker_link_state(v->link, &why) != WORKER_JOINED || now >= v->term_ns + DRAIN_NOTICE_NS;
 }
 
-/* Gateways have all, and the scheduler has been told, or has gone before: then it is no loss to it. */
-static bool all_said(struct serve *v, uint64_t now)
+/* Whether gateways and the scheduler have acknowledged everything, or their time is over. */
+static bool all_confirmed(struct serve *v, uint64_t now)
 {
     struct err why;
-    uint64_t wait = worker_link_state(v->link, &why) == WORKER_JOINED ? HEARD_NS : AWAY_NS;
+    uint64_t wait = worker_link_state(v->link, &why) == WORKER_JOINED ? CONFIRM_NS : NO_SCHED_NS;
     if (v->r.n || worker_link_queued(v->link)) {
         v->done_ns = 0;
         return false;
@@ -149,7 +150,7 @@ static bool all_said(struct serve *v, uint64_t now)
     return worker_link_idle(v->link) || now >= v->done_ns + wait;
 }
 
-/* *over: all is done, reported and confirmed. */
+/* *over: all work is done, reported and acknowledged. */
 static int drain(struct err *e, struct serve *v, bool *over)
 {
     uint64_t now = time_now_ns();
@@ -170,24 +171,24 @@ static int drain(struct err *e, struct serve *v, bool *over)
     if (now >= v->drain_ns + LAST_NS)
         *over = true;
     else
-        *over = all_said(v, now) && nothing_comes(v, now);
+        *over = all_confirmed(v, now) && no_work_expected(v, now);
     return rc;
 }
 
 /* ---- the loop ---- */
 
-/* A scheduler that refuses this worker says why, and so does this worker: once. */
-static void say_refused(struct serve *v)
+/* Logs once if the scheduler refuses this worker, with the reason. */
+static void log_refused(struct serve *v)
 {
     struct err why;
     bool refused = worker_link_state(v->link, &why) == WORKER_REFUSED;
     if (refused && !v->refused)
-        serve_say(v, "the scheduler refuses this worker: %s; it is asked again every second", why.text);
+        serve_log(v, "the scheduler refuses this worker: %s; it tries again every second", why.text);
     v->refused = refused;
 }
 
-/* Until something is told, the store says something, or something is due. */
-static void wait_some(const struct serve *v)
+/* Blocks until the scheduler or the store sends something, or a timer expires. */
+static void wait_for_events(const struct serve *v)
 {
     struct pollfd p[2] = {{worker_link_fd(v->link), POLLIN, 0}, {store_client_fd(v->store), POLLIN, 0}};
     bool soon = false, pending = false;
@@ -197,7 +198,7 @@ static void wait_some(const struct serve *v)
         soon |= !waits;
     }
     int ms = soon || v->drain_ns ? WAIT_SOON_MS : WAIT_IDLE_MS;
-    poll(p, 1 + (pending && !v->away), ms);
+    poll(p, 1 + (pending && !v->store_down), ms);
 }
 
 static int take(struct err *e, struct runner *r, bool idle, bool *over)
@@ -208,11 +209,11 @@ static int take(struct err *e, struct runner *r, bool idle, bool *over)
         return rc;
     report_capacity(v);
     if (idle) {
-        say_refused(v);
-        wait_some(v);
+        log_refused(v);
+        wait_for_events(v);
     }
     rc = take_events(e, v);
-    rc = rc ? rc : hold_turn(e, v);
+    rc = rc ? rc : hold_poll(e, v);
     return rc ? rc : slots_yield(e, v);
 }
 
@@ -226,17 +227,17 @@ static const struct runner_io io = {.take = take,
                                     .progress = out_progress,
                                     .end = out_end,
                                     .fail = out_fail,
-                                    .hand_over = out_hand_over,
+                                    .hand_over = out_transfer,
                                     .flush = out_flush};
 
 static int run(struct err *e, struct serve *v)
 {
     struct err manager = {0};
     report_capacity(v);
-    v->r.s.load_ns = 0; /* no request waits for what was loaded before it came */
+    v->r.s.load_ns = 0; /* requests arrive after the model is loaded, so none waits for the load */
     int rc = proc_ready(e, &manager, v->r.s.o->ready_fd);
     if (manager.code)
-        serve_say(v, "%s", manager.text);
+        serve_log(v, "%s", manager.text);
     return rc ? rc : runner_run(e, &v->r);
 }
 
@@ -248,7 +249,7 @@ int phase_serve(struct err *e, const struct phase_opts *o, const char *role)
     v->r.io = &io;
     v->role = role;
     kern_thread_init();
-    proc_wake_soon(true); /* but those that compute */
+    proc_wake_soon(true); /* all threads but the compute threads */
     int rc = stage_open(e, &v->r.s, o);
     rc = rc ? rc : hold_open(e, v);
     if (!rc && v->store) {

@@ -1,7 +1,8 @@
 /*
- * A worker and its store. A call is made only where it will be answered soon: while the store is away, what needs no
- * slot goes on, and the rest waits. A call that was not answered may have been done: what is held is then not known for
- * sure, and when the store is back all is leased anew, which costs an order at most the tokens of a block.
+ * A worker as client of kvstore. While kvstore does not respond, the worker makes no blocking calls: assignments that
+ * need no new slot continue, and the others wait. A call without a response may have been done or not, so the two may
+ * disagree about the worker's slots. When kvstore responds again, the worker therefore releases everything and leases
+ * again, which costs each assignment at most the tokens of one block.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -10,75 +11,75 @@
 #include "phase/serve.h"
 #include "proc/proc.h"
 
-#define CALL_MS 3000 /* a store that takes longer for an answer counts as away */
-#define AWAY_NS (5000 * NS_MS)
-#define STAT_NS (100 * NS_MS)
-#define IDLE_NS (1000 * NS_MS) /* then credit is given back */
-#define ANEW_NS (100 * NS_MS)  /* between two beginnings */
-#define RESERVE 16             /* of all slots, one in so many is kept as credit at most */
-#define NEWS_MAX 1024          /* a turn */
+#define CALL_MS 3000                  /* timeout of a call, after which kvstore counts as down */
+#define STORE_RETRY_NS (5000 * NS_MS) /* between calls to a store that does not respond */
+#define STAT_NS (100 * NS_MS)         /* between requests for its free slots */
+#define IDLE_NS (1000 * NS_MS)        /* idle time after which reserved slots are released */
+#define RESYNC_NS (100 * NS_MS)       /* between two resyncs */
+#define RESERVE 16                    /* at most one of this many slots is reserved in advance */
+#define STORE_EVENTS_MAX 1024         /* in one poll */
 
-/* ---- reaching it ---- */
+/* ---- connection ---- */
 
-enum fate {
-    FATE_OK,
-    FATE_LATER, /* it has no room now, or does not answer */
-    FATE_GONE,  /* the sequence is lost */
-    FATE_NEVER, /* it fits nowhere */
+enum kv_status {
+    KV_STATUS_OK,
+    KV_STATUS_RETRY, /* the store is full, or does not respond */
+    KV_STATUS_STALE, /* the sequence no longer exists */
+    KV_STATUS_NEVER, /* it never fits into the store */
 };
 
-static enum fate fate_of(struct serve *v, int rc, const struct err *e)
+static enum kv_status kv_status_of(struct serve *v, int rc, const struct err *e)
 {
     enum kv_why why = rc ? store_client_why(v->store) : 0;
     if (!rc)
-        return FATE_OK;
+        return KV_STATUS_OK;
     if (why == KV_WHY_NEVER)
-        return FATE_NEVER;
+        return KV_STATUS_NEVER;
     if (why == KV_WHY_NOT_NOW || why == KV_WHY_DRAINING)
-        return FATE_LATER;
+        return KV_STATUS_RETRY;
     if (why == KV_WHY_EXPIRED) {
         v->expired = true;
-        return FATE_LATER;
+        return KV_STATUS_RETRY;
     }
     if (why == KV_WHY_STALE)
-        return FATE_GONE;
-    if (why) { /* it counts otherwise than we do: anew, then both count the same */
-        serve_say(v, "kvstore refuses: %s", e->text);
-        v->unsure = true;
-        return FATE_LATER;
+        return KV_STATUS_STALE;
+    if (why) { /* the store and this worker disagree about slots: resync */
+        serve_log(v, "kvstore refuses: %s", e->text);
+        v->must_resync = true;
+        return KV_STATUS_RETRY;
     }
-    if (!v->away)
-        serve_say(v, "%s: what needs it waits", e->text);
-    v->away = v->unsure = true;
-    v->away_ns = time_now_ns() + AWAY_NS;
-    return FATE_LATER;
+    if (!v->store_down)
+        serve_log(v, "%s: requests that need new slots wait", e->text);
+    v->store_down = v->must_resync = true;
+    v->store_retry_ns = time_now_ns() + STORE_RETRY_NS;
+    return KV_STATUS_RETRY;
 }
 
-static bool answers(struct serve *v)
+static bool may_respond(struct serve *v)
 {
     struct pollfd p = {store_client_fd(v->store), POLLIN, 0};
-    return poll(&p, 1, 0) > 0 || time_now_ns() >= v->away_ns;
+    return poll(&p, 1, 0) > 0 || time_now_ns() >= v->store_retry_ns;
 }
 
-/* A call can be made. */
+/* Whether a call would not block for long. */
 static bool reachable(struct serve *v)
 {
     struct err e;
     if (!store_client_up(v->store)) {
-        if (!v->away)
-            serve_say(v, "kvstore has gone: what needs it waits");
-        v->away = true;
-        v->away_ns = 0;
+        if (!v->store_down)
+            serve_log(v, "the connection to kvstore is closed: requests that need new slots wait");
+        v->store_down = true;
+        v->store_retry_ns = 0;
         return false;
     }
-    if (!v->away)
+    if (!v->store_down)
         return true;
-    if (!answers(v))
+    if (!may_respond(v))
         return false;
-    if (fate_of(v, store_client_renew(&e, v->store), &e) == FATE_LATER && !v->expired)
+    if (kv_status_of(v, store_client_renew(&e, v->store), &e) == KV_STATUS_RETRY && !v->expired)
         return false;
-    v->away = false;
-    serve_say(v, "kvstore is back");
+    v->store_down = false;
+    serve_log(v, "kvstore responds again");
     return true;
 }
 
@@ -96,11 +97,11 @@ int hold_open(struct err *e, struct serve *v)
     struct store_client_opts o = {
         .url = v->r.s.o->kv, .name = v->r.s.o->prog, .kind = &v->r.s.kind, .timeout_ms = CALL_MS};
     int rc = 0;
-    bool said = false;
+    bool logged = false;
     while (!rc && (rc = store_client_open(e, &v->store, &o)) == ERR_SYS && !proc_term_count()) {
-        if (!said)
-            serve_say(v, "%s: it is waited for", e->text);
-        said = true;
+        if (!logged)
+            serve_log(v, "%s: waiting for kvstore", e->text);
+        logged = true;
         rc = 0;
     }
     if (rc == ERR_SYS && proc_term_count())
@@ -113,57 +114,58 @@ void hold_close(struct serve *v)
     store_client_close(v->store);
 }
 
-/* ---- what an assignment holds ---- */
+/* ---- the sequence and slots of an assignment ---- */
 
 static bool valid(const struct serve *v, const struct assignment *a)
 {
     return kv_arena_valid(v->arena, a->seq.seq, a->seq.gen);
 }
 
-static int64_t own_from(const struct assignment *a)
+static int64_t first_own(const struct assignment *a)
 {
-    return a->n_pub + a->seq_tail;
+    return a->n_published + a->seq_tail;
 }
 
-/* Forgets what it holds, of which own credit is of use again. */
-static void forget(struct serve *v, struct assignment *a)
+/* Empties its table; slots that are only reserved return to the pool. */
+static void drop_table(struct serve *v, struct assignment *a)
 {
     struct kv_table *t = &a->q.kv;
-    if (t->n > own_from(a))
-        kv_pool_put(v->r.s.pool, t->slot + own_from(a), t->n - own_from(a));
+    if (t->n > first_own(a))
+        kv_pool_put(v->r.s.pool, t->slot + first_own(a), t->n - first_own(a));
     free(t->slot);
     *t = (struct kv_table){0};
     a->has_seq = a->seq_tail = false;
-    a->n_pub = 0;
+    a->n_published = 0;
     a->q.n_kv = 0;
 }
 
-/* What was handed over and not taken yet would lie in the store until its time is over. */
-static void let_go(struct serve *v, struct assignment *a)
+/* Accepts a pending transfer so that it can be released: otherwise its blocks stay leased until it times out. */
+static void claim_transfer(struct serve *v, struct assignment *a)
 {
     struct err e;
-    a->has_from = false;
-    if (!v->unsure && !v->expired && reachable(v))
-        a->has_seq = fate_of(v, store_client_take(&e, v->store, &a->seq, a->from.seq, a->from.gen), &e) == FATE_OK;
+    a->has_transfer = false;
+    if (!v->must_resync && !v->expired && reachable(v))
+        a->has_seq =
+            kv_status_of(v, store_client_take(&e, v->store, &a->seq, a->from.seq, a->from.gen), &e) == KV_STATUS_OK;
 }
 
-void hold_drop(struct serve *v, struct assignment *a)
+void hold_release(struct serve *v, struct assignment *a)
 {
     struct err e;
-    if (a->has_from)
-        let_go(v, a);
+    if (a->has_transfer)
+        claim_transfer(v, a);
     bool held = a->has_seq && !v->expired && valid(v, a);
-    forget(v, a);
-    if (held && (v->unsure || !reachable(v)))
-        v->unsure = true; /* it goes with all the others */
+    drop_table(v, a);
+    if (held && (v->must_resync || !reachable(v)))
+        v->must_resync = true; /* the resync releases it */
     else if (held)
-        fate_of(v, store_client_release(&e, v->store, a->seq.seq, a->seq.gen), &e);
+        kv_status_of(v, store_client_release(&e, v->store, a->seq.seq, a->seq.gen), &e);
 }
 
-/* Its KV is not there any more: from the beginning. */
-static void restart(struct serve *v, struct assignment *a)
+/* Its KV is lost: lease and compute again. */
+static void recompute(struct serve *v, struct assignment *a)
 {
-    forget(v, a);
+    drop_table(v, a);
     a->q.state = REQUEST_WAITS;
     a->pending = false;
     a->retry_ns = 0;
@@ -181,7 +183,7 @@ static int reserve_table(struct err *e, struct kv_table *t, int64_t n)
     return 0;
 }
 
-/* The table of a sequence as the store has it. */
+/* Copies the block table of its sequence from the arena. */
 static int copy_table(struct err *e, struct serve *v, struct assignment *a)
 {
     struct kv_table *t = &a->q.kv;
@@ -191,10 +193,10 @@ static int copy_table(struct err *e, struct serve *v, struct assignment *a)
     if (rc)
         return rc;
     if (kv_arena_table(&no, v->arena, t->slot, (uint64_t)n, a->seq.seq, a->seq.gen)) {
-        restart(v, a);
+        recompute(v, a);
         return 0;
     }
-    t->n = a->n_pub = n;
+    t->n = a->n_published = n;
     a->seq_tail = a->seq.tail != KV_NONE && a->seq.tail < kv_arena_head(v->arena)->n_slot;
     if (a->seq_tail)
         t->slot[t->n++] = (int32_t)a->seq.tail;
@@ -206,10 +208,10 @@ static int copy_table(struct err *e, struct serve *v, struct assignment *a)
     return 0;
 }
 
-/* ---- leasing and taking ---- */
+/* ---- leases and transfers ---- */
 
-/* What prefill did, and the time until its sequence was taken. */
-static int taken(struct err *e, struct assignment *a)
+/* Adds the spans of prefill and of the transfer. */
+static int add_transfer_spans(struct err *e, struct assignment *a)
 {
     struct request *q = &a->q;
     const struct handle *h = &a->from;
@@ -229,37 +231,38 @@ static int taken(struct err *e, struct assignment *a)
 static int take(struct err *e, struct serve *v, struct assignment *a)
 {
     struct err no;
-    a->has_from = false;
-    /* One that is answered later may have been taken all the same: it is released with what is held; expired or not. */
-    if (fate_of(v, store_client_take(&no, v->store, &a->seq, a->from.seq, a->from.gen), &no) != FATE_OK)
+    a->has_transfer = false;
+    /* If the call failed without a response, the transfer may be complete: the resync releases the sequence. */
+    if (kv_status_of(v, store_client_take(&no, v->store, &a->seq, a->from.seq, a->from.gen), &no) != KV_STATUS_OK)
         return 0;
     a->has_seq = true;
     int rc = copy_table(e, v, a);
     if (rc || a->q.state != REQUEST_RUNS)
         return rc;
-    if (a->q.n_kv >= a->q.n_ids) { /* more than is known of the answer: its last row would be written twice */
-        hold_drop(v, a);
+    /* KV of tokens that this attempt does not know yet: the last row would be written twice. */
+    if (a->q.n_kv >= a->q.n_ids) {
+        hold_release(v, a);
         a->q.state = REQUEST_WAITS;
         return 0;
     }
-    return taken(e, a);
+    return add_transfer_spans(e, a);
 }
 
 static int lease(struct err *e, struct serve *v, struct assignment *a)
 {
     struct err no;
     struct request *q = &a->q;
-    /* The last id is computed in any case; for prompt log-probabilities all are. */
+    /* The last id is always computed; for prompt log-probabilities all ids are. */
     int64_t n = q->want_prompt ? 0 : (q->n_ids - 1) / KV_BLOCK;
     int rc = work_digests(e, a, n);
     if (rc)
         return rc;
     rc = store_client_lease(&no, v->store, &a->seq, q->ids, (uint64_t)q->n_ids, a->digests, (uint64_t)n, !a->no_wait);
-    switch (fate_of(v, rc, &no)) {
-    case FATE_NEVER:
+    switch (kv_status_of(v, rc, &no)) {
+    case KV_STATUS_NEVER:
         err_set(&q->err, ERR_NO, "%s", no.text);
         return runner_fail(e, &v->r, q);
-    case FATE_OK:
+    case KV_STATUS_OK:
         break;
     default:
         a->retry_ns = time_now_ns() + RETRY_MS * NS_MS;
@@ -270,7 +273,7 @@ static int lease(struct err *e, struct serve *v, struct assignment *a)
     return copy_table(e, v, a);
 }
 
-/* What was found is known when the first attempt of a request begins to compute. */
+/* Sets the number of cached tokens when an assignment first begins to compute. */
 static void started(struct assignment *a)
 {
     struct request *q = &a->q;
@@ -293,7 +296,7 @@ static bool is_new(const struct assignment *a)
 static int begin(struct err *e, struct serve *v, struct assignment *a)
 {
     int rc = 0;
-    if (a->has_from)
+    if (a->has_transfer)
         rc = take(e, v, a);
     if (!rc && is_new(a) && reachable(v) && !v->expired)
         rc = lease(e, v, a);
@@ -301,7 +304,7 @@ static int begin(struct err *e, struct serve *v, struct assignment *a)
     return rc;
 }
 
-/* ---- news ---- */
+/* ---- events of the store ---- */
 
 static struct assignment *pending_of(const struct serve *v, const struct kv_seq_info *s)
 {
@@ -314,12 +317,13 @@ static struct assignment *pending_of(const struct serve *v, const struct kv_seq_
     return NULL;
 }
 
-static int news(struct err *e, struct serve *v)
+static int poll_store_events(struct err *e, struct serve *v)
 {
     struct kv_seq_info s;
     struct err no;
     int rc = 0;
-    for (int i = 0; i < NEWS_MAX && !rc && store_client_up(v->store) && !store_client_news(&no, v->store, &s, 0); i++) {
+    for (int i = 0;
+         i < STORE_EVENTS_MAX && !rc && store_client_up(v->store) && !store_client_news(&no, v->store, &s, 0); i++) {
         struct assignment *a = pending_of(v, &s);
         if (!a)
             continue;
@@ -331,31 +335,31 @@ static int news(struct err *e, struct serve *v)
     return rc;
 }
 
-/* Whoever computes its next block takes too long, or its news were lost. */
-static void waited_enough(struct serve *v, struct assignment *a)
+/* The worker that computes its next block takes too long, or the event was lost: compute the block here. */
+static void check_pending_timeout(struct serve *v, struct assignment *a)
 {
     if (time_now_ns() - a->pending_ns < PENDING_MS * NS_MS)
         return;
-    hold_drop(v, a);
+    hold_release(v, a);
     a->no_wait = true;
     a->pending = false;
 }
 
-/* ---- beginning anew ---- */
+/* ---- resync ---- */
 
-static int anew(struct err *e, struct serve *v)
+static int resync(struct err *e, struct serve *v)
 {
     struct err no;
     int rc = 0;
     uint64_t now = time_now_ns();
-    if (now < v->anew_ns)
+    if (now < v->resync_ns)
         return 0;
-    v->anew_ns = now + ANEW_NS;
+    v->resync_ns = now + RESYNC_NS;
     if (store_client_renew_all(&no, v->store)) {
-        if (!v->away)
-            serve_say(v, "%s", no.text);
-        v->away = true;
-        v->away_ns = time_now_ns() + RETRY_MS * NS_MS;
+        if (!v->store_down)
+            serve_log(v, "%s", no.text);
+        v->store_down = true;
+        v->store_retry_ns = time_now_ns() + RETRY_MS * NS_MS;
         return 0;
     }
     int32_t slot[256];
@@ -363,18 +367,18 @@ static int anew(struct err *e, struct serve *v)
         ;
     for (struct request *q = v->r.head; q; q = q->next)
         if (q->state != REQUEST_CLOSED) {
-            restart(v, assignment_of(q));
-            while (kv_pool_get(v->r.s.pool, slot, 256)) /* its own slots are of a client that is no more */
+            recompute(v, assignment_of(q));
+            while (kv_pool_get(v->r.s.pool, slot, 256)) /* its reserved slots belong to the expired client */
                 ;
         }
-    v->unsure = v->expired = v->away = false;
-    v->credit_ns = 0;
+    v->must_resync = v->expired = v->store_down = false;
+    v->reserve_ns = 0;
     if (store_client_arena(v->store) != v->arena || kv_arena_head(store_client_arena(v->store))->id != v->arena_id)
         rc = map_arena(e, v);
     return rc;
 }
 
-/* ---- credit ---- */
+/* ---- reserved slots ---- */
 
 static int64_t reserve_of(const struct serve *v)
 {
@@ -382,7 +386,7 @@ static int64_t reserve_of(const struct serve *v)
     return want < most ? want : most;
 }
 
-static void give_back(struct serve *v, int64_t n)
+static void release_slots(struct serve *v, int64_t n)
 {
     int32_t slot[512];
     uint32_t give[512];
@@ -391,35 +395,35 @@ static void give_back(struct serve *v, int64_t n)
         int64_t k = kv_pool_get(v->r.s.pool, slot, n < 512 ? n : 512);
         for (int64_t i = 0; i < k; i++)
             give[i] = (uint32_t)slot[i];
-        if (!k || fate_of(v, store_client_uncredit(&e, v->store, give, (uint64_t)k), &e) != FATE_OK)
+        if (!k || kv_status_of(v, store_client_uncredit(&e, v->store, give, (uint64_t)k), &e) != KV_STATUS_OK)
             return;
         n -= k;
     }
 }
 
-void hold_want(struct serve *v, int64_t n)
+void hold_reserve(struct serve *v, int64_t n)
 {
     int64_t idle = kv_pool_idle(v->r.s.pool), reserve = reserve_of(v), more = n + reserve - idle;
     uint64_t now = time_now_ns(), got = 0;
     struct err e;
     if (idle >= n + reserve / 2) {
         if (idle > n + 2 * reserve + 8)
-            give_back(v, idle - n - reserve);
+            release_slots(v, idle - n - reserve);
         return;
     }
-    if (now < v->credit_ns || v->expired || !reachable(v))
+    if (now < v->reserve_ns || v->expired || !reachable(v))
         return;
     uint32_t *slot = malloc((size_t)more * sizeof *slot);
     if (!slot)
         return;
-    fate_of(v, store_client_credit(&e, v->store, slot, &got, (uint64_t)more, true), &e);
+    kv_status_of(v, store_client_credit(&e, v->store, slot, &got, (uint64_t)more, true), &e);
     for (uint64_t i = 0; i < got; i++)
         kv_pool_put(v->r.s.pool, &(int32_t){(int32_t)slot[i]}, 1);
     free(slot);
-    v->credit_ns = (int64_t)got < more ? now + RETRY_MS * NS_MS : 0;
+    v->reserve_ns = (int64_t)got < more ? now + RETRY_MS * NS_MS : 0;
 }
 
-uint64_t hold_room(struct serve *v)
+uint64_t hold_available(struct serve *v)
 {
     uint64_t now = time_now_ns();
     struct wire_kv_stat st;
@@ -427,22 +431,22 @@ uint64_t hold_room(struct serve *v)
     if (now < v->stat_ns || v->expired || !reachable(v))
         return v->room_blocks;
     v->stat_ns = now + STAT_NS;
-    if (fate_of(v, store_client_stat(&e, v->store, &st), &e) == FATE_OK)
+    if (kv_status_of(v, store_client_stat(&e, v->store, &st), &e) == KV_STATUS_OK)
         v->room_blocks = st.free + st.cached;
     return v->room_blocks;
 }
 
-/* ---- passing on ---- */
+/* ---- publication and transfer ---- */
 
-static void published(struct serve *v, struct assignment *a, const uint32_t *given, const uint32_t *out, int64_t n)
+static void published(struct serve *v, struct assignment *a, const uint32_t *sent, const uint32_t *out, int64_t n)
 {
     struct kv_table *t = &a->q.kv;
     for (int64_t k = 0; k < n; k++)
-        if (out[k] != given[k]) { /* another was first */
-            kv_pool_put(v->r.s.pool, &t->slot[a->n_pub + k], 1);
-            t->slot[a->n_pub + k] = (int32_t)out[k];
+        if (out[k] != sent[k]) { /* the block was cached already */
+            kv_pool_put(v->r.s.pool, &t->slot[a->n_published + k], 1);
+            t->slot[a->n_published + k] = (int32_t)out[k];
         }
-    a->n_pub += n;
+    a->n_published += n;
     if (n)
         a->seq_tail = false;
 }
@@ -453,30 +457,30 @@ static bool publish(struct serve *v, struct assignment *a, int64_t n, int n_tail
     uint32_t *slot = malloc((size_t)(n + 1) * 2 * sizeof *slot), *out = slot + n + 1;
     uint64_t *sum = malloc((size_t)(n + 1) * sizeof *sum);
     struct err e;
-    bool ok = slot && sum && !work_digests(&e, a, a->n_pub + n);
+    bool ok = slot && sum && !work_digests(&e, a, a->n_published + n);
     if (ok) {
         for (int64_t k = 0; k < n; k++) {
-            slot[k] = (uint32_t)q->kv.slot[a->n_pub + k];
+            slot[k] = (uint32_t)q->kv.slot[a->n_published + k];
             sum[k] = kv_arena_sum(v->arena, slot[k]);
         }
         struct kv_publish p = {.seq = a->seq.seq,
                                .gen = a->seq.gen,
-                               .at = (uint64_t)a->n_pub,
+                               .at = (uint64_t)a->n_published,
                                .slot = slot,
                                .sum = sum,
                                .n_block = (uint64_t)n,
-                               .digests = a->digests + a->n_pub * KV_DIGEST,
-                               .ids = q->ids + a->n_pub * KV_BLOCK,
+                               .digests = a->digests + a->n_published * KV_DIGEST,
+                               .ids = q->ids + a->n_published * KV_BLOCK,
                                .n_tail = (uint32_t)n_tail,
-                               .tail = n_tail ? (uint32_t)q->kv.slot[a->n_pub + n] : KV_NONE};
-        enum fate f = fate_of(v, store_client_publish(&e, v->store, out, &p), &e);
-        ok = f == FATE_OK;
+                               .tail = n_tail ? (uint32_t)q->kv.slot[a->n_published + n] : KV_NONE};
+        enum kv_status f = kv_status_of(v, store_client_publish(&e, v->store, out, &p), &e);
+        ok = f == KV_STATUS_OK;
         if (ok)
             published(v, a, slot, out, n);
         if (ok && n_tail)
             a->seq_tail = true;
-        if (f == FATE_GONE)
-            restart(v, a);
+        if (f == KV_STATUS_STALE)
+            recompute(v, a);
     }
     free(slot);
     free(sum);
@@ -487,49 +491,49 @@ bool hold_publish(struct serve *v, struct assignment *a, bool tail)
 {
     if (!a->has_seq || a->q.state != REQUEST_RUNS)
         return false;
-    int64_t n = a->q.n_kv / KV_BLOCK - a->n_pub;
+    int64_t n = a->q.n_kv / KV_BLOCK - a->n_published;
     int n_tail = tail ? (int)(a->q.n_kv % KV_BLOCK) : 0;
     if (!n && !n_tail)
         return true;
-    if (v->unsure || v->expired || !reachable(v))
+    if (v->must_resync || v->expired || !reachable(v))
         return false;
     return publish(v, a, n, n_tail);
 }
 
-bool hold_hand(struct serve *v, struct assignment *a, struct kv_seq_info *out)
+bool hold_transfer_out(struct serve *v, struct assignment *a, struct kv_seq_info *out)
 {
     struct err e;
     if (!hold_publish(v, a, true) ||
-        fate_of(v, store_client_hand(&e, v->store, out, a->seq.seq, a->seq.gen), &e) != FATE_OK)
+        kv_status_of(v, store_client_hand(&e, v->store, out, a->seq.seq, a->seq.gen), &e) != KV_STATUS_OK)
         return false;
     a->has_seq = false;
     return true;
 }
 
-/* ---- a turn ---- */
+/* ---- poll ---- */
 
 static void idle(struct serve *v)
 {
     uint64_t now = time_now_ns();
     if (v->r.n || !kv_pool_idle(v->r.s.pool))
         v->idle_ns = now;
-    else if (now - v->idle_ns > IDLE_NS && !v->unsure && !v->expired)
-        give_back(v, kv_pool_idle(v->r.s.pool));
+    else if (now - v->idle_ns > IDLE_NS && !v->must_resync && !v->expired)
+        release_slots(v, kv_pool_idle(v->r.s.pool));
 }
 
-int hold_turn(struct err *e, struct serve *v)
+int hold_poll(struct err *e, struct serve *v)
 {
-    int rc = news(e, v);
-    if (!rc && (v->unsure || v->expired) && (v->expired ? store_client_up(v->store) : reachable(v)))
-        rc = anew(e, v);
+    int rc = poll_store_events(e, v);
+    if (!rc && (v->must_resync || v->expired) && (v->expired ? store_client_up(v->store) : reachable(v)))
+        rc = resync(e, v);
     idle(v);
     uint64_t now = time_now_ns();
     for (struct request *q = v->r.head; q && !rc; q = q->next) {
         struct assignment *a = assignment_of(q);
-        if (v->unsure || v->expired)
+        if (v->must_resync || v->expired)
             return 0;
         if (is_pending(a))
-            waited_enough(v, a);
+            check_pending_timeout(v, a);
         if (is_new(a) && now >= a->retry_ns && reachable(v))
             rc = begin(e, v, a);
     }

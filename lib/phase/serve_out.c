@@ -6,7 +6,7 @@
 #include "phase/serve.h"
 
 #define PROGRESS_NS (200 * NS_MS)
-#define NEWEST 4096 /* ids of an answer that has ended; the gateway has told of those before */
+#define NEWEST 4096 /* limit of ids in a report of an end; the gateway has reported the earlier ones */
 
 /* ---- handles ---- */
 
@@ -76,11 +76,11 @@ int out_report(struct err *e, struct serve *v, struct assignment *a, const char 
 
 int out_fail(struct err *e, struct runner *r, struct request *q)
 {
-    hold_drop(serve_of(r), assignment_of(q));
+    hold_release(serve_of(r), assignment_of(q));
     return out_report(e, serve_of(r), assignment_of(q), "failed", q->err.code, q->err.text);
 }
 
-/* Whole blocks go to the store; of a prompt, the scheduler hears now and then how far it is. */
+/* Publishes full blocks. While the prompt is computed, reports its progress every PROGRESS_NS. */
 int out_progress(struct err *e, struct runner *r, struct request *q)
 {
     struct serve *v = serve_of(r);
@@ -91,7 +91,7 @@ int out_progress(struct err *e, struct runner *r, struct request *q)
         return 0;
     a->progress_ns = now;
     struct wire_report w = report_of(a, "progress");
-    w.n_out = w.n_out_id = 0; /* of those the gateway tells */
+    w.n_out = w.n_out_id = 0; /* the gateway reports them */
     return worker_link_report(e, v->link, a->order, &w);
 }
 
@@ -118,14 +118,14 @@ static int report_prefilled(struct err *e, struct serve *v, struct assignment *a
     return worker_link_report(e, v->link, a->order, &r);
 }
 
-int out_hand_over(struct err *e, struct runner *r, struct request *q)
+int out_transfer(struct err *e, struct runner *r, struct request *q)
 {
     struct serve *v = serve_of(r);
     struct assignment *a = assignment_of(q);
     struct kv_seq_info handed;
-    bool done = hold_hand(v, a, &handed);
+    bool done = hold_transfer_out(v, a, &handed);
     int rc = report_prefilled(e, v, a, done ? &handed : NULL);
-    hold_drop(v, a);
+    hold_release(v, a);
     return rc;
 }
 
@@ -145,9 +145,9 @@ int out_end(struct err *e, struct runner *r, struct request *q, struct wire_fram
 {
     struct serve *v = serve_of(r);
     struct assignment *a = assignment_of(q);
-    hold_publish(v, a, false); /* before it is known that it ended, so that what comes next finds them */
+    hold_publish(v, a, false); /* before the end is sent, so that a follow-up request finds the blocks */
     int rc = worker_link_send(e, v->link, a->order, f, request_n_answer(q));
-    hold_drop(v, a);
+    hold_release(v, a);
     if (rc)
         return rc;
     struct wire_report w = report_of(a, "ended");
@@ -170,8 +170,8 @@ static int size_of_step(int64_t tokens)
     return i;
 }
 
-/* What the scheduler learns its costs from: steps of answers alone; and each prompt's share of the time. The frames of
- * the step's results leave together. */
+/* Updates the costs that the scheduler estimates with: those of steps without prompts, and the share of each prompt in
+ * the time of a step. From here to out_flush the link collects frames, so that they are sent together. */
 void out_computed(struct runner *r, uint64_t ns)
 {
     struct serve *v = serve_of(r);

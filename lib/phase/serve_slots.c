@@ -1,16 +1,16 @@
 /*
- * KV slots of a worker's steps: credit of the store. One that has no slot to write in waits while others run; then the
- * last one is preempted, so that the first always goes on.
+ * KV slots for the steps of a worker, from its reserved slots. An assignment without a slot waits while others run;
+ * after YIELD_MS the last one is preempted, so the first one always makes progress.
  */
 #include "phase/serve.h"
 
-#define SAY_NS (1000 * NS_MS) /* between lines about the same thing */
+#define LOG_NS (1000 * NS_MS) /* between log lines of one kind */
 
 void slots_expect(struct runner *r, int64_t blocks)
 {
     struct serve *v = serve_of(r);
     if (!v->expired)
-        hold_want(v, blocks);
+        hold_reserve(v, blocks);
 }
 
 int slots_get(struct err *e, struct runner *r, struct request *q, int64_t *rows)
@@ -43,7 +43,7 @@ bool slots_valid(struct runner *r, struct request *q)
     if (kv_arena_valid(v->arena, a->seq.seq, a->seq.gen))
         return true;
     q->state = REQUEST_WAITS;
-    hold_drop(v, a);
+    hold_release(v, a);
     return false;
 }
 
@@ -54,14 +54,14 @@ static bool holds(const struct request *q)
     return q->state == REQUEST_RUNS && q->kv.n;
 }
 
-static void say_preempted(struct serve *v, const struct request *victim, uint64_t now)
+static void log_preempted(struct serve *v, const struct request *victim, uint64_t now)
 {
     v->n_preempted++;
-    if (now < v->said_ns)
+    if (now < v->log_ns)
         return;
-    serve_say(v, "the KV store is full: an answer of %u tokens is preempted, %llu so far", request_n_answer(victim),
-              (unsigned long long)v->n_preempted);
-    v->said_ns = now + SAY_NS;
+    serve_log(v, "kvstore is full: a request with %u tokens of answer is preempted (%llu preemptions so far)",
+              request_n_answer(victim), (unsigned long long)v->n_preempted);
+    v->log_ns = now + LOG_NS;
 }
 
 int slots_yield(struct err *e, struct serve *v)
@@ -74,14 +74,14 @@ int slots_yield(struct err *e, struct serve *v)
         if (holds(q))
             last = q;
     }
-    if (!first || v->away || v->unsure)
+    if (!first || v->store_down || v->must_resync)
         return 0;
     bool other = last && last != first;
     uint64_t wait = other ? YIELD_MS : STARVE_MS;
     if (now - assignment_of(first)->starved_ns < wait * NS_MS)
         return 0;
     struct request *victim = other ? last : first;
-    say_preempted(v, victim, now);
+    log_preempted(v, victim, now);
     for (struct request *q = v->r.head; q; q = q->next)
         if (assignment_of(q)->starved_ns)
             assignment_of(q)->starved_ns = now;

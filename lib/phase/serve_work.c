@@ -1,4 +1,4 @@
-/* Assignments: how they come, and the ways they end in without their answer. */
+/* Assignments: decoding, begin, and the ends other than that of the answer. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +21,7 @@ struct assignment *work_find(const struct serve *v, uint64_t order)
 void work_release(struct runner *r, struct request *q)
 {
     struct assignment *a = assignment_of(q);
-    hold_drop(serve_of(r), a);
+    hold_release(serve_of(r), a);
     wire_arena_free(a->mem);
     worker_order_release(a->order);
     free(a->digests);
@@ -45,7 +45,7 @@ int work_digests(struct err *e, struct assignment *a, int64_t n)
     return 0;
 }
 
-/* ---- coming ---- */
+/* ---- begin ---- */
 
 /* The request in the assignment's body, decoded once. a->q.err is set, and 0 returned, if it is refused. */
 static int read_body(struct err *e, struct serve *v, struct assignment *a)
@@ -58,11 +58,13 @@ static int read_body(struct err *e, struct serve *v, struct assignment *a)
     if (!a->mem)
         return err_nomem(e, "a request", n);
     if (wire_decode_next(why, &f, a->mem, &p, &n) || f.kind != WIRE_HELLO)
-        err_set(why, ERR_NO, "the request has no hello: %s", why->code ? why->text : "its body is something else");
+        err_set(why, ERR_NO, "the body of the request has no hello frame: %s",
+                why->code ? why->text : "it has another frame");
     else if (stage_check_hello(why, &v->r.s, &f.hello))
         why->code = ERR_NO;
     else if (wire_decode_next(why, &f, a->mem, &p, &n) || f.kind != WIRE_TOK)
-        err_set(why, ERR_NO, "the request has no tok frame: %s", why->code ? why->text : "its body is something else");
+        err_set(why, ERR_NO, "the body of the request has no tok frame: %s",
+                why->code ? why->text : "it has another frame");
     else {
         a->tok = f.req;
         return request_init(e, &a->q, &v->r.s, &a->tok);
@@ -78,8 +80,8 @@ static bool ids_known(const struct serve *v, const struct wire_order *w)
     return true;
 }
 
-/* The answer as far as it was delivered. *end: it had ended then already. */
-static int known_answer(struct err *e, struct serve *v, struct assignment *a, enum answer_end *end)
+/* Restores the part of the answer that was delivered. *end: that part is the whole answer. */
+static int restore_answer(struct err *e, struct serve *v, struct assignment *a, enum answer_end *end)
 {
     const struct wire_order *w = a->order;
     struct request *q = &a->q;
@@ -87,8 +89,8 @@ static int known_answer(struct err *e, struct serve *v, struct assignment *a, en
     size_t n_text;
     int rc = 0;
     if (!ids_known(v, w))
-        err_set(&q->err, ERR_NO, "the answer so far has ids that the model has not");
-    /* Tokens that are only counted are made again; the gateway knows each by its place. */
+        err_set(&q->err, ERR_NO, "the answer so far has ids that are not in the vocabulary of the model");
+    /* Tokens that the work item has without their ids are computed again; the gateway drops duplicates. */
     uint32_t n = !q->err.code && w->n_out == w->n_out_id && q->answer ? w->n_out : 0;
     for (uint32_t i = 0; i < n && !rc && *end == ANSWER_OPEN; i++)
         rc = request_push(e, q, w->out[i], &text, &n_text, end);
@@ -104,12 +106,12 @@ static int begin(struct err *e, struct serve *v, struct assignment *a, enum answ
     int rc = runner_add(e, &v->r, q);
     if (rc || q->state == REQUEST_CLOSED)
         return rc;
-    if (end != ANSWER_OPEN) /* only the news of its end was lost */
+    if (end != ANSWER_OPEN) /* only its end was not delivered */
         return runner_end(e, &v->r, q, end);
     const struct wire_order *o = a->order;
     bool here = !o->from.n || is(o->from, v->store_name);
-    a->has_from = is(o->phase, "decode") && handle_read(&a->from, o->handle) && here;
-    if (a->has_from) {
+    a->has_transfer = is(o->phase, "decode") && handle_read(&a->from, o->handle) && here;
+    if (a->has_transfer) {
         q->cached = a->from.cached;
         a->cached_known = true;
     }
@@ -130,7 +132,7 @@ int work_take(struct err *e, struct serve *v, const struct wire_order *o)
     a->q.hands_over = is(o->phase, "prefill");
     int rc = read_body(e, v, a);
     if (!rc && !a->q.err.code)
-        rc = known_answer(e, v, a, &end);
+        rc = restore_answer(e, v, a, &end);
     if (!rc)
         return begin(e, v, a, end);
     work_release(&v->r, &a->q);
@@ -139,7 +141,7 @@ int work_take(struct err *e, struct serve *v, const struct wire_order *o)
 
 int work_stop(struct err *e, struct serve *v, struct assignment *a, const char *what)
 {
-    hold_drop(v, a);
+    hold_release(v, a);
     runner_close(&a->q);
     return out_report(e, v, a, what, 0, "");
 }

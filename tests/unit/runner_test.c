@@ -1,6 +1,6 @@
 /*
- * The loop of prefill and decode, with the fake engine and a source and sink that live in this test: what a step
- * computes, in which order, and what happens to its results.
+ * The main loop of prefill and decode, with the fake engine, and a source and sink in this test: the rows of each step,
+ * their order, and the use of the results.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,17 +20,17 @@
 
 static struct {
     struct runner r; /* first */
-    struct request *come[8];
-    int64_t come_at[8]; /* the turn in which it comes */
-    int n_come;
+    struct request *arrivals[8];
+    int64_t arrival[8]; /* iteration in which it arrives */
+    int n_arrivals;
     int64_t turn, n_step;
-    int64_t slots;    /* ids of a step that get slots, at most */
-    uint64_t refused; /* seq of a request that gets none before the turn granted_at; UINT64_MAX: none */
+    int64_t slots;    /* limit of ids with slots in a step */
+    uint64_t refused; /* seq of a request without slots before iteration granted_at; UINT64_MAX: none */
     int64_t granted_at;
     int64_t invalid;     /* the step whose results are dropped; 0: none */
     uint32_t invalid_id; /* the token that was dropped */
     char steps[LOG];     /* "seq:rows seq:rows, " of each step */
-    char log[LOG];       /* "out 0, end 0, " in the order they came */
+    char log[LOG];       /* "out 0, end 0, " in the order of the calls */
     uint32_t ids[8][64]; /* tokens by request */
     int n_ids[8];
 } t;
@@ -54,12 +54,12 @@ static int take(struct err *e, struct runner *r, bool idle, bool *over)
     bool left = false;
     (void)idle;
     assert_true(++t.turn < 1000);
-    for (int i = 0; i < t.n_come && !rc; i++) {
-        left |= t.come[i] && t.come_at[i] > t.turn;
-        if (!t.come[i] || t.come_at[i] > t.turn)
+    for (int i = 0; i < t.n_arrivals && !rc; i++) {
+        left |= t.arrivals[i] && t.arrival[i] > t.turn;
+        if (!t.arrivals[i] || t.arrival[i] > t.turn)
             continue;
-        struct request *q = t.come[i];
-        t.come[i] = NULL;
+        struct request *q = t.arrivals[i];
+        t.arrivals[i] = NULL;
         rc = runner_add(e, r, q);
     }
     for (struct request *q = r->head; q; q = q->next)
@@ -135,7 +135,7 @@ static int fails(struct err *e, struct runner *r, struct request *q)
 static int hand_over(struct err *e, struct runner *r, struct request *q)
 {
     (void)e, (void)r;
-    add(t.log, "hand %d%s, ", (int)q->r->seq, q->max_new ? " with a token" : "");
+    add(t.log, "transfer %d%s, ", (int)q->r->seq, q->max_new ? " with a token" : "");
     return 0;
 }
 
@@ -181,21 +181,21 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* A request that comes in a turn, the first being 1. */
-static struct request *come(int64_t turn, uint32_t n_id, uint32_t max_tokens)
+/* Adds a request that arrives in the given iteration, counted from 1. */
+static struct request *add_at(int64_t turn, uint32_t n_id, uint32_t max_tokens)
 {
     struct err e;
     static uint32_t ids[512];
     struct request *q;
-    struct wire_req r = {.seq = (uint64_t)t.n_come, .ids = ids, .n_id = n_id};
+    struct wire_req r = {.seq = (uint64_t)t.n_arrivals, .ids = ids, .n_id = n_id};
     for (uint32_t i = 0; i < 512; i++)
         ids[i] = 100 + i;
     wire_sampling_default(&r.s);
     r.s.max_tokens = max_tokens;
     assert_int_equal(request_new(&e, &q, sizeof *q, &t.r.s, &r), 0);
     q->state = REQUEST_RUNS;
-    t.come[t.n_come] = q;
-    t.come_at[t.n_come++] = turn;
+    t.arrivals[t.n_arrivals] = q;
+    t.arrival[t.n_arrivals++] = turn;
     return q;
 }
 
@@ -211,60 +211,60 @@ static void runs(void)
 
 /* ---- what a step computes ---- */
 
-static void newest_tokens_come_before_prompts(void **state)
+static void decodes_before_it_prefills(void **state)
 {
     (void)state;
-    come(1, 10, 5);
-    come(2, 100, 2);
-    come(2, 20, 1);
+    add_at(1, 10, 5);
+    add_at(2, 100, 2);
+    add_at(2, 20, 1);
     runs();
     assert_string_equal(t.steps, "0:10 | 0:1 1:63 | 0:1 1:37 2:20 | 0:1 1:1 | 0:1 | ");
     assert_string_equal(t.log, "end 2, release 2, end 1, release 1, end 0, release 0, ");
 }
 
-static void chunk_bounds_prompts_that_stay_and_no_others(void **state)
+static void chunk_limits_only_prompts_that_are_decoded_here(void **state)
 {
     (void)state;
-    come(1, 10, 4)->chunk = 16;
-    come(1, 30, 1)->chunk = 16;
-    struct request *q = come(1, 20, 4);
+    add_at(1, 10, 4)->chunk = 16;
+    add_at(1, 30, 1)->chunk = 16;
+    struct request *q = add_at(1, 20, 4);
     q->chunk = 16;
     q->hands_over = true;
     runs();
     assert_string_equal(t.steps, "0:10 1:6 2:20 | 0:1 1:16 | 0:1 1:8 | 0:1 | ");
     assert_int_equal(t.n_ids[2], 1);
-    assert_non_null(strstr(t.log, "hand 2 with a token, release 2, "));
+    assert_non_null(strstr(t.log, "transfer 2 with a token, release 2, "));
 }
 
-static void lower_priority_numbers_come_first(void **state)
+static void lower_priority_numbers_run_first(void **state)
 {
     (void)state;
-    come(1, 40, 1)->priority = 1;
-    come(1, 40, 1)->priority = -1;
-    come(1, 40, 1)->priority = -1;
+    add_at(1, 40, 1)->priority = 1;
+    add_at(1, 40, 1)->priority = -1;
+    add_at(1, 40, 1)->priority = -1;
     runs();
     assert_string_equal(t.steps, "1:40 2:24 | 2:16 0:40 | ");
 }
 
-static void a_step_has_what_has_slots(void **state)
+static void computes_only_rows_with_slots(void **state)
 {
     (void)state;
     t.slots = 8;
     t.refused = 1;
     t.granted_at = 4;
-    come(1, 20, 1);
-    come(1, 5, 1);
+    add_at(1, 20, 1);
+    add_at(1, 5, 1);
     runs();
     assert_string_equal(t.steps, "0:8 | 0:8 | 0:4 | 1:5 | ");
 }
 
 /* ---- results ---- */
 
-static void results_are_dropped_if_the_kv_was_lost(void **state)
+static void drops_results_if_the_kv_was_lost(void **state)
 {
     (void)state;
     t.invalid = 1;
-    come(1, 10, 3);
+    add_at(1, 10, 3);
     runs();
     assert_string_equal(t.steps, "0:10 | 0:10 | 0:1 | 0:1 | ");
     assert_int_equal(t.n_ids[0], 3);
@@ -278,13 +278,13 @@ static void an_answer_continues_after_the_tokens_it_has(void **state)
     size_t n_text;
     struct err e;
     (void)state;
-    come(1, 10, 6);
+    add_at(1, 10, 6);
     runs();
     uint32_t first[6];
     memcpy(first, t.ids[0], sizeof first);
-    t.turn = t.n_ids[0] = t.n_come = 0;
+    t.turn = t.n_ids[0] = t.n_arrivals = 0;
     t.steps[0] = 0;
-    struct request *q = come(1, 10, 6);
+    struct request *q = add_at(1, 10, 6);
     for (int i = 0; i < 3; i++)
         assert_int_equal(request_push(&e, q, first[i], &text, &n_text, &e_end), 0);
     t.n_ids[0] = 3;
@@ -293,68 +293,68 @@ static void an_answer_continues_after_the_tokens_it_has(void **state)
     assert_memory_equal(t.ids[0] + 3, first + 3, 3 * sizeof *first);
 }
 
-static void the_prompt_is_given_out_once_and_first(void **state)
+static void outputs_the_prompt_once_and_first(void **state)
 {
     struct request *q;
     (void)state;
-    q = come(1, 10, 2);
+    q = add_at(1, 10, 2);
     q->copy->s.echo = true;
-    q = come(1, 70, 0);
+    q = add_at(1, 70, 0);
     q->copy->s.echo = true;
-    come(1, 5, 0);
+    add_at(1, 5, 0);
     runs();
     assert_string_equal(t.log, "prompt 0, end 0, prompt 1, end 1, end 2, release 0, release 1, release 2, ");
     assert_int_equal(t.n_ids[0], 2);
 }
 
-static void a_request_that_failed_is_not_computed(void **state)
+static void does_not_compute_a_failed_request(void **state)
 {
     (void)state;
-    come(1, 0, 4);
-    come(1, 10, 1);
+    add_at(1, 0, 4);
+    add_at(1, 10, 1);
     runs();
     assert_string_equal(t.steps, "1:10 | ");
     assert_string_equal(t.log, "fail 0, release 0, end 1, release 1, ");
 }
 
-static void a_first_token_that_came_along_is_given_out_at_once(void **state)
+static void outputs_a_transferred_first_token_at_once(void **state)
 {
     (void)state;
-    struct request *q = come(1, 10, 1);
+    struct request *q = add_at(1, 10, 1);
     q->token = (struct sample_result){.id = 300};
     q->has_token = true;
     q->taken_ns = 1;
-    come(1, 10, 0)->taken_ns = 1;
+    add_at(1, 10, 0)->taken_ns = 1;
     runs();
     assert_string_equal(t.steps, "");
     assert_string_equal(t.log, "end 0, end 1, release 0, release 1, ");
     assert_int_equal(t.ids[0][0], 300);
 }
 
-static void without_answers_every_prompt_is_handed_over(void **state)
+static void transfers_every_prompt_without_a_sink(void **state)
 {
     (void)state;
     t.r.io = &prompts;
-    come(1, 100, 5);
-    come(1, 10, 0);
+    add_at(1, 100, 5);
+    add_at(1, 10, 0);
     runs();
     assert_string_equal(t.steps, "0:64 | 0:36 1:10 | ");
-    assert_string_equal(t.log, "hand 0 with a token, hand 1, release 0, release 1, ");
+    assert_string_equal(t.log, "transfer 0 with a token, transfer 1, release 0, release 1, ");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(newest_tokens_come_before_prompts, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(chunk_bounds_prompts_that_stay_and_no_others, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(lower_priority_numbers_come_first, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_step_has_what_has_slots, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(results_are_dropped_if_the_kv_was_lost, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(decodes_before_it_prefills, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(chunk_limits_only_prompts_that_are_decoded_here, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(lower_priority_numbers_run_first, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(computes_only_rows_with_slots, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(drops_results_if_the_kv_was_lost, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_answer_continues_after_the_tokens_it_has, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(the_prompt_is_given_out_once_and_first, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_request_that_failed_is_not_computed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_first_token_that_came_along_is_given_out_at_once, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(without_answers_every_prompt_is_handed_over, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(outputs_the_prompt_once_and_first, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(does_not_compute_a_failed_request, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(outputs_a_transferred_first_token_at_once, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(transfers_every_prompt_without_a_sink, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,7 @@
 /*
- * Workers against a real kvstore, under a scheduler and a gateway that live in this test: it stands in for
- * lib/link/worker.c and gives orders as it likes. Answers are compared with those of decode as a filter on the same
- * frames, bit by bit (docs/arithmetic.md promises equality), or, with the fake engine, with those of an undisturbed
- * run. Each case runs in a process of its own, as signals are counted once a process.
+ * Workers with a real kvstore. The test replaces lib/link/worker.c and plays scheduler and gateway. Answers must be
+ * equal, bit by bit, to those of decode as a filter on the same frames (docs/arithmetic.md), or, with the fake engine,
+ * to those of an undisturbed run. Each case runs in its own process, since signals are counted per process.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,7 +34,7 @@
 #define TOKENS_MAX 2048
 #define WORKERS_MAX 4
 
-/* A failure in a child: says where, and ends it. */
+/* Reports a failure with its line, and ends the child process of the case. */
 #define MUST(x)                                                                                                        \
     do {                                                                                                               \
         if (!(x)) {                                                                                                    \
@@ -79,7 +78,7 @@ static void add_text(struct answer_log *a, struct wire_str s)
 static void log_out(struct answer_log *a, const struct wire_out *o)
 {
     if (o->prompt) {
-        if (a->prompt_lp) /* a second try says it again */
+        if (a->prompt_lp) /* a later attempt sends it again */
             return;
         a->prompt_lp = calloc(o->n_lp + 1, sizeof *a->prompt_lp);
         a->n_prompt_lp = o->n_lp;
@@ -100,7 +99,7 @@ static void log_out(struct answer_log *a, const struct wire_out *o)
             memcpy(t.top, o->lp[0].top, t.n_top * sizeof *t.top);
     }
     MUST(o->at <= a->n); /* a gap */
-    if (o->at < a->n) {  /* a token that is there already is the same one */
+    if (o->at < a->n) {  /* a token that was received already must be equal */
         MUST(!memcmp(&a->token[o->at], &t, sizeof t));
         return;
     }
@@ -135,14 +134,14 @@ static void same(const struct answer_log *a, const struct answer_log *b)
 
 /* ---- jobs ---- */
 
-enum where { WAITS, AT_PREFILL, AT_DECODE, DONE };
+enum job_state { JOB_WAITS, JOB_AT_PREFILL, JOB_AT_DECODE, JOB_DONE };
 
 struct job {
     struct wire_req r;
     uint8_t *body;
     size_t n_body;
     struct answer_log log;
-    enum where at;
+    enum job_state at;
     bool handed, closing; /* closing: a cancel or preempt was sent */
     uint8_t handle[WIRE_HANDLE_BYTES_MAX];
     size_t n_handle;
@@ -156,12 +155,12 @@ static int n_job;
 static struct worker_link *workers[WORKERS_MAX];
 static int n_worker;
 static uint64_t next_order;
-static bool colocate; /* whole orders only */
+static bool colocate; /* only work items of both phases */
 static uint32_t chunk;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
-/* ---- in place of lib/link/worker.c ---- */
+/* ---- replacement of lib/link/worker.c ---- */
 
 struct queued_event {
     struct wire_order o; /* first */
@@ -284,7 +283,7 @@ static struct job *job_of(uint64_t order)
     for (int i = 0; i < n_job; i++)
         if (jobs[i].order == order)
             return &jobs[i];
-    MUST(!"an order that is not open");
+    MUST(!"a frame for a work item that is not open");
     return NULL;
 }
 
@@ -294,7 +293,7 @@ int worker_link_send(struct err *e, struct worker_link *w, const struct wire_ord
     struct wire_frame copy;
     uint8_t *p;
     size_t n;
-    MUST(!wire_encode(e, &p, &n, f)); /* as it would leave */
+    MUST(!wire_encode(e, &p, &n, f)); /* as it would be sent */
     struct wire_arena *mem = wire_arena_new();
     MUST(!wire_decode(e, &copy, mem, p, n));
     pthread_mutex_lock(&lock);
@@ -335,28 +334,28 @@ int worker_link_report(struct err *e, struct worker_link *w, const struct wire_o
     if (is(r->what, "progress")) {
         MUST(r->n_done <= j->r.n_id + j->log.n);
     } else if (is(r->what, "prefilled")) {
-        MUST(j->at == AT_PREFILL && r->n_out >= 1 && r->n_out_id == r->n_out);
-        j->at = WAITS;
+        MUST(j->at == JOB_AT_PREFILL && r->n_out >= 1 && r->n_out_id == r->n_out);
+        j->at = JOB_WAITS;
         j->n_handle = r->handle.n;
         j->handed = true;
         if (r->handle.n)
             memcpy(j->handle, r->handle.p, r->handle.n);
     } else if (is(r->what, "ended")) {
         MUST(j->log.ended && r->reason == j->log.reason);
-        j->at = DONE;
+        j->at = JOB_DONE;
     } else if (is(r->what, "failed")) {
         snprintf(j->log.error, sizeof j->log.error, "%.*s", (int)r->text.n, r->text.p);
         j->log.failed = true;
-        j->at = DONE;
+        j->at = JOB_DONE;
     } else if (is(r->what, "preempted")) {
         MUST(r->n_out_id == r->n_out && r->n_out == j->log.n);
-        j->at = WAITS;
+        j->at = JOB_WAITS;
         j->handed = false;
         j->n_handle = 0;
     } else {
         MUST(is(r->what, "cancelled"));
         j->log.cancelled = true;
-        j->at = DONE;
+        j->at = JOB_DONE;
     }
     if (!is(r->what, "progress")) {
         j->order = 0;
@@ -379,7 +378,7 @@ static struct worker_link *worker_for(const char *role, int turn)
     return NULL;
 }
 
-/* As the worker counts it: a block more than what is known, so that it can begin. */
+/* Counts as the worker does: one block more than the known ids. */
 static bool fits(struct worker_link *w, const struct job *j)
 {
     uint64_t need = (j->r.n_id + j->log.n) / 32 + 2;
@@ -390,7 +389,7 @@ static bool fits(struct worker_link *w, const struct job *j)
     return true;
 }
 
-static void give(struct job *j)
+static void assign(struct job *j)
 {
     bool split = !colocate && !j->handed && worker_for("prefill", 0);
     struct worker_link *w = worker_for(split ? "prefill" : "decode", (int)j->attempts);
@@ -402,7 +401,7 @@ static void give(struct job *j)
     j->order = ++next_order;
     j->attempts++;
     j->w = w;
-    j->at = split ? AT_PREFILL : AT_DECODE;
+    j->at = split ? JOB_AT_PREFILL : JOB_AT_DECODE;
     struct queued_event *i = put_event(w, WORKER_EV_ASSIGNED, j->order);
     i->o = (struct wire_order){.order = j->order,
                                .gw = {"gw", 2},
@@ -426,18 +425,18 @@ static void give(struct job *j)
     i->ev.assigned = &i->o;
 }
 
-static void give_all(void)
+static void assign_all(void)
 {
     for (int i = 0; i < n_job; i++)
-        if (jobs[i].at == WAITS)
-            give(&jobs[i]);
+        if (jobs[i].at == JOB_WAITS)
+            assign(&jobs[i]);
 }
 
 static bool all_done(void)
 {
     bool all = true;
     for (int i = 0; i < n_job; i++)
-        all &= jobs[i].at == DONE;
+        all &= jobs[i].at == JOB_DONE;
     return all;
 }
 
@@ -451,7 +450,8 @@ static void wait_some(int ms)
     pthread_cond_timedwait(&changed, &lock, &t);
 }
 
-/* Runs all jobs to their end. chaos, in percent of the turns: an order is preempted, so that another worker may go on.
+/* Runs all jobs to their end. chaos: percentage of iterations that preempt a job, so that another worker may continue
+ * it.
  */
 static void run_jobs(int chaos, unsigned seed)
 {
@@ -459,7 +459,7 @@ static void run_jobs(int chaos, unsigned seed)
     pthread_mutex_lock(&lock);
     while (!all_done()) {
         MUST(time_now_ns() < end);
-        give_all();
+        assign_all();
         wait_some(20);
         struct job *j = &jobs[rand_r(&seed) % (unsigned)n_job];
         if ((int)(rand_r(&seed) % 100) < chaos && j->order && !j->closing && !j->log.ended) {
@@ -477,7 +477,8 @@ static uint8_t *hello;
 static size_t n_hello;
 
 static const char long_prompt[] =
-    "Once upon a time there was a small village near the sea, where the fishermen went out every morning before dawn. "
+    "Once upon a time there was a small village near the sea, job_state the fishermen went out every morning before "
+    "dawn. "
     "One day the youngest of them did not come back, and his brothers went to look for him. They sailed to the north "
     "and to the south, they asked the gulls and the seals, and on the third day they came to an island which none of "
     "them had ever seen before. There was a house on it, and smoke rose from its chimney, and";
@@ -506,7 +507,7 @@ static void seal(struct job *j)
     wire_arena_free(mem);
 }
 
-/* Requests that use what a request can. */
+/* Requests that cover the fields of a request. */
 static void add_requests(void)
 {
     static const struct wire_str stop[] = {{"K L", 3}};
@@ -533,7 +534,7 @@ static void add_requests(void)
     j->r.s.n_stop = 1;
     j->r.s.min_tokens = 2;
     j->r.s.logprobs = 0;
-    for (uint32_t i = 0; i < 2; i++) { /* two choices of one request, behind a shared prompt */
+    for (uint32_t i = 0; i < 2; i++) { /* two choices of one request, with a shared prompt */
         j = add_job(long_prompt, 48);
         j->r.index = i;
         j->r.s.temperature = 1;
@@ -574,7 +575,7 @@ static void add_requests(void)
         seal(&jobs[i]);
 }
 
-/* ---- the authority: decode as a filter ---- */
+/* ---- the reference: decode as a filter ---- */
 
 struct filter {
     struct phase_opts o;
@@ -686,7 +687,7 @@ static void start_store(const char *bytes, bool fake)
     close(ready[0]);
 }
 
-static void say(void *arg, const char *text)
+static void log_line(void *arg, const char *text)
 {
     if (getenv("SERVE_TEST_VERBOSE"))
         fprintf(stderr, "%s: %s\n", (const char *)arg, text);
@@ -712,7 +713,7 @@ static void start(struct service *s, const char *role, const char *engine)
 {
     s->o = opts(role);
     s->o.engine = engine;
-    s->o.say = say;
+    s->o.say = log_line;
     s->o.say_arg = (void *)(uintptr_t)role;
     int before = n_worker;
     MUST(!pthread_create(&s->thread, NULL, service_main, s));
@@ -758,7 +759,7 @@ static void begin(void)
     gguf_free(g);
 }
 
-struct case_run { /* in a process and a folder of its own */
+struct case_run { /* in its own process and directory */
     pid_t pid;
     char dir[32];
 };
@@ -800,23 +801,23 @@ static void check_all(const struct answer_log *want)
     }
 }
 
-static void again(void)
+static void reset_jobs(void)
 {
     for (int i = 0; i < n_job; i++) {
         jobs[i].log = (struct answer_log){0};
-        jobs[i].at = WAITS;
+        jobs[i].at = JOB_WAITS;
         jobs[i].handed = false;
         jobs[i].attempts = 0;
         jobs[i].n_handle = 0;
     }
 }
 
-/* Nothing is leased any more when all have ended; credit goes back when the workers are idle. */
+/* After all jobs nothing is leased; idle workers release their reserved slots. */
 static void check_store(void)
 {
     struct wire_kv_stat st = store_stat();
     MUST(st.free + st.cached + st.leased + st.quarantined + st.credited == st.total);
-    /* An answer that never came may have handed a sequence over all the same: it has its time. */
+    /* A call without a response may have begun a transfer, which ends after --handed-ms. */
     for (int i = 0; i < 60 && (st.leased || st.quarantined || st.seqs); i++, st = store_stat())
         usleep(50000);
     if (st.leased || st.quarantined || st.seqs)
@@ -827,7 +828,7 @@ static void check_store(void)
     MUST(!st.credited);
 }
 
-static void split_and_hits(void)
+static void split_and_cached(void)
 {
     struct service s[3] = {0};
     add_requests();
@@ -840,13 +841,13 @@ static void split_and_hits(void)
     MUST(!strcmp(jobs[0].log.spans, "prefill hand-over decode "));
     MUST(!strcmp(jobs[8].log.spans, "prefill "));
     check_store();
-    again(); /* with what is cached now */
+    reset_jobs(); /* with the blocks that are cached now */
     run_jobs(0, 1);
     check_all(want);
     MUST(jobs[5].log.cached == (jobs[5].r.n_id - 1) / 32 * 32 && jobs[5].log.cached >= 64);
-    MUST(jobs[1].log.cached == 0); /* prompt log-probabilities want all of it */
+    MUST(jobs[1].log.cached == 0); /* prompt log-probabilities need the whole computation */
     check_store();
-    again(); /* taken away from one decode and given to the other */
+    reset_jobs(); /* with migration between two decode workers */
     start(&s[2], "decode", NULL);
     run_jobs(10, 2);
     check_all(want);
@@ -867,8 +868,8 @@ static void whole(void)
     stop(s, 1);
 }
 
-/* A second turn finds the blocks that decode filled in the first. */
-static void second_turn(void)
+/* A follow-up request leases the blocks that decode filled for the first one. */
+static void follow_up_request(void)
 {
     struct service s[2] = {0};
     start_store("64M", false);
@@ -898,7 +899,7 @@ static void second_turn(void)
 
 /* ---- with the fake engine ---- */
 
-/* A step of prompts takes 10 µs and 1 µs a token, one of answers 0.2 ms and 20 µs each. */
+/* A step with prompts takes 10 µs plus 1 µs a token, a decode step 0.2 ms plus 20 µs a sequence. */
 static const char fake[] = "fake:10000,1000,0,200000,0,20000";
 
 static void add_many(int n, uint32_t max_tokens, uint32_t more)
@@ -910,8 +911,8 @@ static void add_many(int n, uint32_t max_tokens, uint32_t more)
     }
 }
 
-/* Too few slots for all at once, but enough for each: all end, as they would have. A request over the pool is refused
- * by name. */
+/* Slots for each request but not for all at once: all end with the same answers. A request that never fits fails with
+ * the limit. */
 static void small_arena(void)
 {
     struct service s[3] = {0};
@@ -935,27 +936,27 @@ static void small_arena(void)
     stop(s, 3);
 }
 
-static bool disturbing;
+static bool interfering;
 
-/* Never ends, as the store would end with the thread that started it. */
-static void *disturb_store(void *arg)
+/* Never returns: kvstore would be killed with the thread that started it (PR_SET_PDEATHSIG). */
+static void *interfere_with_store(void *arg)
 {
     const char *how = arg;
     for (int i = 0; i < 3; i++) {
         usleep(150000);
-        if (*how == 'k') { /* killed, and another one started in its place */
+        if (*how == 'k') { /* killed and started again */
             kill(store_pid, SIGKILL);
             waitpid(store_pid, NULL, 0);
             usleep(i * 100000);
             start_store("4M", true);
-        } else { /* stopped for longer than a lease, and than a call waits */
+        } else { /* stopped for longer than a lease, once also than the timeout of a call */
             kill(store_pid, SIGSTOP);
             usleep(i < 2 ? 1500000 : 4000000);
             kill(store_pid, SIGCONT);
         }
     }
     pthread_mutex_lock(&lock);
-    disturbing = false;
+    interfering = false;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     for (;;)
@@ -963,7 +964,7 @@ static void *disturb_store(void *arg)
     return NULL;
 }
 
-static void disturbed(const char *how, int chaos)
+static void run_with_interference(const char *how, int chaos)
 {
     struct service s[3] = {0};
     pthread_t t;
@@ -973,15 +974,15 @@ static void disturbed(const char *how, int chaos)
     start(&s[0], "prefill", fake);
     start(&s[1], "decode", fake);
     start(&s[2], "decode", fake);
-    disturbing = true;
-    MUST(!pthread_create(&t, NULL, disturb_store, (void *)(uintptr_t)how));
+    interfering = true;
+    MUST(!pthread_create(&t, NULL, interfere_with_store, (void *)(uintptr_t)how));
     run_jobs(chaos, 4);
     check_all(want);
     pthread_mutex_lock(&lock);
-    while (disturbing)
+    while (interfering)
         wait_some(100);
     pthread_mutex_unlock(&lock);
-    again();
+    reset_jobs();
     run_jobs(chaos, 5);
     check_all(want);
     check_store();
@@ -990,16 +991,16 @@ static void disturbed(const char *how, int chaos)
 
 static void store_killed(void)
 {
-    disturbed("kill", 2);
+    run_with_interference("kill", 2);
 }
 
 static void store_stopped(void)
 {
-    disturbed("stop", 2);
+    run_with_interference("stop", 2);
 }
 
-/* Orders are cancelled at any moment; the others are as ever, and nothing stays leased. */
-static void cancels(void)
+/* Jobs are cancelled at random times; the answers of the others are equal, and nothing stays leased. */
+static void cancellations(void)
 {
     struct service s[2] = {0};
     unsigned seed = 9;
@@ -1010,10 +1011,10 @@ static void cancels(void)
     start(&s[1], "decode", fake);
     int n_cancelled = 0;
     for (int round = 0; round < 5; round++) {
-        again();
+        reset_jobs();
         pthread_mutex_lock(&lock);
         while (!all_done()) {
-            give_all();
+            assign_all();
             wait_some(3);
             struct job *j = &jobs[rand_r(&seed) % (unsigned)n_job];
             if (j->order && !j->closing && !j->log.ended && rand_r(&seed) % 20 == 0) {
@@ -1036,7 +1037,7 @@ static void cancels(void)
     stop(s, 2);
 }
 
-/* SIGTERM: what ends in time ends here, the rest is given back. */
+/* After SIGTERM the jobs that end in time are completed, the others are preempted. */
 static void drains(void)
 {
     struct service s[1] = {0};
@@ -1048,14 +1049,14 @@ static void drains(void)
     start(&s[0], "decode", "fake:10000,1000,0,5000000,0,20000");
     pthread_mutex_lock(&lock);
     while (jobs[2].log.n < 5) {
-        give_all();
+        assign_all();
         wait_some(20);
     }
     pthread_mutex_unlock(&lock);
     uint64_t t0 = time_now_ns();
     stop(s, 1);
     MUST(time_now_ns() - t0 > 1900000000u && time_now_ns() - t0 < 20000000000u);
-    MUST(jobs[0].at == DONE && jobs[1].at == DONE && jobs[2].at == WAITS && jobs[2].log.n > 100);
+    MUST(jobs[0].at == JOB_DONE && jobs[1].at == JOB_DONE && jobs[2].at == JOB_WAITS && jobs[2].log.n > 100);
     same(&jobs[0].log, &want[0]);
     same(&jobs[1].log, &want[1]);
     MUST(!memcmp(jobs[2].log.token, want[2].token, jobs[2].log.n * sizeof(struct token)));
@@ -1071,17 +1072,17 @@ static void drains(void)
             case_start(&run_##name, name);                                                                             \
         case_end(&run_##name);                                                                                         \
     }
-CASE(split_and_hits)
+CASE(split_and_cached)
 CASE(whole)
-CASE(second_turn)
+CASE(follow_up_request)
 CASE(small_arena)
 CASE(store_killed)
 CASE(store_stopped)
-CASE(cancels)
+CASE(cancellations)
 CASE(drains)
 
-/* Cases that wait for leases and credit, and compute next to nothing, run beside the others. */
-static int start_those_that_wait(void **state)
+/* Cases that mostly wait for leases run concurrently with the others. */
+static int start_slow_cases(void **state)
 {
     (void)state;
     if (getenv("SERVE_TEST_ONLY"))
@@ -1089,7 +1090,7 @@ static int start_those_that_wait(void **state)
     case_start(&run_small_arena, small_arena);
     case_start(&run_store_killed, store_killed);
     case_start(&run_store_stopped, store_stopped);
-    case_start(&run_cancels, cancels);
+    case_start(&run_cancels, cancellations);
     return 0;
 }
 
@@ -1102,5 +1103,5 @@ int main(void)
         cmocka_unit_test(test_cancels),        cmocka_unit_test(test_drains),
     };
     cmocka_set_test_filter(getenv("SERVE_TEST_ONLY"));
-    return cmocka_run_group_tests(tests, start_those_that_wait, NULL);
+    return cmocka_run_group_tests(tests, start_slow_cases, NULL);
 }
