@@ -1,6 +1,6 @@
 /*
- * What every backend of the engine promises, on the CPU one and the fake one: rows sampled or scored as
- * lib/engine/sample has it, KV that leaves one engine and goes on in another, and errors that stay with their row.
+ * The contract of all backends of the engine, tested on cpu and fake: rows are sampled or scored as by
+ * lib/engine/sample, KV can be copied to another engine, and an error affects only its row.
  */
 #include "unit/model_build.h"
 
@@ -12,7 +12,7 @@
 #define FAKE "fake:0,0,0,0,0,0"
 
 static char dir[] = "/tmp/engine_backend_test.XXXXXX";
-static char path[64], whole[4096]; /* a tiny model; the default one, which has a vocabulary */
+static char path[64], default_path[4096]; /* a tiny model; the default one, which has a vocabulary */
 static uint32_t ids[N + 1];
 static struct gguf *gguf; /* of the default model; text borrows from it */
 static struct text *text;
@@ -39,7 +39,7 @@ static void rig_open(struct rig *r, const char *backend, enum kern_kv kv, int th
     struct err e = {0};
     struct kv_layout l;
     *r = (struct rig){0};
-    if (engine_model(&e, &r->m, backend, &(struct model_opts){.path = backend ? whole : path}))
+    if (engine_model(&e, &r->m, backend, &(struct model_opts){.path = backend ? default_path : path}))
         fail_msg("%s", e.text);
     kv_layout_init(&l, kv, r->m->c.n_layer, r->m->c.n_kv_head, r->m->c.head_dim);
     assert_int_equal(kv_pool_new(&e, &r->pool, &l, 8 * l.slot_bytes), 0);
@@ -65,7 +65,7 @@ static void step(struct rig *r, int64_t from, int64_t to, enum engine_want want)
     assert_int_equal(engine_step(&e, r->g, &r->chunk, 1, NULL, NULL), 0);
 }
 
-/* The token behind the first n. */
+/* The token after the first n. */
 static struct engine_row next(struct rig *r, int64_t n)
 {
     struct err e = {0};
@@ -74,8 +74,8 @@ static struct engine_row next(struct rig *r, int64_t n)
     return w;
 }
 
-/* The same rows by logits and lib/engine/sample, one after the other. */
-static void sampled_as_alone(void **state)
+/* Compared with lib/engine/sample on the logits, one row after another. */
+static void samples_rows_as_lib_engine_sample_does(void **state)
 {
     (void)state;
     struct rig r;
@@ -116,8 +116,8 @@ static void sampled_as_alone(void **state)
     rig_close(&r);
 }
 
-/* A row whose logits may not be chosen from fails alone. */
-static void error_of_one_row(void **state)
+/* Only the row without a candidate fails. */
+static void an_error_affects_one_row(void **state)
 {
     (void)state;
     struct rig r;
@@ -143,7 +143,7 @@ static void error_of_one_row(void **state)
 }
 
 /* Copies the KV of the first n tokens of `a` into the blocks of `b`, layer range by layer range. */
-static void carry(struct rig *a, struct rig *b, int64_t n)
+static void copy_kv(struct rig *a, struct rig *b, int64_t n)
 {
     const struct kv_layout *l = kv_pool_layout(a->pool);
     struct err e = {0};
@@ -165,16 +165,16 @@ static void carry(struct rig *a, struct rig *b, int64_t n)
     free(in_room);
 }
 
-static void goes_on_elsewhere(const char *backend, enum kern_kv kv)
+static void continue_in_another_engine(const char *backend, enum kern_kv kv)
 {
     struct rig a, b;
     rig_open(&a, backend, kv, 1);
     rig_open(&b, backend, kv, 2);
-    for (int32_t i = 0; i < b.kv.n; i++) /* what was in the slots before makes no difference */
+    for (int32_t i = 0; i < b.kv.n; i++) /* earlier bytes in the slots must not matter */
         memset(kv_layer(b.pool, b.kv.slot[i], 0), 0xff, kv_pool_layout(b.pool)->slot_bytes);
     step(&a, 0, 50, ENGINE_NONE);
     step(&a, 50, N - 1, ENGINE_LAST);
-    carry(&a, &b, N - 1);
+    copy_kv(&a, &b, N - 1);
     step(&a, N - 1, N, ENGINE_LAST);
     step(&b, N - 1, N, ENGINE_LAST);
     struct engine_row x = next(&a, N), y = next(&b, N);
@@ -185,17 +185,17 @@ static void goes_on_elsewhere(const char *backend, enum kern_kv kv)
     rig_close(&b);
 }
 
-static void kv_moves(void **state)
+static void continues_with_kv_of_another_engine(void **state)
 {
     (void)state;
-    goes_on_elsewhere(NULL, KERN_KV_INT8);
-    goes_on_elsewhere(NULL, KERN_KV_BF16);
-    goes_on_elsewhere(NULL, KERN_KV_F16);
-    goes_on_elsewhere(FAKE, KERN_KV_INT8);
+    continue_in_another_engine(NULL, KERN_KV_INT8);
+    continue_in_another_engine(NULL, KERN_KV_BF16);
+    continue_in_another_engine(NULL, KERN_KV_F16);
+    continue_in_another_engine(FAKE, KERN_KV_INT8);
 }
 
-/* However a sequence is cut into steps, the fake engine gives the same token, and none for other KV. */
-static void fake_knows_its_kv(void **state)
+/* The fake engine gives the same token for any division into steps, and an error for other KV. */
+static void fake_engine_checks_its_kv(void **state)
 {
     (void)state;
     struct rig r;
@@ -213,7 +213,7 @@ static void fake_knows_its_kv(void **state)
     }
     for (int block = 0; block < 3; block++) {
         step(&r, 0, N - 1, ENGINE_NONE);
-        for (int half = 0; half < 2; half++) /* of the last token of the block that is there */
+        for (int half = 0; half < 2; half++) /* of the last computed token of the block */
             kv_layer(r.pool, r.kv.slot[block], 0)[half * 128 + (block < 2 ? 31 : (N - 2) % 32) * 4] ^= 1;
         step(&r, N - 1, N, ENGINE_LAST);
         struct engine_row w = next(&r, N);
@@ -223,7 +223,7 @@ static void fake_knows_its_kv(void **state)
     rig_close(&r);
 }
 
-static void fake_says_what_it_is(void **state)
+static void fake_engine_has_costs_and_its_own_kv_kind(void **state)
 {
     (void)state;
     struct rig r;
@@ -257,8 +257,8 @@ static int set_up(void **state)
     struct shape s = plain_shape;
     if (!mkdtemp(dir))
         return -1;
-    snprintf(whole, sizeof whole, "%s", default_model()); /* before the cache directory is another one */
-    if (gguf_open(&e, &gguf, whole) || text_open(&e, &text, gguf))
+    snprintf(default_path, sizeof default_path, "%s", default_model()); /* before XDG_CACHE_HOME changes */
+    if (gguf_open(&e, &gguf, default_path) || text_open(&e, &text, gguf))
         return -1;
     setenv("XDG_CACHE_HOME", dir, 1);
     snprintf(path, sizeof path, "%s/m.gguf", dir);
@@ -283,8 +283,9 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sampled_as_alone),  cmocka_unit_test(error_of_one_row),     cmocka_unit_test(kv_moves),
-        cmocka_unit_test(fake_knows_its_kv), cmocka_unit_test(fake_says_what_it_is),
+        cmocka_unit_test(samples_rows_as_lib_engine_sample_does),    cmocka_unit_test(an_error_affects_one_row),
+        cmocka_unit_test(continues_with_kv_of_another_engine),       cmocka_unit_test(fake_engine_checks_its_kv),
+        cmocka_unit_test(fake_engine_has_costs_and_its_own_kv_kind),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -1,6 +1,6 @@
 /*
  * The engine on models of odd head geometry (heads, KV heads and head size that do not follow from each other): its
- * logits against full attention written out here in double, and the determinism promise at the level of steps. Weights
+ * logits against full attention in double, computed here, and the determinism promise at the level of steps. Weights
  * are F32 with bits that bf16 lacks.
  */
 #include "unit/model_build.h"
@@ -57,8 +57,7 @@ static void rotate(double *x, uint64_t heads, uint64_t hd, int64_t pos)
         }
 }
 
-/* K and V are kept in f16; the weights here make scores of some hundreds, where that rounding shows, so it is done here
- * too. */
+/* Rounds to f16, as K and V are stored: the scores here are some hundreds, so the rounding is visible. */
 static void to_f16(double *x, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++)
@@ -130,17 +129,17 @@ static void reference(double *logits, const struct shape *s, int64_t n)
 
 /* ---- the engine ---- */
 
-struct how {
+struct config {
     const char *isa;
     enum kern_kv kv;
     int threads;
     int64_t chunk, stale; /* stale: fills the pool with 0xff first */
     uint64_t delay;
-    bool mate; /* another sequence beside, at another depth */
-    int lent;  /* threads on cores that come and go, beside one of its own; instead of `threads` */
+    bool mate; /* with another sequence at another position in the step */
+    int lent;  /* instead of `threads`: threads on borrowed cores, and one on its own core */
 };
 
-/* ---- cores that their owner lends, and takes back at any moment ---- */
+/* ---- cores that their owner lends and reclaims at random times ---- */
 
 static const int mine[] = {0}, lent[] = {1, 2, 3};
 
@@ -185,7 +184,7 @@ static void lender_end(struct lender *l)
     pthread_join(l->thread, NULL);
     cores_close(l->guest);
     cores_close(l->owner);
-    sched_setaffinity(0, sizeof all, &all); /* what follows is not to be tied to a core */
+    sched_setaffinity(0, sizeof all, &all); /* later tests must not be pinned to a core */
 }
 
 static struct model *model_of(const struct shape *s)
@@ -201,7 +200,7 @@ static struct model *model_of(const struct shape *s)
 }
 
 /* Logits of the last of n tokens, by steps of h->chunk. */
-static void run(float *out, const struct model *m, const struct how *h, int64_t n)
+static void run(float *out, const struct model *m, const struct config *h, int64_t n)
 {
     struct err e = {0};
     struct kv_layout l;
@@ -263,20 +262,20 @@ static const struct shape shapes[] = {
      .untied = true},
 };
 
-#ifdef __SANITIZE_THREAD__ /* much slower there, and threads meet in the same way whatever the table */
+#ifdef __SANITIZE_THREAD__ /* slow with the sanitizer, and other instruction sets have the same synchronization */
 static const char *const isas[] = {"avx512", "avx2"};
 #else
 static const char *const isas[] = {"c", "avx2", "avx512", "avx512-fma", "avx512-dot"};
 #endif
 
-static bool there(const char *isa)
+static bool supported(const char *isa)
 {
     struct err e;
     const struct kern_ops *k;
     return kern_select(&e, &k, isa) == 0;
 }
 
-static void right_values(void **state)
+static void matches_the_reference(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
@@ -286,7 +285,7 @@ static void right_values(void **state)
             double want[64], scale = 0;
             float have[64];
             reference(want, s, n);
-            run(have, m, &(struct how){.kv = KERN_KV_F16, .threads = 1, .chunk = 512}, n);
+            run(have, m, &(struct config){.kv = KERN_KV_F16, .threads = 1, .chunk = 512}, n);
             for (uint64_t j = 0; j < s->vocab; j++)
                 scale = fmax(scale, fabs(want[j]));
             for (uint64_t j = 0; j < s->vocab; j++)
@@ -299,7 +298,7 @@ static void right_values(void **state)
 }
 
 /* int8 KV is coarser, but must stay near the same reference. */
-static void int8_is_near(void **state)
+static void int8_kv_is_close_to_the_reference(void **state)
 {
     (void)state;
     const struct shape *s = &shapes[1];
@@ -307,7 +306,7 @@ static void int8_is_near(void **state)
     double want[64], scale = 0;
     float have[64];
     reference(want, s, 33);
-    run(have, m, &(struct how){.kv = KERN_KV_INT8, .threads = 1, .chunk = 512}, 33);
+    run(have, m, &(struct config){.kv = KERN_KV_INT8, .threads = 1, .chunk = 512}, 33);
     for (uint64_t j = 0; j < s->vocab; j++)
         scale = fmax(scale, fabs(want[j]));
     for (uint64_t j = 0; j < s->vocab; j++)
@@ -315,7 +314,7 @@ static void int8_is_near(void **state)
     model_free(m);
 }
 
-static void same_bits(void **state)
+static void every_configuration_gives_the_same_bits(void **state)
 {
     (void)state;
     static const enum kern_kv types[] = {KERN_KV_INT8, KERN_KV_BF16, KERN_KV_F16};
@@ -324,8 +323,8 @@ static void same_bits(void **state)
         size_t bytes = shapes[i].vocab * sizeof(float);
         for (int t = 0; t < 3; t++) {
             float want[64], have[64];
-            run(want, m, &(struct how){.isa = "c", .kv = types[t], .threads = 1, .chunk = 512}, N);
-            const struct how ways[] = {
+            run(want, m, &(struct config){.isa = "c", .kv = types[t], .threads = 1, .chunk = 512}, N);
+            const struct config configs[] = {
                 {.kv = types[t], .threads = 1, .chunk = 1, .stale = 1},
                 {.kv = types[t], .threads = 2, .chunk = 7, .stale = 1},
                 {.kv = types[t], .threads = 3, .chunk = 32, .stale = 1, .mate = true},
@@ -339,15 +338,16 @@ static void same_bits(void **state)
                 {.kv = types[t], .lent = 3, .chunk = 60, .stale = 1, .mate = true},
                 {.kv = types[t], .lent = 2, .chunk = 270, .delay = 3, .mate = true},
             };
-            for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
+            for (size_t w = 0; w < sizeof configs / sizeof *configs; w++)
                 for (size_t a = 0; a < sizeof isas / sizeof *isas; a++) {
-                    if (!there(isas[a]) || (ways[w].chunk == 1 && a == 1))
+                    if (!supported(isas[a]) || (configs[w].chunk == 1 && a == 1))
                         continue;
-                    struct how h = ways[w];
+                    struct config h = configs[w];
                     h.isa = isas[a];
                     run(have, m, &h, N);
                     if (memcmp(want, have, bytes))
-                        fail_msg("shape %zu, KV %s, way %zu, %s: bits differ", i, kern_kv_name(types[t]), w, isas[a]);
+                        fail_msg("shape %zu, KV %s, configuration %zu, %s: bits differ", i, kern_kv_name(types[t]), w,
+                                 isas[a]);
                 }
         }
         model_free(m);
@@ -357,8 +357,9 @@ static void same_bits(void **state)
 #define LONG 560 /* tokens: three partitions */
 #define MATES 8
 
-/* Logits of one token more for MATES sequences of other depths, in one step or one by one. */
-static void longer(float *out, const struct model *m, const char *isa, enum kern_kv kv, int threads, bool together)
+/* Logits of one more token for MATES sequences of different lengths, in one step or one after another. */
+static void decode_batch(float *out, const struct model *m, const char *isa, enum kern_kv kv, int threads,
+                         bool together)
 {
     struct err e = {0};
     struct kv_layout l;
@@ -396,20 +397,20 @@ static void longer(float *out, const struct model *m, const char *isa, enum kern
     kv_pool_free(pool);
 }
 
-/* Many sequences with long contexts share attention out otherwise than one. */
-static void long_mates(void **state)
+/* Many sequences with long contexts divide attention into other work units than one. */
+static void long_batches_give_the_same_bits(void **state)
 {
     (void)state;
     static const enum kern_kv types[] = {KERN_KV_INT8, KERN_KV_BF16, KERN_KV_F16};
     struct model *m = model_of(&shapes[1]);
     float want[MATES * 64], have[MATES * 64];
     for (int t = 0; t < 3; t++) {
-        longer(want, m, "c", types[t], 1, false);
+        decode_batch(want, m, "c", types[t], 1, false);
         for (int threads = 1; threads <= 3; threads++)
             for (size_t a = 1; a < sizeof isas / sizeof *isas; a++) {
-                if (!there(isas[a]))
+                if (!supported(isas[a]))
                     continue;
-                longer(have, m, isas[a], types[t], threads, true);
+                decode_batch(have, m, isas[a], types[t], threads, true);
                 if (memcmp(want, have, MATES * (size_t)m->c.vocab * sizeof *want))
                     fail_msg("KV %s, %d threads, %s: bits differ", kern_kv_name(types[t]), threads, isas[a]);
             }
@@ -424,8 +425,8 @@ static void layer_is_next(void *arg, int64_t layer)
     ++*next;
 }
 
-/* Every layer is told once and in order, however a step is shared out. */
-static void layers_in_order(void **state)
+/* layer_done is called once for each layer, in order, for any division of the step. */
+static void reports_each_layer_once_in_order(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -476,8 +477,11 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(right_values), cmocka_unit_test(int8_is_near),    cmocka_unit_test(same_bits),
-        cmocka_unit_test(long_mates),   cmocka_unit_test(layers_in_order),
+        cmocka_unit_test(matches_the_reference),
+        cmocka_unit_test(int8_kv_is_close_to_the_reference),
+        cmocka_unit_test(every_configuration_gives_the_same_bits),
+        cmocka_unit_test(long_batches_give_the_same_bits),
+        cmocka_unit_test(reports_each_layer_once_in_order),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

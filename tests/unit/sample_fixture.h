@@ -1,4 +1,4 @@
-/* Logits of a small vocabulary, and one draw from them; cmocka.h comes before. */
+/* Logits of a small vocabulary, and a draw from them. Include cmocka.h before. */
 #ifndef SAMPLE_FIXTURE_H
 #define SAMPLE_FIXTURE_H
 
@@ -29,7 +29,7 @@ static void draw_logits(unsigned seed)
         x[i] = (float)(rand() % 4001 - 2000) / 250.0f;
 }
 
-static uint32_t one(const struct sample_params *p, int64_t n, uint64_t position)
+static uint32_t draw(const struct sample_params *p, int64_t n, uint64_t position)
 {
     static float copy[VOCAB];
     struct err e;

@@ -31,7 +31,7 @@ static void philox(void **state)
     }
 }
 
-static void greedy_takes_the_best_and_the_lower_id(void **state)
+static void greedy_chooses_the_best_and_the_lowest_id(void **state)
 {
     (void)state;
     draw_logits(1);
@@ -39,16 +39,16 @@ static void greedy_takes_the_best_and_the_lower_id(void **state)
     for (int i = 0; i < 4; i++) {
         static const float t[] = {0, 1e-9f, 1e-4f, 9.9e-4f}; /* tiny temperatures are greedy */
         struct sample_params p = plain(t[i]);
-        assert_int_equal(one(&p, VOCAB, 5), 700);
+        assert_int_equal(draw(&p, VOCAB, 5), 700);
     }
     struct sample_params p = plain(1);
     p.top_p = 0;
     for (uint64_t i = 0; i < 100; i++)
-        assert_int_equal(one(&p, VOCAB, i), 700);
+        assert_int_equal(draw(&p, VOCAB, i), 700);
     p = plain(1);
     p.top_k = 1;
     for (uint64_t i = 0; i < 100; i++)
-        assert_int_equal(one(&p, VOCAB, i), 700);
+        assert_int_equal(draw(&p, VOCAB, i), 700);
 }
 
 static void log_probabilities(void **state)
@@ -79,15 +79,15 @@ static void log_probabilities(void **state)
             ahead += x[i] > x[id] || (x[i] == x[id] && i < id);
         assert_int_equal(r.rank, ahead + 1);
     }
-    for (uint32_t i = 0; i < 10; i++) { /* the best of a place have the ranks 1, 2, 3 … */
+    for (uint32_t i = 0; i < 10; i++) { /* the top ids have the ranks 1, 2, 3 … */
         struct sample_result own;
         assert_int_equal(sample_logprob(&e, s, &own, x, r.top[i].id, 0), 0);
         assert_int_equal(own.rank, i + 1);
     }
 }
 
-/* The log-probability reported is the model's own, whatever the request changes. */
-static void changes_do_not_touch_the_report(void **state)
+/* The reported log-probability is that of the model, before the changes of the request. */
+static void reports_logprobs_before_changes(void **state)
 {
     (void)state;
     draw_logits(3);
@@ -95,7 +95,7 @@ static void changes_do_not_touch_the_report(void **state)
     struct sample_result plain_r, r;
     static float copy[VOCAB];
     struct sample_params p = plain(0);
-    uint32_t best = one(&p, VOCAB, 0);
+    uint32_t best = draw(&p, VOCAB, 0);
     struct sample_bias bias = {17, 100};
     p.bias = &bias;
     p.n_bias = 1;
@@ -122,18 +122,18 @@ static void frequencies(void **state)
         struct sample_params p = plain((float)temperature);
         p.seed = 12345;
         for (int i = 0; i < n; i++)
-            count[one(&p, VOCAB, (uint64_t)i) / 300]++;
+            count[draw(&p, VOCAB, (uint64_t)i) / 300]++;
         for (int i = 0; i < ids; i++)
             sum += exp(i * 0.5 / temperature);
         for (int i = 0; i < ids; i++) {
             double want = n * exp(i * 0.5 / temperature) / sum;
             chi += (count[i] - want) * (count[i] - want) / want;
         }
-        assert_true(chi < 20.5); /* five degrees of freedom, one in a thousand */
+        assert_true(chi < 20.5); /* five degrees of freedom, p = 0.001 */
     }
 }
 
-/* Ids that may come out, by a plain sort: min-p, then top-k, then top-p of what is left. */
+/* The ids that can be chosen, by a plain sort: min-p, then top-k, then top-p of the rest. */
 static int64_t allowed(uint8_t *set, float temperature, uint32_t k, double top_p, double min_p)
 {
     static int order[VOCAB];
@@ -170,29 +170,30 @@ static void filters(void **state)
     static const struct {
         uint32_t k;
         float top_p, min_p, t;
-    } ways[] = {{5, 1, 0, 1.5f},    {0, 0.5f, 0, 1},      {0, 0.9f, 0, 0.7f},
-                {0, 1, 0.2f, 1.3f}, {30, 0.8f, 0.01f, 2}, {1999, 0.99f, 0, 1}};
-    for (unsigned w = 0; w < sizeof ways / sizeof *ways; w++) {
+    } settings[] = {{5, 1, 0, 1.5f},    {0, 0.5f, 0, 1},      {0, 0.9f, 0, 0.7f},
+                    {0, 1, 0.2f, 1.3f}, {30, 0.8f, 0.01f, 2}, {1999, 0.99f, 0, 1}};
+    for (unsigned w = 0; w < sizeof settings / sizeof *settings; w++) {
         uint8_t set[VOCAB], seen[VOCAB] = {0};
         draw_logits(40 + w);
         for (int i = 0; i < VOCAB; i++)
             x[i] += (float)i * 1e-4f; /* no ties: the sort below does not know their rule */
-        int64_t n = allowed(set, ways[w].t, ways[w].k, (double)ways[w].top_p, (double)ways[w].min_p), distinct = 0;
-        struct sample_params p = plain(ways[w].t);
-        p.top_k = ways[w].k;
-        p.top_p = ways[w].top_p;
-        p.min_p = ways[w].min_p;
+        int64_t n = allowed(set, settings[w].t, settings[w].k, (double)settings[w].top_p, (double)settings[w].min_p),
+                distinct = 0;
+        struct sample_params p = plain(settings[w].t);
+        p.top_k = settings[w].k;
+        p.top_p = settings[w].top_p;
+        p.min_p = settings[w].min_p;
         for (uint64_t i = 0; i < 3000; i++) {
-            uint32_t id = one(&p, VOCAB, i);
+            uint32_t id = draw(&p, VOCAB, i);
             assert_true(set[id]);
             distinct += !seen[id];
             seen[id] = 1;
         }
-        assert_true(n > 12 || distinct == n); /* small sets are seen whole */
+        assert_true(n > 12 || distinct == n); /* every id of a small set is drawn */
     }
 }
 
-static void padding_is_never_chosen(void **state)
+static void never_chooses_padding(void **state)
 {
     (void)state;
     draw_logits(5);
@@ -200,9 +201,9 @@ static void padding_is_never_chosen(void **state)
         x[i] = 30;
     struct sample_params p = plain(50);
     for (uint64_t i = 0; i < 3000; i++)
-        assert_true(one(&p, 1500, i) < 1500);
+        assert_true(draw(&p, 1500, i) < 1500);
     p = plain(0);
-    assert_true(one(&p, 1500, 0) < 1500);
+    assert_true(draw(&p, 1500, 0) < 1500);
 }
 
 static void penalties(void **state)
@@ -218,30 +219,31 @@ static void penalties(void **state)
     struct {
         float rep, pres, freq;
         uint32_t want;
-    } ways[] = {
+    } settings[] = {
         {1, 0, 0, 10},       /* 4, 3.5, 3 */
         {2, 0, 0, 12},       /* 2, 1.75, 3 */
         {1.2f, 0, 0, 10},    /* 3.33, 2.9, 3 */
         {1, 5, 0, 10},       /* presence counts the answer alone: 4, -1.5, 3 */
         {1.4f, 0, 0.5f, 12}, /* 2.86, 1.5, 3 */
     };
-    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         struct sample_params p = plain(0);
-        p.repetition_penalty = ways[i].rep;
-        p.presence_penalty = ways[i].pres;
-        p.frequency_penalty = ways[i].freq;
+        p.repetition_penalty = settings[i].rep;
+        p.presence_penalty = settings[i].pres;
+        p.frequency_penalty = settings[i].freq;
         memcpy(copy, x, sizeof x);
         assert_int_equal(sample(&e, s, &r, copy, VOCAB, &p, prompt, 2, answer, 2, NULL, 0, 9), 0);
-        assert_int_equal(r.id, ways[i].want);
+        assert_int_equal(r.id, settings[i].want);
     }
 }
 
-/* The newest of both together, counted plainly: what is drawn is what is drawn from logits changed by hand. */
-static void penalties_of_the_newest(void **state)
+/* penalty_last_n counts the last tokens of prompt and answer together. The draws equal those from logits changed by
+ * hand. */
+static void penalties_of_the_last_n(void **state)
 {
     (void)state;
     static const int32_t windows[] = {0, 1, 5, 30, 31, 47, 70, 71, 1000, INT32_MAX};
-    static const float ways[][3] = {{1.3f, 0, 0}, {0.7f, 0, 0}, {1, 1.5f, 0}, {1, 0, 0.8f}, {1.2f, 1.5f, 1}};
+    static const float settings[][3] = {{1.3f, 0, 0}, {0.7f, 0, 0}, {1, 1.5f, 0}, {1, 0, 0.8f}, {1.2f, 1.5f, 1}};
     enum { PROMPT = 40, ALL = 71 };
     uint32_t ids[ALL];
     static float was[VOCAB], copy[VOCAB];
@@ -251,9 +253,9 @@ static void penalties_of_the_newest(void **state)
     memcpy(was, x, sizeof x);
     for (int i = 0; i < ALL; i++)
         ids[i] = (uint32_t)(rand() % 25) * 80;
-    ids[3] = ids[60] = UINT32_MAX; /* what is no entry is passed over, and has its place */
+    ids[3] = ids[60] = UINT32_MAX; /* an id out of range has no effect, but counts as a token */
     int moved = 0;
-    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
+    for (size_t w = 0; w < sizeof settings / sizeof *settings; w++)
         for (size_t k = 0; k < sizeof windows / sizeof *windows; k++) {
             struct sample_params p = plain(1);
             p.top_k = 300;
@@ -266,15 +268,15 @@ static void penalties_of_the_newest(void **state)
                     uses += ALL - i <= windows[k] && ids[i] == id;
                 if (!uses)
                     continue;
-                x[id] = x[id] > 0 ? x[id] / ways[w][0] : x[id] * ways[w][0];
-                x[id] -= ways[w][1] + ways[w][2] * (float)uses;
+                x[id] = x[id] > 0 ? x[id] / settings[w][0] : x[id] * settings[w][0];
+                x[id] -= settings[w][1] + settings[w][2] * (float)uses;
             }
             for (uint64_t i = 0; i < 40; i++) {
-                uint32_t want = one(&p, VOCAB, i);
+                uint32_t want = draw(&p, VOCAB, i);
                 struct sample_params q = p;
-                q.repetition_penalty = ways[w][0];
-                q.presence_penalty = ways[w][1];
-                q.frequency_penalty = ways[w][2];
+                q.repetition_penalty = settings[w][0];
+                q.presence_penalty = settings[w][1];
+                q.frequency_penalty = settings[w][2];
                 q.penalty_last_n = windows[k];
                 memcpy(copy, was, sizeof x);
                 assert_int_equal(
@@ -287,10 +289,10 @@ static void penalties_of_the_newest(void **state)
                 moved += r.id != want;
             }
         }
-    assert_true(moved > 300); /* the window matters here */
+    assert_true(moved > 300); /* the last n differ from all */
 }
 
-static void bans_and_no_way_out(void **state)
+static void bans_ids_and_fails_without_candidates(void **state)
 {
     (void)state;
     struct err e;
@@ -312,8 +314,8 @@ static void bans_and_no_way_out(void **state)
     assert_int_equal(sample_logprob(&e, s, &r, copy, 0, 0), ERR_NO);
 }
 
-/* At any temperature a row with masked entries gives a token that is not masked, never NaN. */
-static void masks_and_temperatures(void **state)
+/* At any temperature a row with masked entries gives a token that is not masked, and no NaN. */
+static void masks_at_extreme_temperatures(void **state)
 {
     (void)state;
     for (int i = 0; i < VOCAB; i++)
@@ -323,11 +325,11 @@ static void masks_and_temperatures(void **state)
         struct sample_params p = plain(t[k]);
         p.logprobs = 2;
         for (uint64_t i = 0; i < 200; i++)
-            assert_int_equal(one(&p, VOCAB, i) % 3, 0);
+            assert_int_equal(draw(&p, VOCAB, i) % 3, 0);
     }
 }
 
-static uint32_t behind(const struct sample_params *p, const uint32_t *answer, int64_t n_answer, uint64_t position)
+static uint32_t draw_after(const struct sample_params *p, const uint32_t *answer, int64_t n_answer, uint64_t position)
 {
     static float copy[VOCAB];
     struct err e;
@@ -338,7 +340,7 @@ static uint32_t behind(const struct sample_params *p, const uint32_t *answer, in
 }
 
 /* allowed_token_ids: the same tokens as from logits that are -inf everywhere else, and all ids are the same as none. */
-static void only_allowed_ids_are_chosen(void **state)
+static void chooses_only_allowed_ids(void **state)
 {
     (void)state;
     static uint32_t all[VOCAB], every_third[2 * VOCAB / 3 + 2];
@@ -361,21 +363,21 @@ static void only_allowed_ids_are_chosen(void **state)
         r.n_allowed = n;
         for (uint64_t i = 0; i < 50; i++) {
             memcpy(x, was, sizeof x);
-            assert_int_equal(one(&p, VOCAB, i), one(&q, VOCAB, i));
-            uint32_t masked = one(&r, VOCAB, i);
+            assert_int_equal(draw(&p, VOCAB, i), draw(&q, VOCAB, i));
+            uint32_t masked = draw(&r, VOCAB, i);
             assert_int_equal(masked % 3, 0);
             for (int id = 0; id < VOCAB; id++)
                 x[id] = id % 3 ? -INFINITY : was[id];
-            assert_int_equal(masked, one(&p, VOCAB, i));
+            assert_int_equal(masked, draw(&p, VOCAB, i));
         }
     }
     memcpy(x, was, sizeof x);
-    struct sample_params p = plain(1); /* allowed ids that are no entries are never chosen */
+    struct sample_params p = plain(1); /* allowed ids out of range are never chosen */
     const uint32_t past[] = {5, VOCAB - 1, UINT32_MAX};
     p.allowed = past;
     p.n_allowed = 3;
     for (uint64_t i = 0; i < 20; i++)
-        assert_int_equal(one(&p, VOCAB - 1, i), 5);
+        assert_int_equal(draw(&p, VOCAB - 1, i), 5);
     struct err e;
     struct sample_result r;
     p.allowed = past + 1;
@@ -383,8 +385,8 @@ static void only_allowed_ids_are_chosen(void **state)
     assert_int_equal(sample(&e, s, &r, x, VOCAB - 1, &p, NULL, 0, NULL, 0, NULL, 0, 0), ERR_NO);
 }
 
-/* bad_words as vLLM applies them: the last id of a row is masked where the ids before it end the answer so far. */
-static void rows_are_not_completed(void **state)
+/* bad_words as in vLLM: the last id of a row is masked if the ids before it are the end of the answer so far. */
+static void does_not_complete_bad_words(void **state)
 {
     (void)state;
     draw_logits(12);
@@ -396,17 +398,17 @@ static void rows_are_not_completed(void **state)
     p.bad_ids = ids;
     p.bad_lens = lens;
     p.n_bad = 4;
-    const uint32_t said[] = {8, 7, 8, 7};
-    assert_int_equal(behind(&p, said, 0, 0), 200);     /* 100 is a row alone */
-    assert_int_equal(behind(&p, said + 2, 1, 0), 200); /* not enough before it */
-    assert_int_equal(behind(&p, said, 3, 0), 300);     /* 8 7 8, then not 200 */
-    assert_int_equal(behind(&p, said + 1, 2, 0), 300);
-    assert_int_equal(behind(&p, said, 2, 0), 200); /* 8 7 */
+    const uint32_t answer[] = {8, 7, 8, 7};
+    assert_int_equal(draw_after(&p, answer, 0, 0), 200);     /* 100 is a row of one id */
+    assert_int_equal(draw_after(&p, answer + 2, 1, 0), 200); /* the ids before it do not match */
+    assert_int_equal(draw_after(&p, answer, 3, 0), 300);     /* 8 7 8, then not 200 */
+    assert_int_equal(draw_after(&p, answer + 1, 2, 0), 300);
+    assert_int_equal(draw_after(&p, answer, 2, 0), 200); /* 8 7 */
     x[200] = 0;
-    assert_true(behind(&p, said, 4, 0) != 300); /* 7, then not 300 */
+    assert_true(draw_after(&p, answer, 4, 0) != 300); /* 7, then not 300 */
     p.temperature = 2;
     for (uint64_t i = 0; i < 100; i++)
-        assert_true(behind(&p, said, 0, i) != 100);
+        assert_true(draw_after(&p, answer, 0, i) != 100);
 }
 
 static void counter(void **state)
@@ -416,15 +418,15 @@ static void counter(void **state)
         x[i] = 0;
     struct sample_params p = plain(1);
     p.seed = 77;
-    uint32_t a = one(&p, VOCAB, 3), same = 0;
-    assert_int_equal(a, one(&p, VOCAB, 3));
+    uint32_t a = draw(&p, VOCAB, 3), same = 0;
+    assert_int_equal(a, draw(&p, VOCAB, 3));
     for (uint64_t i = 0; i < 50; i++) { /* position, choice and seed each matter */
         struct sample_params q = p, r = p;
         q.choice = (uint32_t)i + 1;
         r.seed = 1000 + i;
-        same += one(&p, VOCAB, 4 + i) == a;
-        same += one(&q, VOCAB, 3) == a;
-        same += one(&r, VOCAB, 3) == a;
+        same += draw(&p, VOCAB, 4 + i) == a;
+        same += draw(&q, VOCAB, 3) == a;
+        same += draw(&r, VOCAB, 3) == a;
     }
     assert_true(same < 5);
 }
@@ -449,18 +451,18 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(philox),
-        cmocka_unit_test(greedy_takes_the_best_and_the_lower_id),
+        cmocka_unit_test(greedy_chooses_the_best_and_the_lowest_id),
         cmocka_unit_test(log_probabilities),
-        cmocka_unit_test(changes_do_not_touch_the_report),
+        cmocka_unit_test(reports_logprobs_before_changes),
         cmocka_unit_test(frequencies),
         cmocka_unit_test(filters),
-        cmocka_unit_test(padding_is_never_chosen),
+        cmocka_unit_test(never_chooses_padding),
         cmocka_unit_test(penalties),
-        cmocka_unit_test(penalties_of_the_newest),
-        cmocka_unit_test(bans_and_no_way_out),
-        cmocka_unit_test(masks_and_temperatures),
-        cmocka_unit_test(only_allowed_ids_are_chosen),
-        cmocka_unit_test(rows_are_not_completed),
+        cmocka_unit_test(penalties_of_the_last_n),
+        cmocka_unit_test(bans_ids_and_fails_without_candidates),
+        cmocka_unit_test(masks_at_extreme_temperatures),
+        cmocka_unit_test(chooses_only_allowed_ids),
+        cmocka_unit_test(does_not_complete_bad_words),
         cmocka_unit_test(counter),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -13,28 +13,28 @@
 
 #include "unit/sample_fixture.h"
 
-/* The ids that come out of so many draws. */
-static int64_t drawn(uint8_t *seen, const struct sample_params *p, int draws)
+/* Marks the ids that occur in this number of draws; returns how many they are. */
+static int64_t draw_set(uint8_t *seen, const struct sample_params *p, int draws)
 {
     int64_t n = 0;
     memset(seen, 0, VOCAB);
     for (uint64_t i = 0; i < (uint64_t)draws; i++) {
-        uint32_t id = one(p, VOCAB, i);
+        uint32_t id = draw(p, VOCAB, i);
         n += !seen[id];
         seen[id] = 1;
     }
     return n;
 }
 
-/* Logits of these probabilities from id 0 on, and nothing else. */
+/* Sets the logits of these probabilities from id 0 on; all others have probability 0. */
 static void set_probabilities(const double *p, int n)
 {
     for (int i = 0; i < VOCAB; i++)
         x[i] = i < n ? (float)log(p[i]) : -INFINITY;
 }
 
-/* Sets known by other means: the first two are llama.cpp's. */
-static void typical_by_hand(void **state)
+/* Sets counted by hand; the first two are of llama.cpp. */
+static void typical_sets_counted_by_hand(void **state)
 {
     (void)state;
     static const struct {
@@ -42,7 +42,7 @@ static void typical_by_hand(void **state)
         int n;
         float typical_p;
         const char *kept; /* by id */
-    } ways[] = {
+    } settings[] = {
         {{0.97, 0.01, 0.01, 0.01}, 4, 0.5f, "1000"},
         {{0.4, 0.2, 0.2, 0.2}, 4, 0.5f, "0111"},
         /* in bits: entropy 1.75, surprisals 1, 2, 3, 3, so distances 0.75, 0.25, 1.25, 1.25 */
@@ -62,18 +62,18 @@ static void typical_by_hand(void **state)
         {{0.3, 0.02, 0.02, 0.3, 0.02, 0.02, 0.3, 0.02}, 8, 0.89f, "10010010"},
         {{0.3, 0.02, 0.02, 0.3, 0.02, 0.02, 0.3, 0.02}, 8, 0.93f, "11110010"},
     };
-    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
-        for (uint32_t k = 0; k < 2; k++) { /* top-k of all but what is masked comes to the same by another way */
+    for (size_t w = 0; w < sizeof settings / sizeof *settings; w++)
+        for (uint32_t k = 0; k < 2; k++) { /* top-k of all ids that are not masked: the same set by another code path */
             uint8_t seen[VOCAB];
             struct sample_params p = plain(1);
-            set_probabilities(ways[w].p, ways[w].n);
+            set_probabilities(settings[w].p, settings[w].n);
             x[VOCAB - 1] = k ? -100 : -INFINITY;
-            p.typical_p = ways[w].typical_p;
-            p.top_k = k ? (uint32_t)ways[w].n : 0;
-            drawn(seen, &p, 2000);
+            p.typical_p = settings[w].typical_p;
+            p.top_k = k ? (uint32_t)settings[w].n : 0;
+            draw_set(seen, &p, 2000);
             for (int i = 0; i < VOCAB; i++)
-                if (seen[i] != (i < ways[w].n && ways[w].kept[i] == '1'))
-                    fail_msg("way %zu: %d is%s there", w, i, seen[i] ? "" : " not");
+                if (seen[i] != (i < settings[w].n && settings[w].kept[i] == '1'))
+                    fail_msg("setting %zu: id %d is%s drawn", w, i, seen[i] ? "" : " not");
         }
 }
 
@@ -83,13 +83,13 @@ static int by_key(const void *a, const void *b)
     return (x0 > x1) - (x0 < x1);
 }
 
-struct way {
+struct setting {
     uint32_t k;
     float typical_p, top_p, min_p, t;
 };
 
-/* The set by the definition: probabilities, surprisals and entropy from libm; every filter sorts (key, id) anew. */
-static int64_t typical_set(uint8_t *set, const struct way *w)
+/* The set by the definition: probabilities, surprisals and entropy from libm; every filter sorts (key, id) again. */
+static int64_t typical_set(uint8_t *set, const struct setting *w)
 {
     static double key[VOCAB][2], prob[VOCAB];
     double max = -INFINITY, total = 0, entropy = 0, best = 0;
@@ -132,41 +132,41 @@ static int64_t typical_set(uint8_t *set, const struct way *w)
     return n;
 }
 
-static void typical_by_definition(void **state)
+static void typical_sets_by_definition(void **state)
 {
     (void)state;
-    static const struct way ways[] = {
+    static const struct setting settings[] = {
         {0, 0.7f, 1, 0, 1},          {0, 0.2f, 1, 0, 0.7f},   {20, 0.7f, 0.9f, 0, 0.8f}, {40, 0.5f, 1, 0.3f, 1.5f},
         {0, 0.95f, 0.5f, 0.05f, 1},  {0, 0.999f, 1, 0, 0.3f}, {5, 0.9f, 0.9f, 0, 2},     {0, 0.01f, 1, 0, 1},
         {1999, 0.6f, 0.8f, 0.5f, 1}, {1, 0.5f, 1, 0, 1},      {0, 0.3f, 0, 0, 1},        {12, 0.4f, 1, 0.9f, 1},
     };
     int64_t whole = 0, without_best = 0;
-    for (unsigned w = 0; w < sizeof ways / sizeof *ways; w++)
+    for (unsigned w = 0; w < sizeof settings / sizeof *settings; w++)
         for (unsigned seed = 0; seed < 6; seed++) {
             uint8_t set[VOCAB], seen[VOCAB];
             draw_logits(100 + 7 * w + seed);
             for (int i = 0; i < VOCAB; i++)
                 x[i] = x[i] * (seed < 3 ? 1 : 1.7f) + (float)i * 1e-4f; /* no ties, two shapes */
-            int64_t n = typical_set(set, &ways[w]);
-            struct sample_params p = plain(ways[w].t);
-            p.top_k = ways[w].k;
-            p.typical_p = ways[w].typical_p;
-            p.top_p = ways[w].top_p;
-            p.min_p = ways[w].min_p;
-            int64_t distinct = drawn(seen, &p, 1500);
+            int64_t n = typical_set(set, &settings[w]);
+            struct sample_params p = plain(settings[w].t);
+            p.top_k = settings[w].k;
+            p.typical_p = settings[w].typical_p;
+            p.top_p = settings[w].top_p;
+            p.min_p = settings[w].min_p;
+            int64_t distinct = draw_set(seen, &p, 1500);
             for (int i = 0; i < VOCAB; i++)
                 if (seen[i] && !set[i])
-                    fail_msg("way %u, %u: %d is none of the %d", w, seed, i, (int)n);
+                    fail_msg("setting %u, seed %u: id %d is not in the set of %d", w, seed, i, (int)n);
             assert_true(n > 12 || distinct == n);
             whole += distinct == n;
             p = plain(0);
-            without_best += !set[one(&p, VOCAB, 0)];
+            without_best += !set[draw(&p, VOCAB, 0)];
         }
-    assert_true(whole >= 20 && without_best >= 10); /* the ways are not all of one kind */
+    assert_true(whole >= 20 && without_best >= 10); /* the settings cover different cases */
 }
 
-/* As it was before there was typical sampling: u·Σe is passed by id (docs/arithmetic.md, section 7). */
-static void off_draws_by_id(void **state)
+/* Without typical sampling the ids are summed in order up to u·Σe (docs/arithmetic.md, section 7). */
+static void typical_off_draws_by_id(void **state)
 {
     (void)state;
     struct sample_params p = plain(1.5f);
@@ -174,7 +174,7 @@ static void off_draws_by_id(void **state)
     draw_logits(80);
     for (uint32_t i = 0; i < 500; i++) {
         double upto = 0, total = 0;
-        uint32_t id = one(&p, VOCAB, i), r[4];
+        uint32_t id = draw(&p, VOCAB, i), r[4];
         const uint32_t counter[4] = {i, 0, 0, 0}, key[2] = {0x9abcdef0u, 0x12345678u};
         sample_philox(r, counter, key);
         for (uint32_t k = 0; k < VOCAB; k++) {
@@ -186,22 +186,22 @@ static void off_draws_by_id(void **state)
     }
 }
 
-/* 1 is off, and next to it nothing is dropped; greedy takes no notice; masks and any temperature are no trap. */
-static void typical_at_its_ends(void **state)
+/* 1 is off, and slightly below it nothing is dropped; greedy ignores it; masks and extreme temperatures work. */
+static void typical_at_limits(void **state)
 {
     (void)state;
     for (unsigned seed = 0; seed < 4; seed++) {
         draw_logits(60 + seed);
         struct sample_params p = plain(1.3f), q = plain(0);
-        uint32_t best = one(&q, VOCAB, 0);
+        uint32_t best = draw(&q, VOCAB, 0);
         q.typical_p = 0.1f;
-        assert_int_equal(one(&q, VOCAB, seed), best);
+        assert_int_equal(draw(&q, VOCAB, seed), best);
         p.top_k = 50;
         p.min_p = seed & 1 ? 0.1f : 0;
         q = p;
         q.typical_p = 0.99999994f;
         for (uint64_t i = 0; i < 400; i++)
-            assert_int_equal(one(&p, VOCAB, i), one(&q, VOCAB, i));
+            assert_int_equal(draw(&p, VOCAB, i), draw(&q, VOCAB, i));
     }
     static const float t[] = {2e-3f, 0.5f, 1e4f, 1e30f};
     for (int i = 0; i < VOCAB; i++)
@@ -211,7 +211,7 @@ static void typical_at_its_ends(void **state)
         p.typical_p = k % 2 ? 1.17549435e-38f : 0.5f;
         p.logprobs = 2;
         for (uint64_t i = 0; i < 50; i++)
-            assert_int_equal(one(&p, VOCAB, i) % 3, 0);
+            assert_int_equal(draw(&p, VOCAB, i) % 3, 0);
     }
 }
 
@@ -234,10 +234,10 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(typical_by_hand),
-        cmocka_unit_test(typical_by_definition),
-        cmocka_unit_test(off_draws_by_id),
-        cmocka_unit_test(typical_at_its_ends),
+        cmocka_unit_test(typical_sets_counted_by_hand),
+        cmocka_unit_test(typical_sets_by_definition),
+        cmocka_unit_test(typical_off_draws_by_id),
+        cmocka_unit_test(typical_at_limits),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
