@@ -50,8 +50,8 @@ void asker_close(struct asker *a)
     free(a);
 }
 
-/* A setting comes back as it was sent, or refused with a text. */
-static int read_knob(struct err *e, bool *whole, const struct session_event *v)
+/* The response to a setting: the same frame, or a refusal with the reason. */
+static int read_setting(struct err *e, bool *whole, const struct session_event *v)
 {
     struct wire_frame f;
     struct wire_arena *arena = wire_arena_new();
@@ -63,8 +63,7 @@ static int read_knob(struct err *e, bool *whole, const struct session_event *v)
     return rc;
 }
 
-/* *done: the response is complete. Sent again over the next connection if one breaks: both requests do the same when
- * they are done twice. */
+/* *done: the response is complete. After a broken connection the request is sent again: both kinds are idempotent. */
 static int on_event(struct err *e, struct asker *a, bool *done, const struct wire_frame *f,
                     const struct session_event *v)
 {
@@ -74,7 +73,7 @@ static int on_event(struct err *e, struct asker *a, bool *done, const struct wir
         return err_set(e, v->err.code, "%s", v->err.text);
     if (v->type != SESSION_FRAME)
         return 0;
-    int rc = f->kind == WIRE_STAT ? link_stat_add(e, &a->stat, done, v) : read_knob(e, done, v);
+    int rc = f->kind == WIRE_STAT ? link_stat_add(e, &a->stat, done, v) : read_setting(e, done, v);
     return rc == ERR_PROTO ? err_prefix(e, "%s", a->url) : rc;
 }
 
@@ -87,7 +86,7 @@ static int ask(struct err *e, struct asker *a, const struct wire_frame *f)
     while (!rc && !done) {
         uint64_t now = time_now_ns();
         if (now >= end)
-            return err_set(e, ERR_NO, "nobody answers at %s within %d s", a->url, ASK_MS / 1000);
+            return err_set(e, ERR_NO, "no response from %s within %d s", a->url, ASK_MS / 1000);
         session_hub_wait(a->hub, (int)((end - now) / 1000000 + 1));
         while (!rc && !done && session_hub_next(a->hub, &v))
             rc = on_event(e, a, &done, f, &v);
@@ -105,7 +104,7 @@ int asker_stat(struct err *e, struct asker *a, const struct wire_stat **stat, co
     return rc;
 }
 
-int asker_knob(struct err *e, struct asker *a, const char *name, const char *worker, double value)
+int asker_set(struct err *e, struct asker *a, const char *name, const char *worker, double value)
 {
     const struct wire_frame f = {
         .kind = WIRE_KNOB,
@@ -121,7 +120,7 @@ int ask_store(struct err *e, struct wire_kv_stat *out, const char *run, const ch
     const struct store_client_opts o = {.url = url ? url : mine, .name = "phasepipe", .timeout_ms = ASK_MS};
     int rc = store_client_open(e, &c, &o);
     if (rc == ERR_SYS || rc == ERR_NO)
-        return err_set(e, ERR_NO, "nobody answers at %s within %d s", o.url, ASK_MS / 1000);
+        return err_set(e, ERR_NO, "no response from %s within %d s", o.url, ASK_MS / 1000);
     if (rc)
         return rc;
     rc = store_client_stat(e, c, out);

@@ -27,11 +27,11 @@ struct chat {
     struct pipeline pipe;
     struct wire_reader *in;
     json_t *messages;
-    uint64_t seq;     /* of the next turn */
-    uint64_t n_ended; /* turns whose end has come */
-    char *answer;     /* of this turn */
+    uint64_t seq;     /* number of the next turn */
+    uint64_t n_ended; /* turns that have ended */
+    char *answer;     /* text of the answer of this turn */
     size_t n_answer, cap_answer;
-    bool failed; /* some turn failed, for the exit status */
+    bool failed; /* a turn failed: determines the exit status */
 };
 
 static volatile sig_atomic_t interrupted;
@@ -51,7 +51,7 @@ static int parse(struct err *e, struct chat *c, int argc, char **argv)
          .out = &c->model,
          .arg = "MODEL",
          .help = "GGUF file; default: that of the cache"},
-        {.name = "system", .kind = CLI_STR, .out = &c->system, .arg = "TEXT", .help = "what the model is to be"},
+        {.name = "system", .kind = CLI_STR, .out = &c->system, .arg = "TEXT", .help = "system message"},
         {.letter = 'n',
          .name = "max-tokens",
          .kind = CLI_U64,
@@ -59,7 +59,7 @@ static int parse(struct err *e, struct chat *c, int argc, char **argv)
          .arg = "N",
          .lo = 1,
          .hi = UINT32_MAX,
-         .help = "tokens of an answer at most; default 512"},
+         .help = "maximum tokens of an answer; default 512"},
         {.name = "temp",
          .kind = CLI_F64,
          .out = &c->temp,
@@ -83,13 +83,17 @@ static int parse(struct err *e, struct chat *c, int argc, char **argv)
          .out = &c->seed,
          .arg = "N",
          .given = &c->seed_given,
-         .help = "of the sampler; default: from the system"},
-        {.name = "threads", .kind = CLI_STR, .out = &c->threads, .arg = "N", .help = "of prefill and decode each"},
+         .help = "seed of the sampler; default: random"},
+        {.name = "threads",
+         .kind = CLI_STR,
+         .out = &c->threads,
+         .arg = "N",
+         .help = "threads of prefill and of decode"},
     };
     const struct cli_prog prog = {
         .name = PROG,
         .synopsis = "[-m MODEL] [--system TEXT] [OPTION ...]",
-        .about = "A conversation with the model: a line is a message; /help lists what else there is.",
+        .about = "A conversation with the model: each line is a message; /help lists the commands.",
         .opts = opts,
         .n_opt = sizeof opts / sizeof *opts,
     };
@@ -135,20 +139,20 @@ static int send_line(struct err *e, struct chat *c)
     if (!line)
         return err_nomem(e, "request", 0);
     size_t n = strlen(line);
-    line[n++] = '\n'; /* in the place of the NUL: the line is written by its length */
+    line[n++] = '\n'; /* replaces the NUL: the line is written by its length */
     int r = 0;
     for (size_t done = 0; done < n && !r;) {
         ssize_t w = write(c->pipe.in, line + done, n - done);
         if (w >= 0)
             done += (size_t)w;
         else if (errno != EINTR)
-            r = err_set(e, ERR_PROTO, "tokenize has gone");
+            r = err_set(e, ERR_PROTO, "tokenize has ended");
     }
     free(line);
     return r;
 }
 
-/* A frame, or NULL where Ctrl-C came first. */
+/* Reads a frame; NULL after Ctrl-C. */
 static int next_frame(struct err *e, struct chat *c, struct wire_frame **f)
 {
     struct pollfd p = {.fd = c->pipe.out, .events = POLLIN};
@@ -178,7 +182,7 @@ static int keep(struct err *e, struct chat *c, struct wire_str s)
     return 0;
 }
 
-/* Prints the answer to turn `seq` as it comes. Frames of an older turn, whose answer was stopped, are passed over.
+/* Prints the answer to turn `seq` as it arrives. Frames of an older turn, which was stopped, are ignored.
  * *ok: it ended, or was stopped by Ctrl-C. */
 static int show_answer(struct err *e, struct chat *c, bool *ok, uint64_t seq)
 {
@@ -207,7 +211,7 @@ static int show_answer(struct err *e, struct chat *c, bool *ok, uint64_t seq)
             if (f->error.seq != seq)
                 continue;
             cli_warn(PROG, "%.*s%s", (int)f->error.text.n, f->error.text.p,
-                     json_array_size(c->messages) > 2 ? " (/reset begins anew)" : "");
+                     json_array_size(c->messages) > 2 ? " (/reset clears the conversation)" : "");
             *ok = false;
             c->failed = true;
             return 0;
@@ -236,7 +240,7 @@ static int turn(struct err *e, struct chat *c, const char *line, size_t n)
 
 /* ---- the conversation ---- */
 
-static const char help[] = "/reset  begin anew\n"
+static const char help[] = "/reset  clear the conversation\n"
                            "/exit   end (so does the end of the input, or Ctrl-C at the prompt)\n"
                            "/help   this\n"
                            "Ctrl-C stops an answer. A line that begins with // is a message that begins with /.\n";
@@ -287,7 +291,7 @@ static int converse(struct err *e, struct chat *c)
     return r;
 }
 
-/* Lets the programs finish: everything asked was answered, so what is left is their bye. */
+/* Lets the programs end: all requests have been answered, so only their bye frames remain. */
 static int drain(struct err *e, struct chat *c)
 {
     struct wire_frame *f;
@@ -315,14 +319,14 @@ static int run(struct err *e, struct chat *c)
     bool stopped = c->n_ended < c->seq;
     if (!r && !stopped)
         r = drain(e, c);
-    /* What a program that failed says of itself is better than that its pipe ended. */
+    /* The error of a program that failed is more useful than that of its closed pipe. */
     struct err why = {0};
     if (pipeline_end(&why, &c->pipe, stopped && !r) && r != ERR_SYS) {
         *e = why;
         r = why.code;
     }
     if (!r && c->failed)
-        r = err_set(e, ERR_NO, "not every message was answered");
+        r = err_set(e, ERR_NO, "some messages were not answered");
     wire_reader_free(c->in);
     json_decref(c->messages);
     free(c->answer);

@@ -1,11 +1,11 @@
 /*
- * What is asked of the supervisor: JSON objects in messages of a SEQPACKET socket, one question a connection.
+ * Requests to the supervisor: JSON objects in messages of a SEQPACKET socket, one request a connection.
  *
- *   {"do":"restart","service":NAME}   answered when it is ready again
- *   {"do":"sched","policy":POLICY}    the same with another policy; the old one comes back where the new one fails
- *   {"do":"down","timeout_ms":N}      answered when all have ended
+ *   {"do":"restart","service":NAME}   response when the service is ready again
+ *   {"do":"sched","policy":POLICY}    the same with another policy; if that fails, the old one is started again
+ *   {"do":"down","timeout_ms":N}      response when all services have ended
  *
- * The answer: {"ok":true}, or {"error":TEXT,"code":CODE}.
+ * The response: {"ok":true}, or {"error":TEXT,"code":CODE}.
  */
 #include <errno.h>
 #include <poll.h>
@@ -52,13 +52,13 @@ void control_accept(struct super *s)
     close(fd);
 }
 
-static void tell(struct client *c, const char *why, int code)
+static void reply(struct client *c, const char *why, int code)
 {
     json_t *o = why ? json_pack("{s:s,s:i}", "error", why, "code", code) : json_pack("{s:b}", "ok", 1);
     char text[MESSAGE_BYTES_MAX];
     size_t n = o ? json_dumpb(o, text, sizeof text, JSON_COMPACT) : 0;
     if (n && n <= sizeof text && send(c->fd, text, n, MSG_NOSIGNAL) < 0)
-        n = 0; /* who does not wait for the answer does not get it */
+        n = 0; /* the client has closed its connection */
     json_decref(o);
     close(c->fd);
     *c = (struct client){.fd = -1, .service = -1};
@@ -68,24 +68,28 @@ void control_answer(struct super *s, const struct service *v, const char *why)
 {
     for (size_t i = 0; i < CLIENTS_MAX; i++)
         if (s->client[i].fd >= 0 && s->client[i].service == (int)(v - s->service))
-            tell(&s->client[i], why, ERR_NO);
+            reply(&s->client[i], why, ERR_NO);
 }
 
 void control_end(struct super *s)
 {
     char text[64];
-    snprintf(text, sizeof text, "%zu had to be killed", s->n_killed);
+    snprintf(text, sizeof text, "services that had to be killed: %zu", s->n_killed);
     for (size_t i = 0; i < CLIENTS_MAX; i++)
         if (s->client[i].fd >= 0)
-            tell(&s->client[i], !s->client[i].down ? "the services end" : s->n_killed ? text : NULL, ERR_NO);
+            reply(&s->client[i],
+                  !s->client[i].down ? "the services are shutting down"
+                  : s->n_killed      ? text
+                                     : NULL,
+                  ERR_NO);
 }
 
-/* The new policy takes the place of the old one; the old one is kept until the new one is ready. */
+/* Replaces the policy; the old command is kept until the new one is ready. */
 static int swap(struct err *e, struct super *s, struct service *v, const char *policy)
 {
     struct command next = {0};
     if (!policy)
-        return err_set(e, ERR_USAGE, "which policy?");
+        return err_set(e, ERR_USAGE, "a policy is required");
     int rc = plan_sched(e, &next, s->plan, s->run, policy);
     if (rc) {
         command_free(&next);
@@ -98,17 +102,17 @@ static int swap(struct err *e, struct super *s, struct service *v, const char *p
     v->command = next;
     v->swapped = true;
     v->fails = 0;
-    super_say(s, "%s is replaced by %s", command_program(&v->former), command_program(&v->command));
+    super_log(s, "%s is replaced by %s", command_program(&v->former), command_program(&v->command));
     super_restart(s, v);
     return 0;
 }
 
-static int obey(struct err *e, struct super *s, struct client *c, const json_t *o)
+static int run_command(struct err *e, struct super *s, struct client *c, const json_t *o)
 {
     const char *what = json_string_value(json_object_get(o, "do"));
     const char *name = json_string_value(json_object_get(o, "service"));
     if (!what)
-        return err_set(e, ERR_PROTO, "the question has no \"do\"");
+        return err_set(e, ERR_PROTO, "the request has no field \"do\"");
     if (!strcmp(what, "down")) {
         json_int_t ms = json_integer_value(json_object_get(o, "timeout_ms"));
         c->down = true;
@@ -117,12 +121,12 @@ static int obey(struct err *e, struct super *s, struct client *c, const json_t *
     }
     bool swaps = !strcmp(what, "sched");
     if (!swaps && strcmp(what, "restart"))
-        return err_set(e, ERR_PROTO, "the question is unknown: '%.40s'", what);
+        return err_set(e, ERR_PROTO, "unknown request '%.40s'", what);
     if (s->ending)
-        return err_set(e, ERR_NO, "the services end");
+        return err_set(e, ERR_NO, "the services are shutting down");
     struct service *v = super_find(s, swaps ? "sched" : name ? name : "");
     if (!v)
-        return err_set(e, ERR_NO, "no service is called '%.60s'", name ? name : "");
+        return err_set(e, ERR_NO, "unknown service '%.60s'", name ? name : "");
     c->service = (int)(v - s->service);
     if (swaps)
         return swap(e, s, v, json_string_value(json_object_get(o, "policy")));
@@ -137,19 +141,19 @@ void control_take(struct super *s, struct client *c)
     ssize_t n = recv(c->fd, text, sizeof text, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    if (n <= 0 || c->service >= 0 || c->down) { /* it does not wait any more */
+    if (n <= 0 || c->service >= 0 || c->down) { /* it closed its connection, or sends a second request */
         close(c->fd);
         *c = (struct client){.fd = -1, .service = -1};
         return;
     }
     json_t *o = json_loadb(text, (size_t)n, 0, NULL);
-    int rc = o ? obey(&e, s, c, o) : err_set(&e, ERR_PROTO, "the question is no JSON");
+    int rc = o ? run_command(&e, s, c, o) : err_set(&e, ERR_PROTO, "the request is not JSON");
     json_decref(o);
     if (rc)
-        tell(c, e.text, e.code);
+        reply(c, e.text, e.code);
 }
 
-/* ---- the side of ctl and down ---- */
+/* ---- the client: ctl and down ---- */
 
 static int answer(struct err *e, int fd, int timeout_ms, const char *path)
 {
@@ -162,26 +166,26 @@ static int answer(struct err *e, int fd, int timeout_ms, const char *path)
         r = poll(&p, 1, timeout_ms < 0 ? -1 : now >= end ? 0 : (int)((end - now) / 1000000 + 1));
     } while (r < 0 && errno == EINTR);
     if (r <= 0)
-        return err_set(e, ERR_NO, "the supervisor does not answer at %s within %d s", path, timeout_ms / 1000);
+        return err_set(e, ERR_NO, "no response of the supervisor at %s within %d s", path, timeout_ms / 1000);
     ssize_t n = recv(fd, text, sizeof text, 0);
     json_t *o = n > 0 ? json_loadb(text, (size_t)n, 0, NULL) : NULL;
     const char *why = json_string_value(json_object_get(o, "error"));
     int rc = 0;
     if (!o)
-        rc = err_set(e, ERR_NO, "the supervisor has gone without an answer");
+        rc = err_set(e, ERR_NO, "the supervisor ended without a response");
     else if (why)
         rc = err_set(e, (int)json_integer_value(json_object_get(o, "code")), "%s", why);
     json_decref(o);
     return rc;
 }
 
-int control_ask(struct err *e, const char *run, json_t *question, int timeout_ms)
+int control_ask(struct err *e, const char *run, json_t *request, int timeout_ms)
 {
     struct sockaddr_un a = address(run);
     char text[MESSAGE_BYTES_MAX];
-    size_t n = question ? json_dumpb(question, text, sizeof text, JSON_COMPACT) : 0;
+    size_t n = request ? json_dumpb(request, text, sizeof text, JSON_COMPACT) : 0;
     if (!n || n > sizeof text)
-        return err_set(e, ERR_USAGE, "the question is too long");
+        return err_set(e, ERR_USAGE, "the request is too long");
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), rc = 0;
     if (fd < 0)
         rc = err_sys(e, "socket");

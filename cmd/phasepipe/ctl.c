@@ -1,4 +1,4 @@
-/* phasepipe ctl: asks the services and tells them. */
+/* phasepipe ctl: queries and controls the services. */
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -14,13 +14,13 @@
 #include "wire/wire.h"
 
 #define CTL "phasepipe ctl"
-#define RESTART_MS 120000 /* drained, and its model loaded */
+#define RESTART_MS 120000 /* includes the drain, and loading the model */
 
 struct ctl {
     const char *run_flag, *sched, *kv;
     char run[RUN_BYTES_MAX + 1];
     bool json;
-    char **arg; /* of the command */
+    char **arg; /* arguments of the command */
 };
 
 static int print_json(struct err *e, json_t *o)
@@ -140,7 +140,7 @@ static void sched_table(const struct wire_stat *s, const struct wire_worker *w, 
     printf("ended: stop %" PRIu64 ", length %" PRIu64 ", cancelled %" PRIu64 ", expired %" PRIu64 ", error %" PRIu64
            ", refused %" PRIu64 "; retried %" PRIu64 ", preempted %" PRIu64 "\n",
            s->stop, s->length, s->cancelled, s->expired, s->error, s->refused, s->retried, s->preempted);
-    printf("%-14s %-8s %-9s %8s %8s %13s %17s %6s\n", "WORKER", "ROLE", "STATE", "PREFILL", "DECODE", "SEATS", "BLOCKS",
+    printf("%-14s %-8s %-9s %8s %8s %13s %17s %6s\n", "WORKER", "ROLE", "STATE", "PREFILL", "DECODE", "SLOTS", "BLOCKS",
            "BATCH");
     for (size_t i = 0; i < n; i++) {
         const struct wire_worker *v = &w[i];
@@ -171,39 +171,39 @@ static int ctl_sched(struct err *e, struct ctl *c)
     return rc;
 }
 
-/* ---- orders ---- */
+/* ---- commands ---- */
 
-static int knob(struct err *e, struct ctl *c, const char *name, const char *worker, double value)
+static int set_setting(struct err *e, struct ctl *c, const char *name, const char *worker, double value)
 {
     struct asker *a;
     int rc = asker_open(e, &a, c->run, c->sched);
-    rc = rc ? rc : asker_knob(e, a, name, worker, value);
+    rc = rc ? rc : asker_set(e, a, name, worker, value);
     asker_close(a);
     return rc;
 }
 
 static int ctl_drain(struct err *e, struct ctl *c)
 {
-    return knob(e, c, "drain", c->arg[0], 1);
+    return set_setting(e, c, "drain", c->arg[0], 1);
 }
 
 static int ctl_undrain(struct err *e, struct ctl *c)
 {
-    return knob(e, c, "drain", c->arg[0], 0);
+    return set_setting(e, c, "drain", c->arg[0], 0);
 }
 
 static int ctl_hand_over(struct err *e, struct ctl *c)
 {
-    return knob(e, c, "hand_over", c->arg[0], 1);
+    return set_setting(e, c, "hand_over", c->arg[0], 1);
 }
 
 static int ctl_role(struct err *e, struct ctl *c)
 {
-    static const char *const roles[] = {"prefill", "decode", "both"}; /* 1, 2, 3 */
+    static const char *const roles[] = {"prefill", "decode", "both"}; /* values 1, 2, 3 of the setting */
     for (int i = 0; i < 3; i++)
         if (!strcmp(c->arg[1], roles[i]))
-            return knob(e, c, "role", c->arg[0], i + 1);
-    return err_set(e, ERR_USAGE, "'%.40s' is none of prefill, decode and both", c->arg[1]);
+            return set_setting(e, c, "role", c->arg[0], i + 1);
+    return err_set(e, ERR_USAGE, "role '%.40s': must be prefill, decode or both", c->arg[1]);
 }
 
 static int ctl_set(struct err *e, struct ctl *c)
@@ -212,11 +212,11 @@ static int ctl_set(struct err *e, struct ctl *c)
     const char *eq = strchr(c->arg[0], '=');
     double v;
     if (!eq || eq == c->arg[0] || (size_t)(eq - c->arg[0]) >= sizeof name)
-        return err_set(e, ERR_USAGE, "set %.80s: KNOB=VALUE should be here", c->arg[0]);
+        return err_set(e, ERR_USAGE, "set %.80s: SETTING=VALUE is expected", c->arg[0]);
     memcpy(name, c->arg[0], (size_t)(eq - c->arg[0]));
     name[eq - c->arg[0]] = 0;
     int rc = cli_f64(e, name, eq + 1, &v, 0, 1e15);
-    return rc ? rc : knob(e, c, name, NULL, v);
+    return rc ? rc : set_setting(e, c, name, NULL, v);
 }
 
 static int ask_supervisor(struct err *e, struct ctl *c, json_t *o)
@@ -248,7 +248,7 @@ static const struct {
     {"undrain", 1, " WORKER", ctl_undrain},
     {"hand-over", 1, " WORKER", ctl_hand_over},
     {"role", 2, " WORKER prefill|decode|both", ctl_role},
-    {"set", 1, " KNOB=VALUE", ctl_set},
+    {"set", 1, " SETTING=VALUE", ctl_set},
     {"restart", 1, " SERVICE", ctl_restart},
     {"sched-swap", 1, " POLICY", ctl_sched_swap},
 };
@@ -257,7 +257,8 @@ static const struct {
 static int dispatch(struct err *e, struct ctl *c, size_t n_arg, char **argv)
 {
     if (!n_arg)
-        return err_set(e, ERR_USAGE, "what? kv, sched, drain, undrain, hand-over, role, set, restart or sched-swap");
+        return err_set(e, ERR_USAGE,
+                       "a command is required: kv, sched, drain, undrain, hand-over, role, set, restart or sched-swap");
     for (size_t i = 0; i < N_COMMAND; i++) {
         if (strcmp(argv[1], commands[i].name) != 0)
             continue;
@@ -267,7 +268,7 @@ static int dispatch(struct err *e, struct ctl *c, size_t n_arg, char **argv)
         c->arg = argv + 2;
         return commands[i].run(e, c);
     }
-    return err_set(e, ERR_USAGE, "no command '%.40s'", argv[1]);
+    return err_set(e, ERR_USAGE, "unknown command '%.40s'", argv[1]);
 }
 
 int ctl(int argc, char **argv)
@@ -277,14 +278,14 @@ int ctl(int argc, char **argv)
     const struct cli_opt opts[] = {
         {0, "run", CLI_STR, &c.run_flag, "DIR", "runtime directory ($XDG_RUNTIME_DIR/phasepipe)", .lo = 0},
         {0, "json", CLI_FLAG, &c.json, NULL, "kv and sched: an object", .lo = 0},
-        {0, "sched", CLI_STR, &c.sched, "URL", "the scheduler's, where it is not that of DIR", .lo = 0},
-        {0, "kv", CLI_STR, &c.kv, "URL", "the store's, where it is not that of DIR", .lo = 0},
+        {0, "sched", CLI_STR, &c.sched, "URL", "scheduler (default: that of DIR)", .lo = 0},
+        {0, "kv", CLI_STR, &c.kv, "URL", "kvstore (default: that of DIR)", .lo = 0},
     };
     const struct cli_prog prog = {
         CTL,
         "[--run DIR] [--json] kv | sched | drain WORKER | undrain WORKER | hand-over WORKER |\n"
-        "       role WORKER prefill|decode|both | set KNOB=VALUE | restart SERVICE | sched-swap POLICY",
-        "Asks the services of a runtime directory, and tells them.",
+        "       role WORKER prefill|decode|both | set SETTING=VALUE | restart SERVICE | sched-swap POLICY",
+        "Queries and controls the services of a runtime directory.",
         opts,
         sizeof opts / sizeof *opts,
         3};

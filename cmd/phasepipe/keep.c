@@ -1,6 +1,6 @@
 /*
- * The part of a service manager that keeps descriptors: a service that names one (FDSTORE=1, FDNAME=NAME) has it again
- * in its next process. So the arena of kvstore outlives kvstore. systemd says this in the same words.
+ * The descriptor store of the supervisor: a service sends a descriptor (FDSTORE=1, FDNAME=NAME), and its next process
+ * inherits it. So the arena of kvstore outlives kvstore. The protocol is that of systemd.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -42,22 +42,22 @@ void keep_drop(struct service *v)
     drop(v, NULL);
 }
 
-/* True where it took the descriptor. A colon in a name would make two of it. */
+/* True: the descriptor is stored. Names with a colon are ignored, since it separates names in $LISTEN_FDNAMES. */
 static bool keep(struct service *v, const char *text, int fd)
 {
     char name[64] = "stored", line[256];
-    bool store = false, gone = false;
+    bool store = false, remove = false;
     for (const char *p = text; *p; p += strcspn(p, "\n"), p += *p == '\n') {
         snprintf(line, sizeof line, "%.*s", (int)strcspn(p, "\n"), p);
         store |= !strcmp(line, "FDSTORE=1");
-        gone |= !strcmp(line, "FDSTOREREMOVE=1");
+        remove |= !strcmp(line, "FDSTOREREMOVE=1");
         if (!strncmp(line, "FDNAME=", 7) && line[7] && !strchr(line, ':') && strlen(line + 7) < sizeof name)
             snprintf(name, sizeof name, "%.63s", line + 7);
     }
-    if (!gone && (!store || fd < 0))
+    if (!remove && (!store || fd < 0))
         return false;
     drop(v, name);
-    if (gone || v->n_kept == KEPT_MAX)
+    if (remove || v->n_kept == KEPT_MAX)
         return false;
     snprintf(v->kept[v->n_kept].name, sizeof name, "%s", name);
     v->kept[v->n_kept++].fd = fd;

@@ -1,4 +1,4 @@
-/* What services write to stderr: to ours, with their name before it, or to a file each that does not grow for ever. */
+/* Logs of the services: stderr of the supervisor, with the name before each line, or a bounded file for each. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -36,7 +36,7 @@ void log_close(struct log *l)
     l->fd = -1;
 }
 
-/* The file of before is kept beside it as NAME.log.1, so a service has at most twice the limit on disk. */
+/* The previous file becomes NAME.log.1, so a service uses at most twice the limit on disk. */
 static void rotate(struct log *l)
 {
     char old[PATH_MAX + 8];
@@ -63,7 +63,7 @@ static bool put(int fd, const char *p, size_t n)
     return true;
 }
 
-/* A line that finds no room is left out whole. */
+/* A line that cannot be written completely is removed. */
 static bool append(struct log *l, const char *p, size_t n)
 {
     if (put(l->fd, p, n)) {
@@ -72,11 +72,11 @@ static bool append(struct log *l, const char *p, size_t n)
     }
     struct stat st;
     if (!fstat(l->fd, &st) && (uint64_t)st.st_size > l->bytes && ftruncate(l->fd, (off_t)l->bytes))
-        l->bytes = (uint64_t)st.st_size; /* a part of it stays */
+        l->bytes = (uint64_t)st.st_size; /* it cannot be removed */
     return false;
 }
 
-/* What was lost is said before the next line, together with which it has room or has not. */
+/* The number of lost lines is written before the next line, and in one write with it. */
 static void to_file(struct log *l, const char *when, const char *p, size_t n)
 {
     char text[LINE_BYTES_MAX + 120];
@@ -88,7 +88,7 @@ static void to_file(struct log *l, const char *when, const char *p, size_t n)
     l->lost = append(l, text, n) ? 0 : l->lost + 1;
 }
 
-/* Where neither a file nor a terminal takes it there is nobody to tell. */
+/* If neither the file nor stderr can be written, the line is lost. */
 void log_line(struct log *l, const char *name, const char *p, size_t n)
 {
     char text[LINE_BYTES_MAX], when[32] = "";

@@ -15,17 +15,17 @@ static const struct {
     const char *name, *about;
 } programs[] = {
     {"tokenize", "text, chat messages and JSON lines to token frames"},
-    {"prefill", "reads prompts: tokens to KV blocks and the first token"},
-    {"decode", "writes answers: KV blocks to text"},
+    {"prefill", "computes prompts: tokens to KV blocks and the first token"},
+    {"decode", "computes answers: KV blocks to text"},
     {"stream", "shows answers as text or JSON lines"},
-    {"frames", "frames to JSON lines and back; deals and merges streams"},
-    {"kvstore", "owns the KV blocks of a host, and lends them"},
-    {"sched", "decides which worker does what and when, by cached prefixes and service levels"},
+    {"frames", "frames to JSON lines and back; splits and merges streams"},
+    {"kvstore", "owns the KV blocks of a host, and leases them to workers"},
+    {"sched", "assigns requests to workers, by cached prefixes and service levels"},
     {"sched-fcfs", "the same, in the order of arrival"},
     {"sched-colocate", "the same, both phases of a request on one worker"},
-    {"sched-exec", "the same, as a program of your own says"},
+    {"sched-exec", "the same, with the decisions of a program of your own"},
     {"simulate", "a cluster of fake workers in virtual time, under one of these policies"},
-    {"bench", "loads a server of the OpenAI API, and measures it"},
+    {"bench", "measures a server of the OpenAI API under load"},
 };
 
 static const struct {
@@ -33,11 +33,11 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"chat", "a conversation in the terminal", chat},
-    {"up", "starts the services, and starts again what dies", up},
+    {"up", "starts the services, and restarts those that crash", up},
     {"down", "drains the services and ends them", down},
     {"ps", "lists the services", ps},
-    {"top", "shows live what they do", top},
-    {"ctl", "asks the services, drains workers, sets knobs, swaps the policy", ctl},
+    {"top", "shows their activity, live", top},
+    {"ctl", "queries the services, drains workers, changes settings, swaps the policy", ctl},
     {"env", "prints the line that puts the programs on the PATH: eval \"$(phasepipe env)\"", NULL},
 };
 
@@ -46,11 +46,11 @@ int programs_dir(struct err *e, char *out, size_t n)
     char self[PATH_MAX], probe[PATH_MAX + 32];
     ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
     if (len < 0)
-        return err_sys(e, "where this program is");
+        return err_sys(e, "the directory of this program");
     self[len] = 0;
     char *slash = strrchr(self, '/');
     if (!slash)
-        return err_set(e, ERR_SYS, "where this program is: '%.200s' has no folder", self);
+        return err_set(e, ERR_SYS, "the directory of this program: '%.200s' has none", self);
     *slash = 0;
     static const char *const beside[] = {"", "/../libexec/phasepipe"};
     for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
@@ -74,10 +74,10 @@ static void list(void)
     printf("\ncommands:\n");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         printf("  %-14s %s\n", commands[i].name, commands[i].about);
-    printf("\nEach takes --help, and has a page of its name; phasepipe(7) begins.\n");
+    printf("\nEach has --help and a manual page; begin with phasepipe(7).\n");
 }
 
-/* A value for the shell between single quotes: each of its own quotes ends them, is escaped, and begins them again. */
+/* Prints a value in single quotes for the shell; a quote within it becomes '\''. */
 static void print_quoted(const char *s)
 {
     putchar('\'');
@@ -103,7 +103,7 @@ static int env(struct err *e)
     return 0;
 }
 
-/* Any program that lies with the others may be run by its name, so that a policy of one's own needs no entry here. */
+/* Any program in the directory of the others can be run by its name, so a new policy needs no entry here. */
 static int run_program(struct err *e, char **argv)
 {
     char dir[PATH_MAX], path[PATH_MAX + 80];
@@ -114,7 +114,7 @@ static int run_program(struct err *e, char **argv)
     if (name)
         snprintf(path, sizeof path, "%s/%s", dir, argv[0]);
     if (!name || !strcmp(argv[0], "phasepipe") || access(path, X_OK))
-        return err_set(e, ERR_USAGE, "no program or command '%.60s'", argv[0]);
+        return err_set(e, ERR_USAGE, "unknown program or command '%.60s'", argv[0]);
     execv(path, argv);
     return err_sys(e, "run %s", path);
 }
@@ -128,7 +128,7 @@ int main(int argc, char **argv)
         if (commands[i].run && !strcmp(name, commands[i].name))
             return commands[i].run(argc - 1, argv + 1);
     if (!name)
-        r = err_set(&e, ERR_USAGE, "which program or command?");
+        r = err_set(&e, ERR_USAGE, "a program or command is required");
     else if (!strcmp(name, "--help"))
         list();
     else if (!strcmp(name, "--version"))

@@ -7,21 +7,21 @@
 
 #include "err/err.h"
 
-/* The directory of the programs: that of this binary where they lie beside it, else ../libexec/phasepipe. */
+/* The directory of the programs: that of this binary if they are in it, otherwise ../libexec/phasepipe. */
 int programs_dir(struct err *e, char *out, size_t n);
 
-/* pipeline.c: tokenize | prefill | decode as children, in a process group of their own, so that a Ctrl-C in the
- * terminal is for the conversation alone. */
+/* pipeline.c: tokenize | prefill | decode as children in their own process group, so that Ctrl-C in the terminal
+ * signals only the conversation. */
 #define PIPELINE_N 3
 struct pipeline {
     pid_t pid[PIPELINE_N];
     int in;  /* JSON lines to tokenize */
     int out; /* frames of decode */
 };
-/* model: NULL for the default one; threads: NULL for what the machine has. */
+/* model: NULL for the default one; threads: NULL for all processors. */
 int pipeline_start(struct err *e, struct pipeline *p, const char *model, const char *threads);
-/* Closes `in`; with `now` the children are killed, otherwise they end by themselves once `out` was read to its end.
- * ERR_NO naming the first program that failed. */
+/* Closes `in`; with `now` the children are killed, otherwise they end after `out` was read to its end. ERR_NO: the text
+ * names the first program that failed. */
 int pipeline_end(struct err *e, struct pipeline *p, int now);
 
 /* The commands: of up.c, ps.c, top.c, ctl.c and chat.c. The exit status. */

@@ -1,4 +1,4 @@
-/* What is to run, with which words, and on which cores. */
+/* The plan: the services, their command lines and their cores. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,9 +11,9 @@
 #include "proc/proc.h"
 #include "text/text.h"
 
-/* Turns of leaving: the edge refuses what is new and ends when its answers have, then the scheduler, then nobody needs
- * the rest. */
-enum { LEAVES_EDGE, LEAVES_SCHED, LEAVES_WORKER, LEAVES_TOKENIZE, LEAVES_STORE };
+/* The order of a shutdown: the gateway refuses new requests and ends after its answers, then the scheduler ends, then
+ * all others. */
+enum { ORDER_GATEWAY, ORDER_SCHED, ORDER_WORKER, ORDER_TOKENIZE, ORDER_STORE };
 
 static int words(struct err *e, struct command *c, const char *const *w)
 {
@@ -23,7 +23,7 @@ static int words(struct err *e, struct command *c, const char *const *w)
     return rc;
 }
 
-/* Both or nothing: an option that was not given is the program's own default. */
+/* Adds an option and its value, or nothing if value is NULL: the default of the program applies. */
 static int option(struct err *e, struct command *c, const char *name, const char *value)
 {
     return value ? words(e, c, (const char *const[]){name, value, NULL}) : 0;
@@ -53,20 +53,20 @@ int plan_sched(struct err *e, struct command *out, const struct plan *p, const c
     size_t n = strcspn(policy, " ");
     (void)p;
     if (n == 0 || n >= sizeof program)
-        return err_set(e, ERR_USAGE, "'%.60s' names no policy", policy);
+        return err_set(e, ERR_USAGE, "'%.60s' does not name a policy", policy);
     memcpy(program, policy, n);
     program[n] = 0;
     snprintf(listen, sizeof listen, "ipc://%s/sched.sock", run);
     snprintf(kv, sizeof kv, "unix:%s/kv.sock", run);
     int rc = begin(e, out, program);
     if (rc == ERR_SYS && errno == ENOENT)
-        rc = err_set(e, ERR_USAGE, "no policy is called '%.60s'", program);
+        rc = err_set(e, ERR_USAGE, "unknown policy '%.60s'", program);
     if (!rc && policy[n])
         rc = command_add(e, out, policy + n + 1);
     return rc ? rc : words(e, out, (const char *const[]){"--listen", listen, "--kv", kv, NULL});
 }
 
-/* What workers with --engine fake: keep is KV of no model: decode(1) says what its store holds. */
+/* The KV kind of workers with --engine fake: (see decode(1)). */
 static int fake_kind(struct err *e, struct command *c)
 {
     char fingerprint[65];
@@ -117,9 +117,8 @@ static int plan_worker(struct err *e, struct service *v, const struct plan *p, c
     return rc ? rc : option(e, c, "--cores", cpus ? p->cores : NULL);
 }
 
-/* What the HTTP server is told: a file of keys, a certificate and names go through as they are. Its sockets are
- * inherited (up_http.c). */
-static int plan_edge(struct err *e, struct command *c, const struct plan *p, const char *run)
+/* The HTTP server. It inherits its sockets (up_http.c). */
+static int plan_gateway(struct err *e, struct command *c, const struct plan *p, const char *run)
 {
     char sched[RUN_BYTES_MAX + 32], tokenize[RUN_BYTES_MAX + 32], kv[RUN_BYTES_MAX + 32];
     snprintf(sched, sizeof sched, "ipc://%s/sched.sock", run);
@@ -166,8 +165,8 @@ struct cpus {
     size_t n;
 };
 
-/* As many as proc_cpus counts: under a quota fewer than it may run on. With one, tying threads to it only takes freedom
- * from the system. */
+/* As many processors as proc_cpus counts: under a quota fewer than the affinity allows. With only one, threads are not
+ * pinned, so that the kernel can schedule freely. */
 static void cpus_of_process(struct cpus *out)
 {
     cpu_set_t set;
@@ -180,7 +179,7 @@ static void cpus_of_process(struct cpus *out)
             out->cpu[out->n++] = i;
 }
 
-/* Prefill has the first ones, by its share of the workers; each pool has one at least. */
+/* Prefill gets the first processors, in proportion to its number of workers; each pool gets at least one. */
 static size_t cpus_of_prefill(const struct cpus *all, const struct plan *p)
 {
     if (!p->n_prefill || !p->n_decode)
@@ -189,7 +188,7 @@ static size_t cpus_of_prefill(const struct cpus *all, const struct plan *p)
     return n < 1 ? 1 : n > all->n - 1 ? all->n - 1 : n;
 }
 
-/* "0,1,2": the part of the i-th of n workers of a pool; more workers than cores share them in turn. NULL: no cores. */
+/* "0,1,2": the processors of the i-th of n workers of a pool. More workers than processors share them. NULL: none. */
 static const char *part(char *out, size_t n_out, const int *cpu, size_t n_cpu, size_t i, size_t n)
 {
     size_t from = n_cpu >= n ? i * n_cpu / n : i % (n_cpu ? n_cpu : 1),
@@ -204,10 +203,10 @@ static const char *part(char *out, size_t n_out, const int *cpu, size_t n_cpu, s
 
 /* ---- all ---- */
 
-static struct service *add(struct service *v, size_t *n, const char *name, const char *role, int leaves)
+static struct service *add(struct service *v, size_t *n, const char *name, const char *role, int shutdown_order)
 {
     struct service *s = &v[(*n)++];
-    *s = (struct service){.role = role, .leaves = leaves, .ready_fd = -1, .err_fd = -1};
+    *s = (struct service){.role = role, .shutdown_order = shutdown_order, .ready_fd = -1, .err_fd = -1};
     snprintf(s->name, sizeof s->name, "%s", name);
     return s;
 }
@@ -219,14 +218,14 @@ static int plan_pool(struct err *e, struct service *v, size_t *n, const struct p
     int rc = 0;
     for (uint64_t i = 0; i < n_worker && !rc; i++) {
         snprintf(name, sizeof name, "%s-%u", role, (unsigned)i);
-        struct service *s = add(v, n, name, role, LEAVES_WORKER);
+        struct service *s = add(v, n, name, role, ORDER_WORKER);
         s->needs_store = true;
         rc = plan_worker(e, s, p, run, part(cpus, sizeof cpus, cpu, n_cpu, i, n_worker));
     }
     return rc;
 }
 
-/* What is no worker runs beside prefill, so that decode has its cores for itself. */
+/* Services that are no workers run on the cores of prefill, so that decode has its cores for itself. */
 static void pin(struct service *s, const int *cpu, size_t n)
 {
     CPU_ZERO(&s->cpus);
@@ -240,23 +239,23 @@ int plan_services(struct err *e, struct service *v, size_t *n, const struct plan
     struct cpus all;
     *n = 0;
     if (p->n_prefill + p->n_decode == 0)
-        return err_set(e, ERR_USAGE, "no workers: one of --prefill and --decode must be over 0");
+        return err_set(e, ERR_USAGE, "no workers: --prefill or --decode must be at least 1");
     cpus_of_process(&all);
     size_t n_pre = all.n ? cpus_of_prefill(&all, p) : 0;
-    struct service *s = add(v, n, "kvstore", "store", LEAVES_STORE);
-    s->crash_only = true; /* its arena is kept, and its clients come again */
+    struct service *s = add(v, n, "kvstore", "store", ORDER_STORE);
+    s->crash_only = true; /* its arena is in the descriptor store, and its clients reconnect */
     int rc = plan_kvstore(e, &s->command, p, run);
     pin(s, all.cpu, n_pre);
-    s = add(v, n, "sched", "scheduler", LEAVES_SCHED);
-    s->crash_only = true; /* workers and gateways tell the next one what runs */
+    s = add(v, n, "sched", "scheduler", ORDER_SCHED);
+    s->crash_only = true; /* workers and gateways send the state to the next one */
     rc = rc ? rc : plan_sched(e, &s->command, p, run, p->sched);
     pin(s, all.cpu, n_pre);
-    s = add(v, n, "tokenize", "tokenizer", LEAVES_TOKENIZE);
+    s = add(v, n, "tokenize", "tokenizer", ORDER_TOKENIZE);
     rc = rc ? rc : plan_tokenize(e, &s->command, p, run);
     pin(s, all.cpu, n_pre);
     if (strcmp(p->http, "off")) {
-        s = add(v, n, "stream", "edge", LEAVES_EDGE);
-        rc = rc ? rc : plan_edge(e, &s->command, p, run);
+        s = add(v, n, "stream", "edge", ORDER_GATEWAY);
+        rc = rc ? rc : plan_gateway(e, &s->command, p, run);
         pin(s, all.cpu, n_pre);
     }
     rc = rc ? rc : plan_pool(e, v, n, p, run, "prefill", p->n_prefill, all.cpu, n_pre);

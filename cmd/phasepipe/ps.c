@@ -1,4 +1,4 @@
-/* phasepipe ps: what runs. phasepipe down: ends it. */
+/* phasepipe ps lists the services; phasepipe down ends them. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,9 +14,10 @@
 
 #define PS "phasepipe ps"
 #define DOWN "phasepipe down"
-#define LATE_MS 15000 /* of a supervisor behind the time it has: what is late is killed in turns */
+#define LATE_MS 15000 /* for the supervisor beyond the timeout: it kills late services in shutdown order */
 
-/* What the supervisor wrote, against what there is: it may have been killed, or a process may have died just now. */
+/* The state of a service, checked against its process: the supervisor may have been killed, or the process have exited.
+ */
 static const char *state_now(const json_t *v, bool supervised)
 {
     const char *state = json_string_value(json_object_get(v, "state"));
@@ -100,25 +101,25 @@ int ps(int argc, char **argv)
 
 /* ---- down ---- */
 
-static bool wait_gone(pid_t pid, const char *run, int ms)
+static bool wait_for_exit(pid_t pid, const char *run, int ms)
 {
     for (int t = 0; t < ms && run_holder(run) == pid; t += 10)
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
     return run_holder(run) != pid;
 }
 
-/* A supervisor that hangs or is stopped is killed, and what it leaves behind after it. */
+/* Kills a supervisor that hangs or is stopped, then the services that it leaves. */
 static int end_by_force(struct err *e, pid_t pid, const char *run)
 {
     size_t n;
-    cli_warn(DOWN, "the supervisor (pid %d) does not answer: it is killed", (int)pid);
+    cli_warn(DOWN, "the supervisor (pid %d) does not respond: killing it", (int)pid);
     if (kill(pid, SIGKILL) && errno != ESRCH)
         return err_sys(e, "kill %d", (int)pid);
-    wait_gone(pid, run, LATE_MS);
+    wait_for_exit(pid, run, LATE_MS);
     int rc = state_end_stale(e, &n, run);
     if (!rc)
         run_clean(run, false);
-    return rc ? rc : err_set(e, ERR_NO, "it had to be killed");
+    return rc ? rc : err_set(e, ERR_NO, "the supervisor had to be killed");
 }
 
 static int end_stale(struct err *e, const char *run)
@@ -126,13 +127,13 @@ static int end_stale(struct err *e, const char *run)
     size_t n = 0;
     int rc = state_end_stale(e, &n, run);
     if (!rc && n)
-        cli_warn(DOWN, "%zu processes of a supervisor that was killed have ended", n);
+        cli_warn(DOWN, "%zu processes of a killed supervisor have ended", n);
     if (!rc && !n)
         cli_warn(DOWN, "nothing runs in %s", run);
     if (!rc && !access(run, F_OK)) {
         int fd;
         struct err none = {0};
-        if (!run_lock(&none, &fd, run)) { /* nobody comes up meanwhile */
+        if (!run_lock(&none, &fd, run)) { /* no other supervisor can start meanwhile */
             run_clean(run, false);
             close(fd);
         }
@@ -157,9 +158,9 @@ static int end(struct err *e, const char *run, uint64_t timeout_s)
     kill(pid, SIGCONT);
     int rc = control_ask(e, run, o, ms + LATE_MS);
     json_decref(o);
-    if (rc == ERR_NO && run_holder(run) == pid && !wait_gone(pid, run, LATE_MS))
+    if (rc == ERR_NO && run_holder(run) == pid && !wait_for_exit(pid, run, LATE_MS))
         return end_by_force(e, pid, run);
-    /* It was killed just now: one that ends by itself takes its state along. */
+    /* The supervisor was killed meanwhile: one that ends normally removes its state. */
     return rc && !run_holder(run) && has_state(run) ? end_stale(e, run) : rc;
 }
 
@@ -171,7 +172,8 @@ int down(int argc, char **argv)
     char run[RUN_BYTES_MAX + 1];
     const struct cli_opt opts[] = {
         {0, "run", CLI_STR, &flag, "DIR", "runtime directory ($XDG_RUNTIME_DIR/phasepipe)", .lo = 0},
-        {0, "timeout", CLI_U64, &timeout_s, "S", "seconds to drain, then they are killed (40)", .lo = 0, .hi = 86400},
+        {0, "timeout", CLI_U64, &timeout_s, "S", "seconds to drain, after which services are killed (40)", .lo = 0,
+         .hi = 86400},
     };
     const struct cli_prog prog = {
         DOWN, "[--run DIR] [--timeout S]", "Drains the services of a runtime directory and ends them.", opts, 2, 0};

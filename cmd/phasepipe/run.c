@@ -1,4 +1,4 @@
-/* The runtime directory: whose it is, who holds it, and what is left in it. */
+/* The runtime directory: owner, lock, stale files. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ int run_name(struct err *e, char out[RUN_BYTES_MAX + 1], const char *flag)
     return 0;
 }
 
-/* Nothing of others in it: empty, or what a supervisor was in before. */
+/* Whether it is empty, or was used by a supervisor before. */
 static bool ours(const char *run)
 {
     char lock[RUN_BYTES_MAX + 16];
@@ -64,19 +64,18 @@ int run_make(struct err *e, char out[RUN_BYTES_MAX + 1], bool *made, const char 
     if (lstat(name, &st))
         return err_sys(e, "runtime directory %s", name);
     if (!S_ISDIR(st.st_mode))
-        return err_set(e, ERR_NO, "runtime directory %s: it is no directory", name);
+        return err_set(e, ERR_NO, "runtime directory %s: not a directory", name);
     if (st.st_uid != geteuid())
         return err_set(e, ERR_NO, "runtime directory %s: it belongs to user %u, not to %u", name, (unsigned)st.st_uid,
                        (unsigned)geteuid());
     if ((st.st_mode & 077) && !ours(name))
-        return err_set(
-            e, ERR_NO,
-            "runtime directory %s: others may look into it, and it has files of another use; take another, or "
-            "chmod 700",
-            name);
+        return err_set(e, ERR_NO,
+                       "runtime directory %s: it is readable by others and has other files; choose another, or "
+                       "chmod 700",
+                       name);
     if ((st.st_mode & 0777) != 0700 && chmod(name, 0700))
         return err_sys(e, "runtime directory %s", name);
-    return run_name(e, out, name); /* now it is there: absolute */
+    return run_name(e, out, name); /* it exists now, so realpath makes it absolute */
 }
 
 static int lock_file(const char *run, int how)
@@ -101,7 +100,7 @@ pid_t run_holder(const char *run)
     return pid;
 }
 
-/* The file may have been removed by the one who held it while this one waited to look: then it is made anew. */
+/* Another supervisor may remove the file between open and lock: then create it again. */
 int run_lock(struct err *e, int *fd, const char *run)
 {
     char path[RUN_BYTES_MAX + 16];

@@ -1,4 +1,4 @@
-/* How a service is started: what it inherits and what it does not, and that it dies with the supervisor. */
+/* Starts the process of a service: descriptors, environment, signals; SIGTERM when the supervisor dies. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -12,12 +12,12 @@
 #include "cmd/phasepipe/service.h"
 
 #define FIRST_FD 3
-#define HIGH_FD 64 /* above what the service will have */
+#define HIGH_FD 64 /* above the descriptors that the service inherits */
 
 int command_add(struct err *e, struct command *c, const char *word)
 {
     if (c->n + 4 > sizeof c->argv / sizeof *c->argv)
-        return err_set(e, ERR_SYS, "too many words for %s", c->path);
+        return err_set(e, ERR_SYS, "too many arguments for %s", c->path);
     char *copy = strdup(word);
     if (!copy)
         return err_nomem(e, "words of a command", strlen(word));
@@ -49,7 +49,8 @@ uint64_t process_born(pid_t pid)
     if (n <= 0)
         return 0;
     text[n] = 0;
-    /* The name in parentheses may hold anything: fields are counted from the last of them; 22 is the start time. */
+    /* The name in parentheses may contain any character, so fields are counted after the last one; 22 is the start
+     * time. */
     char *p = strrchr(text, ')');
     for (int field = 2; p && field < 22; field++)
         p = strchr(p + 1, ' ');
@@ -79,7 +80,7 @@ void status_words(char *out, size_t n, int status)
         snprintf(out, n, "exit status %d", WEXITSTATUS(status));
 }
 
-/* In the child. Its descriptors are first moved out of the way, since the numbers they go to may be theirs now. */
+/* In the child. Descriptors are first moved to high numbers, since their targets may be in use. */
 static void become(struct service *v, const char *run, int ready, int err, pid_t parent)
 {
     char number[24], text[PATH_MAX], names[KEPT_MAX * 64] = "";
@@ -88,7 +89,7 @@ static void become(struct service *v, const char *run, int ready, int err, pid_t
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL);
-    setpgid(0, 0); /* a Ctrl-C in the terminal is for the supervisor, which ends them in order */
+    setpgid(0, 0); /* Ctrl-C in the terminal then signals the supervisor only, which ends the services in order */
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent)
         _exit(ERR_SYS);

@@ -1,4 +1,4 @@
-/* What runs in a runtime directory, as its supervisor wrote it down. */
+/* state.json: the services of a runtime directory, written by its supervisor. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -13,7 +13,7 @@
 
 #include "cmd/phasepipe/service.h"
 
-#define STALE_MS_EACH 2000 /* by itself, then after a SIGTERM, then after a SIGKILL */
+#define STALE_MS_EACH 2000 /* wait without a signal, after SIGTERM, after SIGKILL */
 
 static const char *state_name(enum service_state s)
 {
@@ -42,7 +42,7 @@ static int write_all(struct err *e, const char *path, int fd, const char *p, siz
     return 0;
 }
 
-/* A file that has come out short is not left to fill the disk. */
+/* An incomplete new file is removed. */
 static int replace(struct err *e, const char *path, const char *fresh, const char *text)
 {
     int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -94,10 +94,10 @@ int state_read(struct err *e, json_t **out, const char *run)
         return 0;
     json_decref(*out);
     *out = NULL;
-    return err_set(e, ERR_PROTO, "%s: it is none of ours", path);
+    return err_set(e, ERR_PROTO, "%s: not a state file of phasepipe", path);
 }
 
-/* Signals (0: none) those of the list that live; how many do. */
+/* Sends sig (0: none) to the processes of the list that exist; returns their number. */
 static size_t signal_all(const json_t *list, int sig)
 {
     size_t n = 0, i;
@@ -124,22 +124,22 @@ static bool wait_all(const json_t *list, int ms)
     return !signal_all(list, 0);
 }
 
-/* Each was sent a SIGTERM by the kernel when its supervisor died, and drains; a second one ends it at once. */
+/* The kernel sent each a SIGTERM when its supervisor died, so they are draining; a second SIGTERM ends them at once. */
 int state_end_stale(struct err *e, size_t *n, const char *run)
 {
     struct err none = {0};
     json_t *o;
     *n = 0;
     if (state_read(&none, &o, run))
-        return 0; /* unreadable: whoever wrote it, nothing is known */
+        return 0; /* without a readable state no processes are known */
     const json_t *list = json_object_get(o, "services");
     static const int then[] = {SIGTERM, SIGKILL};
     *n = signal_all(list, 0);
-    bool gone = wait_all(list, STALE_MS_EACH);
-    for (size_t i = 0; i < 2 && !gone; i++) {
+    bool ended = wait_all(list, STALE_MS_EACH);
+    for (size_t i = 0; i < 2 && !ended; i++) {
         signal_all(list, then[i]);
-        gone = wait_all(list, STALE_MS_EACH);
+        ended = wait_all(list, STALE_MS_EACH);
     }
     json_decref(o);
-    return gone ? 0 : err_set(e, ERR_NO, "processes of an earlier supervisor in %s do not end", run);
+    return ended ? 0 : err_set(e, ERR_NO, "processes of an earlier supervisor in %s do not exit", run);
 }

@@ -1,8 +1,8 @@
 /*
- * The supervisor: one loop over what services write, what they become, what is asked, and what is due.
+ * The supervisor: one event loop over output of services, their exits, requests, and timers.
  *
- *   WAITING ──▶ STARTING ──▶ READY        a death leads to BACKING_OFF, and from there to STARTING again
- *   DRAINING (was sent SIGTERM) ──▶ STARTING where it is to be restarted, EXITED where all end
+ *   WAITING ──▶ STARTING ──▶ READY        a crash leads to BACKING_OFF, and from there to STARTING
+ *   DRAINING (after SIGTERM) ──▶ STARTING in a restart, EXITED in a shutdown
  */
 #include <errno.h>
 #include <poll.h>
@@ -22,10 +22,10 @@
 #define WAIT_MS_MAX 1000
 #define POLLS_MAX (3 + CLIENTS_MAX + 2 * SERVICES_MAX)
 #define SWAP_FAILS_MAX 2
-#define PIPE_READS 17 /* of 4,096 bytes: all that a pipe holds */
-#define LATE_MS 3000  /* of each turn behind one that was late */
+#define PIPE_READS 17 /* of 4,096 bytes: more than a pipe can hold */
+#define LATE_MS 3000  /* minimum time for each step of a shutdown after a late one */
 
-void super_say(struct super *s, const char *fmt, ...)
+void super_log(struct super *s, const char *fmt, ...)
 {
     char text[900];
     va_list ap;
@@ -52,7 +52,7 @@ struct service *super_find(struct super *s, const char *name)
     return n_of_role == 1 ? found : NULL;
 }
 
-static void turn_to(struct super *s, struct service *v, enum service_state state)
+static void set_state(struct super *s, struct service *v, enum service_state state)
 {
     v->state = state;
     s->changed = true;
@@ -67,8 +67,8 @@ static void fail(struct super *s, const struct err *e)
 }
 
 /*
- * Who cannot say from the start what runs is no use as a supervisor, nor is one whose directory is no more. A disk that
- * is full later is no reason to end what runs: it is said once, and tried again until there is room.
+ * Writes state.json. Failing to write it at startup is fatal, and so is the loss of the runtime directory. Later
+ * failures (a full disk) are logged once, and retried each second.
  */
 static void publish(struct super *s)
 {
@@ -77,7 +77,7 @@ static void publish(struct super *s)
         s->changed = false;
         s->published = true;
         if (s->unwritten)
-            super_say(s, "state.json is written again");
+            super_log(s, "state.json is written again");
         s->unwritten = false;
         return;
     }
@@ -87,13 +87,13 @@ static void publish(struct super *s)
         return;
     }
     s->changed = true;
-    s->again_ns = time_now_ns() + WAIT_MS_MAX * NS_MS;
+    s->retry_ns = time_now_ns() + WAIT_MS_MAX * NS_MS;
     if (!s->unwritten)
-        super_say(s, "%s; the services go on, and it is tried again each second", e.text);
+        super_log(s, "%s; the services keep running, and the write is retried each second", e.text);
     s->unwritten = true;
 }
 
-/* ---- a service's life ---- */
+/* ---- the states of a service ---- */
 
 static bool store_is_ready(const struct super *s)
 {
@@ -106,14 +106,14 @@ static bool store_is_ready(const struct super *s)
 static void start(struct super *s, struct service *v)
 {
     struct err e = {0};
-    edge_starts(s, v);
+    http_front_starts(s, v);
     if (service_spawn(&e, v, s->run)) {
-        super_say(s, "%s", e.text);
+        super_log(s, "%s", e.text);
         v->due_ns = time_now_ns() + BACKOFF_MS_MAX * NS_MS;
-        turn_to(s, v, SERVICE_BACKING_OFF);
+        set_state(s, v, SERVICE_BACKING_OFF);
         return;
     }
-    turn_to(s, v, SERVICE_STARTING);
+    set_state(s, v, SERVICE_STARTING);
 }
 
 static void announce(struct super *s)
@@ -125,8 +125,8 @@ static void announce(struct super *s)
         return;
     s->all_ready = true;
     publish(s);
-    edge_announce(s);
-    super_say(s, "ready in %.1f s: stream --run %s -p 'Hello'", (double)(time_now_ns() - s->begun_ns) / 1e9, s->run);
+    http_front_announce(s);
+    super_log(s, "ready in %.1f s: stream --run %s -p 'Hello'", (double)(time_now_ns() - s->begun_ns) / 1e9, s->run);
     s->ready(s->ready_arg);
 }
 
@@ -139,7 +139,7 @@ static void end_line(struct service *v)
     v->n_line = 0;
 }
 
-/* False: nothing is there now. */
+/* False: no more output now. */
 static bool read_lines(struct service *v)
 {
     char text[4096];
@@ -163,21 +163,21 @@ static bool read_lines(struct service *v)
 
 static void is_ready(struct super *s, struct service *v, const char *message)
 {
-    for (int i = 0; i < PIPE_READS && v->err_fd >= 0 && read_lines(v); i++) /* what it said before it was */
+    for (int i = 0; i < PIPE_READS && v->err_fd >= 0 && read_lines(v); i++) /* output from before it was ready */
         ;
-    super_say(s, "%s is ready (%.2f s)", v->name, (double)(time_now_ns() - v->begun_ns) / 1e9);
+    super_log(s, "%s is ready (%.2f s)", v->name, (double)(time_now_ns() - v->begun_ns) / 1e9);
     v->ever_ready = true;
     v->slow = false;
     v->fails = 0;
-    turn_to(s, v, SERVICE_READY);
-    edge_ready(s, v, message);
-    if (s->all_ready && !strcmp(v->role, "edge")) /* again: Ollama's port may have become free */
-        edge_announce(s);
+    set_state(s, v, SERVICE_READY);
+    http_front_ready(s, v, message);
+    if (s->all_ready && !strcmp(v->role, "edge")) /* after a restart: the port of Ollama may have become free */
+        http_front_announce(s);
     if (v->swapped) {
         command_free(&v->former);
         v->swapped = false;
     }
-    publish(s); /* before anybody is told: he may look */
+    publish(s); /* before responses are sent: clients may read state.json */
     control_answer(s, v, NULL);
     announce(s);
 }
@@ -197,7 +197,7 @@ static void read_ready(struct super *s, struct service *v)
     if (!strncmp(text, "ready\n", 6))
         is_ready(s, v, text + 6);
     else
-        super_say(s, "%s wrote '%.20s' to --ready-fd, which is not a readiness message", v->name, text);
+        super_log(s, "%s wrote '%.20s' to --ready-fd, which is not a readiness message", v->name, text);
 }
 
 static void close_pipes(struct service *v)
@@ -205,20 +205,20 @@ static void close_pipes(struct service *v)
     while (v->err_fd >= 0 && read_lines(v))
         ;
     end_line(v);
-    if (v->err_fd >= 0) /* held open by a child of its own */
+    if (v->err_fd >= 0) /* a child of the service still has it open */
         close(v->err_fd);
     if (v->ready_fd >= 0)
         close(v->ready_fd);
     v->err_fd = v->ready_fd = -1;
 }
 
-/* The policy that was put in place does not run: the one before comes back. */
+/* The new policy does not start: starts the previous one again. */
 static void swap_back(struct super *s, struct service *v, const char *why)
 {
     char text[900];
-    snprintf(text, sizeof text, "%s does not run (%s%s%s); %s is back", command_program(&v->command), why,
+    snprintf(text, sizeof text, "%s does not run (%s%s%s); %s is started again", command_program(&v->command), why,
              *v->last ? ": " : "", v->last, command_program(&v->former));
-    super_say(s, "%s", text);
+    super_log(s, "%s", text);
     command_free(&v->command);
     v->command = v->former;
     v->former = (struct command){0};
@@ -228,7 +228,7 @@ static void swap_back(struct super *s, struct service *v, const char *why)
     start(s, v);
 }
 
-/* A model or a flag that is refused is refused the next time too. A lack of memory or a kill may pass. */
+/* A refused model or flag fails in each attempt. A lack of memory or a kill may be temporary. */
 static bool is_permanent(int status)
 {
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -244,12 +244,12 @@ static void never_ready(struct super *s, struct service *v, int status, const ch
     if (v->fails > 1)
         snprintf(times, sizeof times, "failed %u times before it was ready", v->fails);
     err_set(&e, code, "%s %s: %s%s%s", v->name, times, why, *v->last ? ": " : "", v->last);
-    turn_to(s, v, SERVICE_EXITED);
+    set_state(s, v, SERVICE_EXITED);
     fail(s, &e);
 }
 
-/* It died although nobody asked it to. */
-static void fell(struct super *s, struct service *v, int status)
+/* The service exited without a request. */
+static void service_crashed(struct super *s, struct service *v, int status)
 {
     char why[80];
     uint64_t now = time_now_ns();
@@ -266,14 +266,14 @@ static void fell(struct super *s, struct service *v, int status)
     }
     if (now - v->begun_ns >= STEADY_MS * NS_MS || !v->backoff_ms)
         v->backoff_ms = BACKOFF_MS_MIN;
-    super_say(s, "%s ended with %s; it is started again in %u ms", v->name, why, v->backoff_ms);
+    super_log(s, "%s ended with %s; it is started again in %u ms", v->name, why, v->backoff_ms);
     v->due_ns = now + v->backoff_ms * NS_MS;
     v->backoff_ms = 2 * v->backoff_ms < BACKOFF_MS_MAX ? 2 * v->backoff_ms : BACKOFF_MS_MAX;
     v->restarts++;
-    turn_to(s, v, SERVICE_BACKING_OFF);
+    set_state(s, v, SERVICE_BACKING_OFF);
 }
 
-static void died(struct super *s, struct service *v, int status)
+static void service_exited(struct super *s, struct service *v, int status)
 {
     char why[80];
     close_pipes(v);
@@ -281,14 +281,14 @@ static void died(struct super *s, struct service *v, int status)
     v->born = 0;
     status_words(why, sizeof why, status);
     if (s->ending) {
-        super_say(s, "%s has ended (%s)", v->name, why);
-        turn_to(s, v, SERVICE_EXITED);
+        super_log(s, "%s has ended (%s)", v->name, why);
+        set_state(s, v, SERVICE_EXITED);
     } else if (v->state == SERVICE_DRAINING) {
-        super_say(s, "%s has ended (%s) and is started again", v->name, why);
+        super_log(s, "%s has ended (%s) and is started again", v->name, why);
         v->restarts++;
         start(s, v);
     } else {
-        fell(s, v, status);
+        service_crashed(s, v, status);
     }
 }
 
@@ -299,14 +299,14 @@ static void reap(struct super *s)
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
         for (size_t i = 0; i < s->n; i++)
             if (s->service[i].pid == pid)
-                died(s, &s->service[i], status);
+                service_exited(s, &s->service[i], status);
 }
 
-static void leave(struct super *s, struct service *v, int sig)
+static void terminate(struct super *s, struct service *v, int sig)
 {
     kill(v->pid, sig);
-    kill(v->pid, SIGCONT); /* one that was stopped could not obey */
-    turn_to(s, v, SERVICE_DRAINING);
+    kill(v->pid, SIGCONT); /* a stopped process would not handle the signal */
+    set_state(s, v, SERVICE_DRAINING);
 }
 
 void super_restart(struct super *s, struct service *v)
@@ -317,10 +317,10 @@ void super_restart(struct super *s, struct service *v)
         return;
     }
     v->due_ns = time_now_ns() + (v->crash_only ? 0 : s->plan->drain_s * 1000 * NS_MS);
-    leave(s, v, v->crash_only ? SIGKILL : SIGTERM);
+    terminate(s, v, v->crash_only ? SIGKILL : SIGTERM);
 }
 
-/* ---- the end of all ---- */
+/* ---- shutdown ---- */
 
 void super_end(struct super *s, uint64_t timeout_ms)
 {
@@ -331,42 +331,43 @@ void super_end(struct super *s, uint64_t timeout_ms)
     s->ending = true;
     s->turn = -1;
     if (proc_notify(&e, "STOPPING=1", -1))
-        super_say(s, "%s", e.text);
-    edge_close(s); /* the server closes its own copies when it drains */
+        super_log(s, "%s", e.text);
+    http_front_close(s); /* the server closes its own copies when it drains */
     for (size_t i = 0; i < s->n; i++)
         if (!s->service[i].pid)
-            turn_to(s, &s->service[i], SERVICE_EXITED);
+            set_state(s, &s->service[i], SERVICE_EXITED);
 }
 
-static bool has_turn(const struct super *s, const struct service *v)
+static bool is_leaving(const struct super *s, const struct service *v)
 {
-    return s->at_once || v->leaves == s->turn;
+    return s->at_once || v->shutdown_order == s->turn;
 }
 
-/* Those whose turn it was, or all. Those behind them get their time still: kvstore has blocks to write to its disk. */
+/* Kills the services that are late: those of the current step, or all. Later steps still get their time: kvstore writes
+ * blocks to its disk. */
 static void kill_late(struct super *s, bool all)
 {
     for (size_t i = 0; i < s->n; i++) {
         struct service *v = &s->service[i];
-        if (!v->pid || v->state == SERVICE_EXITED || (!all && !has_turn(s, v)))
+        if (!v->pid || v->state == SERVICE_EXITED || (!all && !is_leaving(s, v)))
             continue;
-        super_say(s, "%s (pid %d) does not end: it is killed", v->name, (int)v->pid);
+        super_log(s, "%s (pid %d) does not end: it is killed", v->name, (int)v->pid);
         kill(v->pid, SIGKILL);
         s->n_killed++;
-        turn_to(s, v, SERVICE_EXITED);
+        set_state(s, v, SERVICE_EXITED);
     }
 }
 
-/* Whose turn it is to leave; false: all have. */
-static bool leave_in_turn(struct super *s)
+/* Runs the steps of a shutdown; false: all services have ended. */
+static bool shutdown_next(struct super *s)
 {
     int next = INT_MAX;
     bool any = false;
     for (size_t i = 0; i < s->n; i++) {
         const struct service *v = &s->service[i];
         any |= v->pid != 0;
-        if (v->pid && v->leaves < next)
-            next = s->at_once ? 0 : v->leaves;
+        if (v->pid && v->shutdown_order < next)
+            next = s->at_once ? 0 : v->shutdown_order;
     }
     if (!any)
         return false;
@@ -380,14 +381,14 @@ static bool leave_in_turn(struct super *s)
         s->end_ns = time_now_ns() + LATE_MS * NS_MS;
     s->turn = next;
     for (size_t i = 0; i < s->n; i++)
-        if (s->service[i].pid && has_turn(s, &s->service[i]))
-            leave(s, &s->service[i], SIGTERM);
+        if (s->service[i].pid && is_leaving(s, &s->service[i]))
+            terminate(s, &s->service[i], SIGTERM);
     return true;
 }
 
 /* ---- the loop ---- */
 
-static void due(struct super *s)
+static void run_timers(struct super *s)
 {
     uint64_t now = time_now_ns();
     for (size_t i = 0; i < s->n && !s->ending; i++) {
@@ -397,10 +398,10 @@ static void due(struct super *s)
             start(s, v);
         if (v->state == SERVICE_STARTING && !v->slow && now >= v->begun_ns + SLOW_MS * NS_MS) {
             v->slow = true;
-            super_say(s, "%s is not ready yet after %d s%s%s", v->name, SLOW_MS / 1000, *v->last ? ": " : "", v->last);
+            super_log(s, "%s is not ready yet after %d s%s%s", v->name, SLOW_MS / 1000, *v->last ? ": " : "", v->last);
         }
         if (v->state == SERVICE_DRAINING && v->pid && !v->crash_only && now >= v->due_ns) {
-            super_say(s, "%s (pid %d) does not end: it is killed", v->name, (int)v->pid);
+            super_log(s, "%s (pid %d) does not end: it is killed", v->name, (int)v->pid);
             kill(v->pid, SIGKILL);
             v->due_ns = UINT64_MAX;
         }
@@ -429,19 +430,19 @@ static void signals(struct super *s)
         if (i.ssi_signo == SIGCHLD)
             continue;
         if (s->terms++ == 0) {
-            super_say(s, "%s: the services are drained; once more ends them at once", strsignal((int)i.ssi_signo));
+            super_log(s, "%s: draining the services; a second signal ends them at once", strsignal((int)i.ssi_signo));
             super_end(s, s->plan->drain_s * 1000);
         }
     }
     reap(s);
 }
 
-static size_t watch(struct super *s, struct pollfd *p, int *who)
+static size_t watch(struct super *s, struct pollfd *p, int *source)
 {
     size_t n = 0;
 #define WATCH(descriptor, number)                                                                                      \
     if ((descriptor) >= 0) {                                                                                           \
-        who[n] = (number);                                                                                             \
+        source[n] = (number);                                                                                          \
         p[n++] = (struct pollfd){.fd = (descriptor), .events = POLLIN};                                                \
     }
     WATCH(s->signal_fd, -1)
@@ -457,45 +458,45 @@ static size_t watch(struct super *s, struct pollfd *p, int *who)
     return n;
 }
 
-/* Readiness and descriptors come before the death of their sender, which is looked at last. */
-static void happened(struct super *s, int who, int fd)
+/* Readiness and descriptors are handled before the exit of their sender, which is checked last. */
+static void handle_fd(struct super *s, int source, int fd)
 {
-    struct service *v = who >= 0 ? &s->service[who / 2] : NULL;
-    if (who == -2)
+    struct service *v = source >= 0 ? &s->service[source / 2] : NULL;
+    if (source == -2)
         keep_take(s);
-    else if (who == -3)
+    else if (source == -3)
         control_accept(s);
-    else if (who <= -4 && s->client[-4 - who].fd == fd)
-        control_take(s, &s->client[-4 - who]);
-    else if (v && who % 2 == 0 && v->err_fd == fd)
+    else if (source <= -4 && s->client[-4 - source].fd == fd)
+        control_take(s, &s->client[-4 - source]);
+    else if (v && source % 2 == 0 && v->err_fd == fd)
         read_lines(v);
-    else if (v && who % 2 == 1 && v->ready_fd == fd)
+    else if (v && source % 2 == 1 && v->ready_fd == fd)
         read_ready(s, v);
 }
 
 static int loop(struct err *e, struct super *s)
 {
     struct pollfd p[POLLS_MAX];
-    int who[POLLS_MAX], rc = 0;
+    int source[POLLS_MAX], rc = 0;
     while (!rc) {
-        due(s);
-        if (s->ending && !leave_in_turn(s))
+        run_timers(s);
+        if (s->ending && !shutdown_next(s))
             break;
-        if (s->changed && time_now_ns() >= s->again_ns)
+        if (s->changed && time_now_ns() >= s->retry_ns)
             publish(s);
-        size_t n = watch(s, p, who);
+        size_t n = watch(s, p, source);
         if (!rc && poll(p, (nfds_t)n, wait_ms(s)) < 0 && errno != EINTR)
             rc = err_sys(e, "poll");
         for (size_t i = n; i-- > 0 && !rc;)
-            if (p[i].revents && who[i] != -1)
-                happened(s, who[i], p[i].fd);
+            if (p[i].revents && source[i] != -1)
+                handle_fd(s, source[i], p[i].fd);
         if (!rc)
             signals(s);
     }
     return rc;
 }
 
-/* Signals come by a descriptor; services have them unblocked again (spawn.c). */
+/* Signals are blocked and read from a descriptor; spawn.c unblocks them for services. */
 static int take_signals(struct err *e, struct super *s)
 {
     sigset_t set;
@@ -523,7 +524,7 @@ int super_run(struct err *e, struct super *s)
     for (size_t i = 0; i < s->n && !rc; i++)
         rc = log_open(e, &s->service[i].log, s->run, s->service[i].name, s->plan->detach);
     rc = rc ? rc : loop(e, s);
-    for (size_t i = 0; i < s->n && rc; i++) /* the supervisor itself failed: nothing may be left */
+    for (size_t i = 0; i < s->n && rc; i++) /* the supervisor failed: kill all services */
         if (s->service[i].pid)
             kill(s->service[i].pid, SIGKILL);
     if (!rc && s->failed.code) {
@@ -531,7 +532,7 @@ int super_run(struct err *e, struct super *s)
         rc = e->code;
     }
     if (!rc && s->n_killed)
-        rc = err_set(e, ERR_NO, "%zu had to be killed", s->n_killed);
+        rc = err_set(e, ERR_NO, "services that had to be killed: %zu", s->n_killed);
     for (size_t i = 0; i < s->n; i++) {
         keep_drop(&s->service[i]);
         log_close(&s->service[i].log);

@@ -1,4 +1,4 @@
-/* phasepipe top: pools, queue, KV and times, live in the terminal; one plain page a round where it is none. */
+/* phasepipe top: pools, queue, KV and latencies, live in a terminal; otherwise one plain page each round. */
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -31,7 +31,7 @@ static void on_over(int sig)
 struct top {
     char run[RUN_BYTES_MAX + 1];
     double seconds;
-    uint64_t rounds; /* 0: for ever */
+    uint64_t rounds; /* 0: no limit */
     bool tty, raw;
     struct termios before;
     struct asker *asker;
@@ -39,7 +39,7 @@ struct top {
 
 /* ---- one page ---- */
 
-/* Part of whole as a bar of BAR places. */
+/* Prints part of whole as a bar of BAR characters. */
 static void bar(FILE *f, uint64_t part, uint64_t whole)
 {
     int n = whole ? (int)((double)part / (double)whole * BAR + 0.5) : 0;
@@ -95,7 +95,7 @@ static void sched_part(FILE *f, const struct wire_stat *s, const struct wire_wor
     fputs("  p99 ", f);
     duration(f, s->itl_p99_ns);
     fputs("\n\n", f);
-    fprintf(f, "%-14s %-8s %-9s %7s %11s %17s %8s\n", "WORKER", "ROLE", "STATE", "RUNNING", "SEATS      ",
+    fprintf(f, "%-14s %-8s %-9s %7s %11s %17s %8s\n", "WORKER", "ROLE", "STATE", "RUNNING", "SLOTS      ",
             "KV BLOCKS     ", "TOKENS/S");
     for (size_t i = 0; i < n; i++)
         worker_line(f, &w[i]);
@@ -116,7 +116,7 @@ static void kv_part(FILE *f, const struct wire_kv_stat *k)
     }
 }
 
-/* Who does not answer is said on the page: the rest is shown, and the next round asks again. */
+/* A service that does not respond is reported on the page; the rest is shown, and the next round tries again. */
 static int page(struct err *e, struct top *t, FILE *f)
 {
     struct err why = {0};
@@ -154,7 +154,7 @@ static void restore(struct top *t)
     if (t->raw)
         tcsetattr(STDIN_FILENO, TCSANOW, &t->before);
     if (t->tty) {
-        fputs("\033[?25h\033[?1049l", stdout); /* the cursor, and the screen of before */
+        fputs("\033[?25h\033[?1049l", stdout); /* shows the cursor and the former screen */
         fflush(stdout);
     }
 }
@@ -170,14 +170,14 @@ static void prepare(struct top *t)
     if (!t->tty)
         return;
     fputs("\033[?1049h\033[?25l", stdout);
-    if (isatty(STDIN_FILENO) && !tcgetattr(STDIN_FILENO, &t->before)) { /* q ends it without a return */
+    if (isatty(STDIN_FILENO) && !tcgetattr(STDIN_FILENO, &t->before)) { /* so that q is read without a newline */
         now = t->before;
         now.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
         t->raw = !tcsetattr(STDIN_FILENO, TCSANOW, &now);
     }
 }
 
-/* A page is put over the one before, each line cut at the width, so that nothing flickers. */
+/* Overwrites the previous page, each line cut at the width, to avoid flicker. */
 static void show(const struct top *t, const char *text)
 {
     struct winsize size = {0};
@@ -226,7 +226,7 @@ static int rounds(struct err *e, struct top *t)
         fclose(f);
         if (!over && (!rc || i))
             show(t, text ? text : "");
-        rc = i ? 0 : rc; /* nobody at the first look: nothing runs; later they may come back */
+        rc = i ? 0 : rc; /* a failure in the first round is an error; later the services may come back */
         if (fflush(stdout))
             rc = err_sys(e, "stdout");
         free(text);
@@ -241,8 +241,8 @@ int top(int argc, char **argv)
     struct top t = {.seconds = 1};
     const struct cli_opt opts[] = {
         {0, "run", CLI_STR, &flag, "DIR", "runtime directory ($XDG_RUNTIME_DIR/phasepipe)", .lo = 0},
-        {'n', "rounds", CLI_U64, &t.rounds, "N", "end after so many pages", .lo = 1, .hi = UINT32_MAX},
-        {'d', "seconds", CLI_F64, &t.seconds, "S", "between two pages (1)", .flo = 0.05, .fhi = 3600},
+        {'n', "rounds", CLI_U64, &t.rounds, "N", "number of pages, then end", .lo = 1, .hi = UINT32_MAX},
+        {'d', "seconds", CLI_F64, &t.seconds, "S", "seconds between two pages (1)", .flo = 0.05, .fhi = 3600},
     };
     const struct cli_prog prog = {
         TOP, "[--run DIR] [-n N] [-d S]", "Shows what the services of a runtime directory do; q ends it.", opts, 3, 0};

@@ -18,43 +18,42 @@
 static int parse(struct err *e, struct plan *p, int argc, char **argv)
 {
     const struct cli_opt opts[] = {
-        {'m', "model", CLI_STR, &p->model, "MODEL", "GGUF file; the default model of the cache directory where absent",
-         .lo = 0},
-        {'P', "prefill", CLI_U64, &p->n_prefill, "N", "workers that read prompts (1)", .lo = 0, .hi = WORKERS_MAX},
-        {'D', "decode", CLI_U64, &p->n_decode, "N", "workers that write answers (1)", .lo = 0, .hi = WORKERS_MAX},
+        {'m', "model", CLI_STR, &p->model, "MODEL", "GGUF file (the default model of the cache directory)", .lo = 0},
+        {'P', "prefill", CLI_U64, &p->n_prefill, "N", "prefill workers (1)", .lo = 0, .hi = WORKERS_MAX},
+        {'D', "decode", CLI_U64, &p->n_decode, "N", "decode workers (1)", .lo = 0, .hi = WORKERS_MAX},
         {0, "run", CLI_STR, &p->run, "DIR", "runtime directory ($XDG_RUNTIME_DIR/phasepipe)", .lo = 0},
         {0, "detach", CLI_FLAG, &p->detach, NULL, "return when all are ready; logs go to DIR/log", .lo = 0},
-        {0, "sched", CLI_STR, &p->sched, "POLICY", "program that schedules, with its argument behind a blank (sched)",
-         .lo = 0},
+        {0, "sched", CLI_STR, &p->sched, "POLICY", "scheduler program, and an argument after a space (sched)", .lo = 0},
         {0, "kv-cache-dtype", CLI_CHOICE, &p->kv_type, "TYPE", "auto (int8), f16, bf16 or int8",
          .choices = "auto|f16|bf16|int8"},
         {0, "kv-cache-memory-bytes", CLI_STR, &p->kv_bytes, "B",
          "memory for KV blocks (1 GiB, or a quarter of the memory)", .lo = 0},
-        {0, "disk", CLI_STR, &p->disk, "FILE", "keep KV blocks in this file too", .lo = 0},
-        {0, "disk-size", CLI_STR, &p->disk_size, "B", "size of that file at most (16G)", .lo = 0},
-        {0, "max-num-batched-tokens", CLI_STR, &p->batched, "N", "rows of a step at most (512)", .lo = 0},
-        {0, "max-num-seqs", CLI_STR, &p->seqs, "N", "answers that grow at once in a worker (64)", .lo = 0},
+        {0, "disk", CLI_STR, &p->disk, "FILE", "store KV blocks in this file too", .lo = 0},
+        {0, "disk-size", CLI_STR, &p->disk_size, "B", "maximum size of that file (16G)", .lo = 0},
+        {0, "max-num-batched-tokens", CLI_STR, &p->batched, "N", "maximum rows of a step (512)", .lo = 0},
+        {0, "max-num-seqs", CLI_STR, &p->seqs, "N", "sequences that a worker decodes at once (64)", .lo = 0},
         {0, "cores", CLI_CHOICE, &p->cores, "HOW", "lease (a pool lends its idle cores) or fixed (lease)",
          .choices = "lease|fixed"},
-        {0, "engine", CLI_STR, &p->engine, "SPEC", "of the workers, fake:COEFFICIENTS for tests", .lo = 0},
+        {0, "engine", CLI_STR, &p->engine, "SPEC", "engine of the workers, fake:COEFFICIENTS for tests", .lo = 0},
         {0, "http", CLI_STR, &p->http, "ADDR",
          "OpenAI API and metrics at [HOST:]PORT, unix:PATH or off (127.0.0.1:8000)", .lo = 0},
-        {0, "ollama", CLI_STR, &p->ollama, "ADDR", "Ollama API, or off (127.0.0.1:11434 where that is free)", .lo = 0,
+        {0, "ollama", CLI_STR, &p->ollama, "ADDR", "Ollama API, or off (127.0.0.1:11434 if that is free)", .lo = 0,
          .given = &p->ollama_given},
-        {0, "served-model-name", CLI_LIST, &p->names, "NAME", "how requests call the model; further ones are aliases",
+        {0, "served-model-name", CLI_LIST, &p->names, "NAME", "name of the model in requests; further ones are aliases",
          .lo = 0},
-        {0, "api-key-file", CLI_STR, &p->key_file, "FILE", "a key a line; without one requests are refused", .lo = 0},
+        {0, "api-key-file", CLI_STR, &p->key_file, "FILE", "one key a line; requests without a key are refused",
+         .lo = 0},
         {0, "ssl-certfile", CLI_STR, &p->tls_cert, "FILE", "certificates in PEM: HTTPS", .lo = 0},
-        {0, "ssl-keyfile", CLI_STR, &p->tls_key, "FILE", "their key", .lo = 0},
-        {0, "allowed-origins", CLI_STR, &p->origins, "LIST", "origins whose pages may ask (CORS), with commas, or *",
+        {0, "ssl-keyfile", CLI_STR, &p->tls_key, "FILE", "private key of the certificate", .lo = 0},
+        {0, "allowed-origins", CLI_STR, &p->origins, "LIST", "allowed origins (CORS), separated by commas, or *",
          .lo = 0},
-        {0, "access-log", CLI_FLAG, &p->access_log, NULL, "a line for each HTTP answer", .lo = 0},
-        {0, "drain-seconds", CLI_U64, &p->drain_s, "N", "what does not end within this is killed (40)", .lo = 0,
-         .hi = 86400},
+        {0, "access-log", CLI_FLAG, &p->access_log, NULL, "log a line for each HTTP response", .lo = 0},
+        {0, "drain-seconds", CLI_U64, &p->drain_s, "N", "services that run longer after SIGTERM are killed (40)",
+         .lo = 0, .hi = 86400},
     };
     const struct cli_prog prog = {UP,
                                   "[-m MODEL] [-P N] [-D N] [--run DIR] [--detach] [OPTION ...]",
-                                  "Starts the services, and starts again what dies.",
+                                  "Starts the services, and restarts those that crash.",
                                   opts,
                                   sizeof opts / sizeof *opts,
                                   0};
@@ -76,17 +75,17 @@ static int parse(struct err *e, struct plan *p, int argc, char **argv)
 
 struct parting {
     int words;  /* stderr of the supervisor, until it is ready */
-    int status; /* an int: how it came out */
+    int status; /* the exit code as an int */
 };
 
 static void tell_status(const struct parting *p, int status)
 {
     if (write(p->status, &status, sizeof status) < 0)
-        return; /* the one who waited has gone: nobody to tell */
+        return; /* the starting process has ended */
     close(p->status);
 }
 
-/* Whoever started it may go now. */
+/* Lets the process that started it exit. */
 static void parted(void *arg)
 {
     struct parting *p = arg;
@@ -111,7 +110,7 @@ static void pass_on(int sig)
         kill((pid_t)waiting_for, SIGTERM);
 }
 
-/* The one who started it: shows what it says until it is ready, or has failed. */
+/* In the starting process: copies the output of the supervisor until it is ready or has failed. */
 static int wait_ready(pid_t pid, int words, int status)
 {
     char text[1024];
@@ -133,7 +132,7 @@ static int wait_ready(pid_t pid, int words, int status)
     return code;
 }
 
-/* In the supervisor: of this terminal, this session and these descriptors nothing stays. */
+/* In the supervisor: detaches from terminal, session and inherited descriptors. */
 static void part(struct parting *p, int words, int status)
 {
     int null = open("/dev/null", O_RDWR);
@@ -163,12 +162,15 @@ static int supervise(struct err *e, struct super *s, const struct plan *p)
     rc = rc ? rc : plan_check_files(e, p);
     rc = rc ? rc : state_end_stale(e, &stale, s->run);
     if (!rc && stale)
-        super_say(s, "took over %s; %zu processes of a supervisor that was killed have ended", s->run, stale);
+        super_log(s, "adopted %s; %zu processes of a killed supervisor have ended", s->run, stale);
     if (!rc)
         run_fresh(s->run);
-    rc = rc ? rc : edge_bind(e, s); /* after the last of an earlier supervisor, which may have had the same address */
+    rc = rc ? rc
+            : http_front_bind(
+                  e,
+                  s); /* after all processes of an earlier supervisor have ended: they may have used the same address */
     rc = rc ? rc : super_run(e, s);
-    edge_close(s);
+    http_front_close(s);
     if (!rc && p->detach && !s->all_ready)
         rc = err_set(e, ERR_NO, "ended before all were ready");
     if (held)
@@ -176,7 +178,7 @@ static int supervise(struct err *e, struct super *s, const struct plan *p)
     if (rc && *s->log.path)
         log_line(&s->log, "up", e->text, strlen(e->text));
     log_close(&s->log);
-    if (held) { /* who waits for this is told last, when nothing is left */
+    if (held) { /* `phasepipe down` waits for this response, so it is sent last */
         close(lock);
         control_end(s);
     }
