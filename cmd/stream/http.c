@@ -1,4 +1,4 @@
-/* The services behind HTTP: flags become an edge (lib/api), which has a loop of its own. */
+/* The HTTP server: runs lib/api, which has its own event loop, with the options of the flags. */
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
@@ -17,11 +17,11 @@
 struct ready {
     const struct http_flags *f;
     struct api *a;
-    uint64_t lost; /* lines that stderr has not taken */
+    uint64_t lost; /* lines that could not be written to stderr */
 };
 
-/* A pipe that has room at all takes a line of less than PIPE_BUF at once. What is wrong with stderr is no reason to
- * wait either. */
+/* Whether a write to stderr would not block: a pipe with any room accepts a line below PIPE_BUF at once. Also true if
+ * stderr is broken. */
 static bool takes_a_line(void)
 {
     struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
@@ -32,12 +32,12 @@ static void say_lost(uint64_t *lost)
 {
     if (!*lost || !takes_a_line())
         return;
-    cli_warn(PROG, "lines that were not written, since nobody read them: %" PRIu64, *lost);
+    cli_warn(PROG, "log lines dropped because stderr was not read: %" PRIu64, *lost);
     *lost = 0;
 }
 
-/* Whoever reads stderr may have been stopped, and no client is to wait for that: what it does not take is left out. */
-static void on_say(void *arg, const char *text)
+/* The reader of stderr may be stopped, and clients must not wait for it: lines that would block are dropped. */
+static void on_log(void *arg, const char *text)
 {
     uint64_t *lost = arg;
     say_lost(lost);
@@ -66,17 +66,17 @@ static void on_ready(void *arg)
     char text[256], addresses[PROC_READY_BYTES_MAX];
     struct err e, manager = {0};
     for (size_t i = 0; api_address(r->a, i); i++) {
-        snprintf(text, sizeof text, "listens at %s", api_address(r->a, i));
-        on_say(&r->lost, text);
+        snprintf(text, sizeof text, "listening at %s", api_address(r->a, i));
+        on_log(&r->lost, text);
     }
     address_lines(addresses, sizeof addresses, r);
     if (proc_ready_at(&e, &manager, r->f->ready_given ? (int)r->f->ready_fd : -1, addresses))
-        on_say(&r->lost, e.text);
+        on_log(&r->lost, e.text);
     if (manager.code)
-        on_say(&r->lost, manager.text);
+        on_log(&r->lost, manager.text);
 }
 
-/* Blocked for all threads, so that they come out of the descriptor alone. */
+/* Blocks signals for all threads: they are read from the descriptor only. */
 static int signals(struct err *e)
 {
     sigset_t set;
@@ -89,8 +89,8 @@ static int signals(struct err *e)
     return fd < 0 ? err_sys(e, "signals") : fd;
 }
 
-/* Each client is a connection, and shells give 1,024 descriptors. */
-static void many_descriptors(void)
+/* Each client needs a descriptor, and the usual soft limit is 1,024. */
+static void raise_fd_limit(void)
 {
     struct rlimit r;
     if (!getrlimit(RLIMIT_NOFILE, &r)) {
@@ -126,7 +126,7 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         .waiting_max = (uint32_t)f->waiting,
         .deadline_s = o->deadline_s,
         .access_log = f->access_log,
-        .log = on_say,
+        .log = on_log,
         .arg = &r.lost,
     };
     if (!model && model_default_path(e, path, sizeof path))
@@ -134,8 +134,8 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
     if (!model)
         a.model = path;
     if (!f->tls_cert != !f->tls_key)
-        return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile go together");
-    many_descriptors();
+        return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile must be given together");
+    raise_fd_limit();
     int fd = signals(e);
     if (fd < 0)
         return e->code;

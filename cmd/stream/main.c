@@ -1,5 +1,5 @@
-/* stream: answers as text that comes, or as JSON lines; of decode's frames, or of requests that it takes to the
- * services. */
+/* stream: outputs answers as text, as JSON lines or over HTTP. They come from frames of decode, or from the services,
+ * to which it sends requests. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,29 +34,31 @@ static void http_options(struct cli_opt out[HTTP_FLAGS_N], struct flags *f)
     struct http_flags *h = &f->http;
     const struct cli_opt own[] = {
         OPT(0, "http", CLI_LIST, &h->listen, "ADDR", "serve the OpenAI API and metrics at [HOST:]PORT or unix:PATH"),
-        OPT(0, "ollama", CLI_STR, &h->ollama, "ADDR", "serve the Ollama API there", .given = &h->given),
-        OPT(0, "ollama-if-free", CLI_FLAG, &h->ollama_if_free, NULL, "… and do without it where somebody listens there",
+        OPT(0, "ollama", CLI_STR, &h->ollama, "ADDR", "serve the Ollama API at [HOST:]PORT or unix:PATH",
             .given = &h->given),
+        OPT(0, "ollama-if-free", CLI_FLAG, &h->ollama_if_free, NULL,
+            "do not serve the Ollama API if its address is in use", .given = &h->given),
         OPT(0, "served-model-name", CLI_LIST, &h->name, "NAME",
-            "how requests call the model; the first is its name, others are aliases"),
-        OPT(0, "kv", CLI_STR, &h->kv, "URL", "a store that the metrics tell of"),
-        OPT(0, "api-key-file", CLI_STR, &h->key_file, "FILE", "a key a line; without one requests are refused",
+            "name of the model in requests; further ones are aliases"),
+        OPT(0, "kv", CLI_STR, &h->kv, "URL", "kvstore whose counts the metrics include"),
+        OPT(0, "api-key-file", CLI_STR, &h->key_file, "FILE", "one key a line; requests without a key are refused",
             .given = &h->given),
         OPT(0, "ssl-certfile", CLI_STR, &h->tls_cert, "FILE", "certificates in PEM: TLS on all addresses",
             .given = &h->given),
-        OPT(0, "ssl-keyfile", CLI_STR, &h->tls_key, "FILE", "their key", .given = &h->given),
-        OPT(0, "allowed-origins", CLI_STR, &h->origins, "LIST", "origins whose pages may ask (CORS), with commas, or *",
+        OPT(0, "ssl-keyfile", CLI_STR, &h->tls_key, "FILE", "private key of the certificate", .given = &h->given),
+        OPT(0, "allowed-origins", CLI_STR, &h->origins, "LIST", "allowed origins (CORS), separated by commas, or *",
             .given = &h->given),
-        OPT(0, "max-body", CLI_SIZE, &h->body_bytes, "B", "of a request; default 16M", .lo = 1024, .hi = 16u << 20,
+        OPT(0, "max-body", CLI_SIZE, &h->body_bytes, "B", "limit of a request body; default 16M", .lo = 1024,
+            .hi = 16u << 20, .given = &h->given),
+        OPT(0, "max-connections", CLI_U64, &h->connections, "N", "limit of open connections; default 4096", .lo = 1,
+            .hi = 65536, .given = &h->given),
+        OPT(0, "max-waiting", CLI_U64, &h->waiting, "N",
+            "limit of answers without a first token, then 429; default 4096", .lo = 1, .hi = 16384, .given = &h->given),
+        OPT(0, "access-log", CLI_FLAG, &h->access_log, NULL, "log a line on stderr for each response",
             .given = &h->given),
-        OPT(0, "max-connections", CLI_U64, &h->connections, "N", "at once; default 4096", .lo = 1, .hi = 65536,
-            .given = &h->given),
-        OPT(0, "max-waiting", CLI_U64, &h->waiting, "N", "answers without a first token; beyond, 429; default 4096",
-            .lo = 1, .hi = 16384, .given = &h->given),
-        OPT(0, "access-log", CLI_FLAG, &h->access_log, NULL, "a line on stderr for each answer", .given = &h->given),
-        OPT(0, "drain-seconds", CLI_F64, &h->drain_s, "N", "after SIGTERM what runs goes on for so long; default 30",
+        OPT(0, "drain-seconds", CLI_F64, &h->drain_s, "N", "time limit of running answers after SIGTERM; default 30",
             .flo = 0, .fhi = 86400, .given = &h->given),
-        OPT(0, "ready-fd", CLI_U64, &h->ready_fd, "N", "write a line there when ready", .lo = 3, .hi = 1 << 20,
+        OPT(0, "ready-fd", CLI_U64, &h->ready_fd, "N", "descriptor that gets a line when ready", .lo = 3, .hi = 1 << 20,
             .given = &h->ready_given),
     };
     memcpy(out, own, sizeof own);
@@ -68,19 +70,21 @@ static int parse(struct err *e, struct flags *f, int argc, char **argv)
         OPT('m', "model", CLI_STR, &f->model, "MODEL",
             "GGUF file that spells the tokens of log-probabilities; default: that of the cache"),
         OPT(0, "jsonl", CLI_FLAG, &f->jsonl, NULL, "one JSON object a line for each answer"),
-        OPT(0, "unordered", CLI_FLAG, &f->unordered, NULL, "as they finish instead of in the order of the input"),
+        OPT(0, "unordered", CLI_FLAG, &f->unordered, NULL,
+            "print answers as they finish, not in the order of the input"),
         OPT(0, "stats", CLI_FLAG, &f->stats, NULL, "counts, durations and rates on stderr at the end"),
-        OPT(0, "sched", CLI_STR, &f->o.sched, "URL", "take requests to this scheduler"),
-        OPT(0, "tokenize", CLI_STR, &f->o.tokenize, "URL", "… and before to this tokenize"),
-        OPT(0, "run", CLI_STR, &f->run, "DIR", "directory of the services' sockets, for both"),
+        OPT(0, "sched", CLI_STR, &f->o.sched, "URL", "send requests to this scheduler"),
+        OPT(0, "tokenize", CLI_STR, &f->o.tokenize, "URL", "… and to this tokenize"),
+        OPT(0, "run", CLI_STR, &f->run, "DIR", "directory of the sockets of both"),
         OPT('p', "prompt", CLI_STR, &f->o.prompt, "TEXT", "the prompt"),
-        OPT(0, "raw", CLI_FLAG, &f->o.raw, NULL, "complete the text as it stands, without the chat template"),
+        OPT(0, "raw", CLI_FLAG, &f->o.raw, NULL, "complete the text as it is, without the chat template"),
         OPT(0, "lines", CLI_FLAG, &f->o.lines, NULL, "each line of the input is a prompt"),
-        OPT(0, "max-running", CLI_U64, &f->o.running_max, "N", "lines on their way at once; default 256", .lo = 1,
-            .hi = 16384, .given = &f->running_given),
-        OPT(0, "deadline", CLI_F64, &f->o.deadline_s, "SECONDS", "of each request", .flo = 0.001, .fhi = 1e6,
+        OPT(0, "max-running", CLI_U64, &f->o.running_max, "N", "requests in flight; default 256", .lo = 1, .hi = 16384,
+            .given = &f->running_given),
+        OPT(0, "deadline", CLI_F64, &f->o.deadline_s, "SECONDS", "time limit of each request", .flo = 0.001, .fhi = 1e6,
             .given = &f->deadline_given),
-        OPT(0, "listen", CLI_STR, &f->o.listen, "URL", "where workers send tokens; default: beside the scheduler"),
+        OPT(0, "listen", CLI_STR, &f->o.listen, "URL",
+            "address for the tokens of workers; default: next to the socket of the scheduler"),
     };
     struct cli_opt opts[sizeof own / sizeof *own + ASK_FLAGS_N + HTTP_FLAGS_N];
     memcpy(opts, own, sizeof own);
@@ -97,14 +101,14 @@ static int parse(struct err *e, struct flags *f, int argc, char **argv)
     return cli_parse(e, &prog, argc, argv, &n_arg);
 }
 
-/* A request can only be meant for the services. */
+/* Flags of a request select the services. */
 static bool asks(const struct flags *f)
 {
     return f->o.prompt || f->o.raw || f->o.lines || f->running_given || f->deadline_given || f->o.listen ||
            ask_flags_given(&f->ask);
 }
 
-/* The variable alone names the services of a shell, in which pipelines are run too: then the input decides. */
+/* If only the variable selects the services, the input decides: pipelines run in the same shell. */
 static int is_service(struct err *e, bool *out, const struct flags *f, const char *run)
 {
     unsigned char first = 0;
@@ -122,7 +126,7 @@ static int url_of(struct err *e, const char **out, char buf[URL_BYTES], const ch
     if (*out)
         return 0;
     if (!run)
-        return err_set(e, ERR_USAGE, "--%s URL is needed for requests, or --run DIR", name);
+        return err_set(e, ERR_USAGE, "requests need --%s URL, or --run DIR", name);
     int n = snprintf(buf, URL_BYTES, "ipc://%s/%s.sock", run, name);
     if (n < 0 || n >= URL_BYTES)
         return err_set(e, ERR_USAGE, "--run: the name of the directory is too long");
@@ -130,7 +134,7 @@ static int url_of(struct err *e, const char **out, char buf[URL_BYTES], const ch
     return 0;
 }
 
-/* Flags that contradict each other are refused, not ranked. */
+/* Refuses contradictory flags: none overrides another. */
 static int check(struct err *e, struct flags *f, const char *run)
 {
     const char *text = NULL;
@@ -143,7 +147,7 @@ static int check(struct err *e, struct flags *f, const char *run)
         text = "--system needs the chat template, which --raw leaves out";
     if (text)
         return err_set(e, ERR_USAGE, "%s", text);
-    json_t *fields = NULL; /* what is wrong with a flag is said before the first request */
+    json_t *fields = NULL; /* checks the flags before the first request */
     if (ask_flags_check(e, &f->ask) || ask_flags_json(e, &fields, &f->ask))
         return e->code;
     json_decref(fields);
@@ -174,11 +178,11 @@ static bool is_http(const struct flags *f)
 static int run_http(struct err *e, struct flags *f, const char *dir)
 {
     if (!f->http.listen.n && !f->http.ollama && !getenv("LISTEN_FDS"))
-        return err_set(e, ERR_USAGE, "--http ADDR is needed to serve HTTP");
+        return err_set(e, ERR_USAGE, "options of the HTTP server need --http ADDR");
     if (f->o.prompt || f->o.raw || f->o.lines || f->running_given || f->jsonl || f->unordered || f->stats ||
         ask_flags_given(&f->ask))
         return err_set(e, ERR_USAGE,
-                       "--http serves requests that say all that themselves: no -p, --jsonl or flags of a request");
+                       "--http excludes -p, --jsonl and flags of a request: HTTP requests have their own fields");
     if (url_of(e, &f->o.sched, f->url[0], dir, "sched") || url_of(e, &f->o.tokenize, f->url[1], dir, "tokenize"))
         return e->code;
     return http_serve(e, &f->http, &f->o, f->model);
@@ -192,19 +196,19 @@ static int run(struct err *e, struct show *s, struct flags *f)
         return run_http(e, f, dir && *dir ? dir : NULL);
     if (is_service(e, &serves, f, dir && *dir ? dir : NULL))
         return e->code;
-    /* Whoever presses Ctrl-C wants the text to stop, and the stages before learn of it by their closed pipe. */
+    /* Ctrl-C ends stream at once; the stages before it end when their pipe is closed. */
     if (!serves)
         signal(SIGINT, SIG_DFL);
     if ((serves && check(e, f, dir && *dir ? dir : NULL)) || show_open(e, s))
         return e->code;
     int r = serves ? service(e, s, &f->o) : pipe_in(e, s);
-    order_cut(s->order);
+    order_end_line(s->order);
     return r ? r : show_result(e, s);
 }
 
 int main(int argc, char **argv)
 {
-    static struct flags f; /* a thread that reads goes on using them when this function ends */
+    static struct flags f; /* the reader thread may use them after this function returns */
     struct err e = {0};
     struct show s = {0};
     ask_flags_init(&f.ask);

@@ -1,7 +1,7 @@
 /*
- * Answers in the order of the input. The answer whose turn it is flows as it comes (text), the others wait; with JSON
- * each waits until it is whole. The next turn after (seq, index) is the next choice of the same request where it asked
- * for several, else the next request. What comes late, after its turn was given up, is shown when it is whole.
+ * Outputs answers in the order of the input. The current answer is printed as it arrives (text); the others wait. With
+ * JSON each is printed when it is complete. After (seq, index) follows the next choice of the same request, or the next
+ * request. An answer that arrives after its turn was skipped is printed when it is complete.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,17 +18,17 @@ struct item {
     bool done;
     size_t shown;      /* bytes of text already printed */
     json_t *json;      /* of a finished one, with --jsonl */
-    uint32_t n_choice; /* of a finished one: 0 where it failed without saying */
+    uint32_t n_choice; /* of a finished one; 0: it failed, and the number is unknown */
 };
 
 struct order {
     const struct view *v;
     struct list items;
-    uint64_t seq; /* whose turn it is */
+    uint64_t seq; /* the current answer is (seq, index) */
     uint32_t index;
     bool any;                /* something was printed: the next text needs a blank line before it */
     bool mid_line;           /* the last text printed did not end its line */
-    const struct item *open; /* text that has begun and not ended */
+    const struct item *open; /* text that is partly printed */
 };
 
 int order_new(struct err *e, struct order **out, const struct view *v)
@@ -67,7 +67,7 @@ static int compare(const struct item *i, uint64_t seq, uint32_t index)
     return i->r->index == index ? 0 : i->r->index < index ? -1 : 1;
 }
 
-/* The item of a request, made where it is new. */
+/* Finds or creates the item of an answer. */
 static struct item *item_of(struct err *e, struct order *o, uint64_t seq, uint32_t index, struct wire_str id)
 {
     struct list *at = o->items.next;
@@ -123,7 +123,7 @@ static int show_text(struct err *e, struct order *o, struct item *i)
     return flush(e);
 }
 
-void order_cut(struct order *o)
+void order_end_line(struct order *o)
 {
     if (o->mid_line)
         putchar('\n');
@@ -131,12 +131,12 @@ void order_cut(struct order *o)
     fflush(stdout);
 }
 
-/* ---- turns ---- */
+/* ---- order ---- */
 
 static int show(struct err *e, struct order *o, struct item *i)
 {
     if (!o->v->jsonl)
-        return i->n_choice || i->r->n_text ? show_text(e, o, i) : 0; /* a request that failed at once shows nothing */
+        return i->n_choice || i->r->n_text ? show_text(e, o, i) : 0; /* nothing if it failed before its first text */
     json_dumpf(i->json, stdout, JSON_COMPACT);
     putchar('\n');
     return flush(e);
@@ -149,14 +149,14 @@ static void drop(const struct order *o, struct item *i)
     item_free(i);
 }
 
-/* Shows every finished answer whose turn has come or gone. */
+/* Prints every finished answer up to the current one. */
 static int turn(struct err *e, struct order *o)
 {
     list_each_safe (struct item, i, &o->items, node) {
         int c = compare(i, o->seq, o->index);
         if (!o->v->unordered && c > 0)
             break;
-        /* A text that flows is not cut by one that is late. */
+        /* A partly printed text is not interrupted by a late answer. */
         if (!i->done || (o->open && o->open != i))
             continue;
         if (!c) {
@@ -168,7 +168,7 @@ static int turn(struct err *e, struct order *o)
             return e->code;
         drop(o, i);
     }
-    /* The text of the next one may have begun to arrive already. */
+    /* A part of the next text may have arrived already. */
     if (o->v->jsonl || o->v->unordered || o->open)
         return 0;
     list_each (struct item, i, &o->items, node)
@@ -231,7 +231,7 @@ int order_bye(struct err *e, struct order *o)
         drop(o, i);
     }
     if (lost)
-        return err_set(e, ERR_PROTO, "request %.100s: the stream ended without an end of its answer", lost->id);
+        return err_set(e, ERR_PROTO, "request %.100s: the stream ended before the end frame of its answer", lost->id);
     o->seq = 0;
     o->index = 0;
     return 0;

@@ -1,4 +1,4 @@
-/* Standard input, or the prompt of the command line, to lines of JSON for the gateway. */
+/* Converts standard input, or the prompt of the command line, to JSON lines for the gateway. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include "cmd/stream/service.h"
 #include "request/lines.h"
 
-/* Waits for a slot. False: nobody wants it any more. Takes what l owns. */
+/* Blocks until a slot is free, then queues the line. False: the program is ending. Owns what l owns. */
 static bool give(struct service *s, struct ask_line *l, uint64_t line)
 {
     struct piece *x = calloc(1, sizeof *x);
@@ -39,7 +39,7 @@ static int text(struct err *e, struct service *s, const char *p, size_t n, uint6
 {
     struct ask_line out = {0};
     if (n > WIRE_STR_BYTES_MAX)
-        out.n = n; /* the gateway says that it is too long */
+        out.n = n; /* the gateway refuses it as too long */
     else if (ask_line_of_text(e, &out, s->o->ask, s->o->raw, p, n))
         return e->code;
     *go_on = give(s, &out, line);

@@ -1,4 +1,4 @@
-/* Requests to the services: the gateway's thread, and the printing of what it gives. See service.h. */
+/* Requests to the services: the gateway thread, and the output of its frames. See service.h. */
 #include "cmd/stream/service.h"
 
 #include <errno.h>
@@ -15,10 +15,10 @@
 #include "cli/cli.h"
 #include "proc/proc.h"
 
-#define SAY_QUIET_NS (10 * NS_S)
-#define SAY_ABSENT_NS NS_S     /* a service is missing: said after this long */
-#define GIVE_UP_NS (10 * NS_S) /* … and where it never was there, an error */
-#define ABSENT_MS 500          /* how often that is looked at */
+#define LOG_QUIET_NS (10 * NS_S)
+#define LOG_ABSENT_NS NS_S     /* a missing service is logged after this time */
+#define GIVE_UP_NS (10 * NS_S) /* … and is an error if it was never connected */
+#define ABSENT_MS 500          /* interval of the check */
 
 void pieces_add(struct pieces *l, struct piece *x)
 {
@@ -26,7 +26,7 @@ void pieces_add(struct pieces *l, struct piece *x)
     l->last = &x->next;
 }
 
-/* Takes all pieces out of the list. */
+/* Removes all pieces from the list. */
 static struct piece *pieces_all(struct pieces *l)
 {
     struct piece *all = l->first;
@@ -49,7 +49,7 @@ static void wake_fd(int fd)
 {
     const uint64_t one = 1;
     ssize_t put = write(fd, &one, sizeof one);
-    (void)put; /* a counter that is full is readable too */
+    (void)put; /* if the counter is full, the descriptor is readable anyway */
 }
 
 void service_wake(struct service *s)
@@ -62,7 +62,7 @@ void service_wake(struct service *s)
 static volatile sig_atomic_t interrupts;
 static int interrupt_fd;
 
-/* The second one ends the program. */
+/* The second signal ends the program. */
 static void on_interrupt(int sig)
 {
     int saved = errno;
@@ -82,7 +82,7 @@ static int watch_interrupt(struct err *e, int fd)
     return sigaction(SIGINT, &a, NULL) ? err_sys(e, "signals") : 0;
 }
 
-/* ---- the gateway's thread ---- */
+/* ---- the gateway thread ---- */
 
 static struct slot *slot_of(struct service *s, uint64_t seq)
 {
@@ -111,14 +111,14 @@ static void push(struct service *s, const struct wire_frame *f)
         fail(s, &e);
         return;
     }
-    s->heard_ns = time_now_ns();
+    s->last_received_ns = time_now_ns();
     pthread_mutex_lock(&s->lock);
     pieces_add(&s->frames, x);
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
 
-/* What is wrong with a line is said with its number, as tokenize does it. */
+/* Adds the line number to the error of a line, as tokenize does. */
 static void on_frame(void *arg, const struct wire_frame *f)
 {
     struct service *s = arg;
@@ -137,7 +137,7 @@ static void on_frame(void *arg, const struct wire_frame *f)
     push(s, &mine);
 }
 
-static void on_taken(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns)
+static void on_accepted(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns)
 {
     struct service *s = arg;
     (void)n_before, (void)eta_ns;
@@ -148,7 +148,7 @@ static void on_taken(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns
     pthread_mutex_unlock(&s->lock);
 }
 
-static void on_say(void *arg, const char *text)
+static void on_log(void *arg, const char *text)
 {
     (void)arg;
     cli_warn(PROG, "%s", text);
@@ -164,7 +164,7 @@ static void take_lines(struct service *s)
         if (gateway_submit(&e, s->g, x->seq, (struct wire_str){x->id, x->n_id}, (const char *)x->p, x->n))
             fail(s, &e);
     if (all)
-        s->heard_ns = time_now_ns();
+        s->last_received_ns = time_now_ns();
     pieces_free(all);
 }
 
@@ -179,42 +179,42 @@ static void end_input(struct service *s, bool cancel)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Says what is missing, once; gives up where it never was there. */
-static void absent(struct service *s, bool *said, bool *was_there)
+/* Logs a missing service once; fails if it was never connected. */
+static void check_absent(struct service *s, bool *logged, bool *was_connected)
 {
     uint64_t since = 0, now = time_now_ns();
     const char *url = gateway_absent(s->g, &since);
     if (!url) {
-        *said = false;
-        *was_there = true;
+        *logged = false;
+        *was_connected = true;
         return;
     }
-    if (!*was_there && now - since > GIVE_UP_NS) {
+    if (!*was_connected && now - since > GIVE_UP_NS) {
         struct err e;
-        err_set(&e, ERR_SYS, "nobody listens at %s", url);
+        err_set(&e, ERR_SYS, "no service listens at %s", url);
         fail(s, &e);
-    } else if (now - since > SAY_ABSENT_NS && !*said) {
-        *said = true;
-        cli_warn(PROG, "waits for %s", url);
+    } else if (now - since > LOG_ABSENT_NS && !*logged) {
+        *logged = true;
+        cli_warn(PROG, "waiting for %s", url);
     }
 }
 
-/* All is there, and yet nothing comes: no worker takes orders, or all are busy. */
-static void quiet(struct service *s, bool *said)
+/* Logs once that all services are connected but no token arrives: there are no workers, or all are busy. */
+static void check_quiet(struct service *s, bool *logged)
 {
     uint64_t since = 0, now = time_now_ns(), running = gateway_running(s->g);
-    if (!running || gateway_absent(s->g, &since) || now - s->heard_ns < SAY_QUIET_NS) {
-        *said = *said && running && now - s->heard_ns >= SAY_QUIET_NS;
+    if (!running || gateway_absent(s->g, &since) || now - s->last_received_ns < LOG_QUIET_NS) {
+        *logged = *logged && running && now - s->last_received_ns >= LOG_QUIET_NS;
         return;
     }
-    if (!*said)
-        cli_warn(PROG, "no token has come for %d s, %" PRIu64 " %s: phasepipe ctl sched shows what the workers do",
-                 (int)(SAY_QUIET_NS / 1000000000), running, running == 1 ? "answer waits" : "answers wait");
-    *said = true;
+    if (!*logged)
+        cli_warn(PROG, "no token received for %d s, %" PRIu64 " %s: phasepipe ctl sched shows the workers",
+                 (int)(LOG_QUIET_NS / 1000000000), running, running == 1 ? "answer waits" : "answers wait");
+    *logged = true;
 }
 
-/* Waits for the gateway, for a wake, and for the end of whoever reads standard output. */
-static bool wait_for_news(struct service *s, uint64_t ms)
+/* Waits for the gateway or a wake-up. False: the reader of standard output has closed it. */
+static bool wait_for_events(struct service *s, uint64_t ms)
 {
     struct pollfd p[] = {{.fd = s->wake, .events = POLLIN},
                          {.fd = STDOUT_FILENO, .events = 0},
@@ -226,8 +226,8 @@ static bool wait_for_news(struct service *s, uint64_t ms)
     return !(p[1].revents & (POLLERR | POLLHUP));
 }
 
-/* False: there is nothing more to do. */
-static bool look(struct service *s)
+/* False: the thread must end. */
+static bool check_state(struct service *s)
 {
     pthread_mutex_lock(&s->lock);
     bool go_on = !s->quit && !s->gateway_err.code;
@@ -237,22 +237,22 @@ static bool look(struct service *s)
     return go_on;
 }
 
-/* It goes on until the printer has ended, since it is the one that signals interrupt. */
+/* Runs until the printer has ended, since only this thread handles signals. */
 static void *gateway_main(void *arg)
 {
     struct service *s = arg;
     struct err e;
     sigset_t set;
-    bool said = false, said_quiet = false, was_there = false, cancelled = false;
+    bool logged = false, logged_quiet = false, was_connected = false, cancelled = false;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
-    while (look(s)) {
+    while (check_state(s)) {
         uint64_t ms = gateway_next_ms(s->g), since;
         if (!s->over && gateway_absent(s->g, &since) && ms > ABSENT_MS)
             ms = ABSENT_MS;
-        if (!wait_for_news(s, ms)) {
+        if (!wait_for_events(s, ms)) {
             errno = EPIPE;
             err_sys(&e, "stdout");
             fail(s, &e);
@@ -266,8 +266,8 @@ static void *gateway_main(void *arg)
         if (gateway_step(&e, s->g, 0))
             fail(s, &e);
         if (!s->over) {
-            absent(s, &said, &was_there);
-            quiet(s, &said_quiet);
+            check_absent(s, &logged, &was_connected);
+            check_quiet(s, &logged_quiet);
         }
     }
     return NULL;
@@ -317,7 +317,7 @@ static int print_all(struct err *e, struct service *s)
     return rc;
 }
 
-/* What went wrong elsewhere counts for more than an answer that did not come by that. */
+/* An error of the gateway is reported before the incomplete answers that it caused. */
 static int result(struct err *e, struct service *s, int rc)
 {
     pthread_mutex_lock(&s->lock);
@@ -344,8 +344,8 @@ static int gateway_start(struct err *e, struct service *s)
         .deadline_ns = (uint64_t)(s->o->deadline_s * 1e9),
         .patience_ns = UINT64_MAX,
         .frame = on_frame,
-        .accepted = on_taken,
-        .log = on_say,
+        .accepted = on_accepted,
+        .log = on_log,
         .arg = s,
     };
     proc_wake_soon(true);
@@ -365,7 +365,7 @@ static void stop(struct service *s, const pthread_t *gateway, const pthread_t *r
     gateway_close(s->g);
     s->show->view.shown = NULL;
     if (reads && !ended) {
-        /* It may sit in a read that only the exit of the process ends, and keeps what it uses. */
+        /* It may be blocked in a read until the process exits, so its memory is not freed. */
         pthread_detach(*reads);
         return;
     }
@@ -397,7 +397,7 @@ int service(struct err *e, struct show *show, const struct service_opts *o)
     pthread_cond_init(&s->changed, NULL);
     show->view.shown = on_shown;
     show->view.arg = s;
-    /* Signals are for the gateway's thread alone: no print is cut short by one. */
+    /* Only the gateway thread handles signals, so they interrupt no output. */
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);

@@ -1,7 +1,7 @@
 /*
- * Private to cmd/stream: requests to the services. Three threads, so that none waits for another's end of the line: one
- * reads requests, one has the gateway and its heartbeat, and the main one prints. What is read and not yet printed is
- * bounded by the number of slots.
+ * Private to cmd/stream: requests to the services. Three threads, so that blocking input or output delays no session:
+ * one reads requests, one runs the gateway client, and the main one prints. The number of slots bounds the requests
+ * that are read and not printed.
  */
 #ifndef STREAM_SERVICE_H
 #define STREAM_SERVICE_H
@@ -12,10 +12,10 @@
 #include "cmd/stream/stream.h"
 #include "gateway/gateway.h"
 
-struct slot {         /* a line that is not answered in print */
-    bool used, taken; /* taken: the scheduler knows it */
+struct slot {         /* a request whose answers are not all printed */
+    bool used, taken; /* taken: the scheduler has accepted it */
     uint64_t seq, line;
-    uint32_t left; /* answers that are not shown; 0: not known yet */
+    uint32_t left; /* answers that are not printed; 0: not known yet */
 };
 
 struct piece { /* a line for the gateway, or a frame for the printer; p: malloc'd, NULL: over the limit */
@@ -34,18 +34,18 @@ struct pieces {
 struct service {
     const struct service_opts *o;
     struct gateway *g;
-    int wake; /* eventfd of the gateway's thread */
+    int wake; /* eventfd that wakes the gateway thread */
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* frames, over, or room */
     struct pieces lines, frames;
     struct slot *slot; /* [running_max] */
     uint64_t n_used, next_seq;
-    bool input_over;   /* no more lines */
-    bool reader_over;  /* its thread has ended */
-    bool over;         /* the gateway has nothing more to say */
-    uint64_t heard_ns; /* when a frame or a line came last; of the thread of the gateway */
-    bool quit;         /* the printer has ended */
+    bool input_over;           /* no more lines */
+    bool reader_over;          /* its thread has ended */
+    bool over;                 /* no frame of the gateway follows */
+    uint64_t last_received_ns; /* when the last frame or line arrived; used by the gateway thread only */
+    bool quit;                 /* the printer has ended */
     struct err reader_err, gateway_err;
     struct show *show;
 };

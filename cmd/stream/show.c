@@ -1,4 +1,4 @@
-/* Frames to answers that are shown, whoever they come from. */
+/* Turns frames, of decode or of the gateway, into answers that are shown. */
 #include <string.h>
 
 #include "cli/cli.h"
@@ -21,11 +21,11 @@ static int check_vocab(struct err *e, const struct show *s)
 {
     if (!s->vocab || !s->has_fp || !memcmp(s->vocab_fp, text_fingerprint(s->vocab), 32))
         return 0;
-    return err_set(e, ERR_PROTO, "the vocabulary of %s is not that of the stream: name the model with -m",
+    return err_set(e, ERR_PROTO, "the vocabulary of %s is not that of the stream: select the model with -m",
                    s->model ? s->model : "the default model");
 }
 
-/* Only log-probabilities need the vocabulary, to spell their tokens. */
+/* The vocabulary is opened only for log-probabilities, which need the text of their tokens. */
 static int open_vocab(struct err *e, struct show *s)
 {
     char path[4096];
@@ -60,13 +60,14 @@ int show_frame(struct err *e, struct show *s, const struct wire_frame *f)
         return order_end(e, s->order, &f->end);
     case WIRE_ERR:
         s->n_error++;
-        order_cut(s->order);
+        order_end_line(s->order);
         cli_warn(PROG, "request %.*s: %.*s", (int)f->error.id.n, f->error.id.p, (int)f->error.text.n, f->error.text.p);
         return order_error(e, s->order, &f->error);
     case WIRE_BYE:
         return order_bye(e, s->order);
     default:
-        return err_set(e, ERR_PROTO, "a frame of kind %s: stream reads the answers of decode", wire_kind_name(f->kind));
+        return err_set(e, ERR_PROTO, "a frame of kind %s: stream expects the output of decode",
+                       wire_kind_name(f->kind));
     }
 }
 

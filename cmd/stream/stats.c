@@ -1,4 +1,4 @@
-/* Counts and durations for a person: of one answer with Ollama's names, of many as sums and quantiles. */
+/* --stats: counts and durations, for one answer with the names of Ollama, for many as sums and quantiles. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,7 +46,7 @@ static void rate(const char *name, uint64_t tokens, uint64_t ns)
         fprintf(stderr, "%-22s %.2f tokens/s\n", name, (double)tokens / ((double)ns / 1e9));
 }
 
-/* The first token is prefill's: the time between first and last is that of the others. */
+/* The first token belongs to prefill, so the time from the first to the last token is that of the others. */
 static uint64_t later(uint32_t n_answer)
 {
     return n_answer ? n_answer - 1 : 0;

@@ -13,7 +13,7 @@
 
 #define PROG "stream"
 
-struct stats; /* stats.c: what --stats prints at the end, for a person */
+struct stats; /* stats.c: the output of --stats */
 struct stats *stats_new(void);
 void stats_free(struct stats *s);
 int stats_add(struct err *e, struct stats *s, const struct wire_end *w);
@@ -21,30 +21,30 @@ void stats_print(const struct stats *s);
 
 struct view { /* how answers are shown */
     bool jsonl, unordered;
-    struct stats *stats; /* NULL: not asked for */
-    /* An answer is shown, or will never be: one of n_choice of its request. May be NULL. */
+    struct stats *stats; /* NULL: no --stats */
+    /* An answer, one of n_choice of its request, is printed or will never be. May be NULL. */
     void (*shown)(void *arg, uint64_t seq, uint32_t n_choice);
     void *arg;
 };
 
-/* order.c: answers on their way, shown in the order of the input. */
+/* order.c: prints answers in the order of the input. */
 struct order;
 int order_new(struct err *e, struct order **out, const struct view *v);
 void order_free(struct order *o);
 int order_out(struct err *e, struct order *o, const struct wire_out *w, const struct text *vocab);
 int order_end(struct err *e, struct order *o, const struct wire_end *w);
 int order_error(struct err *e, struct order *o, const struct wire_error *w);
-/* The input is complete: shows what waited for its turn. ERR_PROTO where an answer never ended. */
+/* The input is complete: prints the waiting answers. ERR_PROTO: an answer has not ended. */
 int order_bye(struct err *e, struct order *o);
-/* Ends a line that is half written, before an error is said. */
-void order_cut(struct order *o);
+/* Ends an incomplete output line, before an error is printed. */
+void order_end_line(struct order *o);
 
-/* show.c: frames as they are shown. */
+/* show.c: output of frames. */
 struct show {
     const char *model; /* NULL: the default one */
     struct view view;
     struct order *order;
-    struct gguf *gguf; /* opened when the first log-probability comes */
+    struct gguf *gguf; /* opened with the first log-probability */
     struct text *vocab;
     uint8_t vocab_fp[32];
     bool has_fp;
@@ -53,7 +53,7 @@ struct show {
 int show_open(struct err *e, struct show *s);
 void show_close(struct show *s);
 int show_frame(struct err *e, struct show *s, const struct wire_frame *f);
-/* ERR_NO where a request failed. */
+/* ERR_NO: a request failed. */
 int show_result(struct err *e, const struct show *s);
 
 /* service.c: requests to the services instead of frames of decode. */
@@ -62,19 +62,19 @@ struct service_opts {
     const char *prompt;                    /* NULL: standard input */
     bool raw, lines, jsonl;                /* jsonl: the input is lines of JSON */
     const struct ask_flags *ask;
-    uint64_t running_max; /* lines that are read and not answered in print */
+    uint64_t running_max; /* requests that are read and not completely printed */
     double deadline_s;    /* 0: none */
 };
 int service(struct err *e, struct show *s, const struct service_opts *o);
 
-/* http.c: the services behind HTTP. */
+/* http.c: the HTTP server. */
 struct http_flags {
     struct cli_list listen, name;
     const char *ollama, *kv, *key_file, *tls_cert, *tls_key, *origins;
     bool ollama_if_free, access_log;
     uint64_t body_bytes, connections, waiting, ready_fd;
     double drain_s;
-    bool ready_given, given; /* given: one of those that only HTTP has */
+    bool ready_given, given; /* given: an option that only HTTP has */
 };
 int http_serve(struct err *e, const struct http_flags *f, const struct service_opts *o, const char *model);
 

@@ -159,7 +159,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     wait "$(cat pipe.pid)"
     timeout 1 cat <&9 > got || true
     exec 9>&-
-    [ "$(grep -n 'lines that were not written, since nobody read them: 5$' got | cut -d: -f1)" = 1 ]
+    [ "$(grep -n 'log lines dropped because stderr was not read: 5$' got | cut -d: -f1)" = 1 ]
     [ "$(sed -n 2p got | grep -c 'ping" 200 .* again')" = 1 ]
 }
 

@@ -258,8 +258,8 @@ without_sched() {
     for _ in 1 2 3; do ! eventually grep -q '^status' "$BATS_FILE_TMPDIR/without.out" || break; done
     run cat "$BATS_FILE_TMPDIR/without.out"
     [[ "$output" == *"status 111"* ]]
-    [[ "$output" == *"waits for ipc://./sched.sock"* ]]
-    [[ "$output" == *"nobody listens at ipc://./sched.sock"* ]]
+    [[ "$output" == *"waiting for ipc://./sched.sock"* ]]
+    [[ "$output" == *"no service listens at ipc://./sched.sock"* ]]
 }
 
 @test "requests without services, and contradicting flags, are misuse" {
