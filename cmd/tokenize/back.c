@@ -1,5 +1,4 @@
-/* The way back: ids or frames to text, for people and tests. The first byte decides: frames begin with 0xce, which no
- * line of decimal numbers does. */
+/* -d: converts ids or frames to text. The first byte selects: frames begin with 0xce, decimal numbers do not. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +9,7 @@
 #include "cmd/tokenize/tokenize.h"
 #include "request/lines.h"
 
-/* Control tokens are shown as the file spells them; an id without text is nothing. */
+/* Control tokens have the spelling of the file; an id without text is empty. */
 static int add_id(struct err *e, struct str *b, const struct text *t, uint32_t id)
 {
     size_t n = 0;
@@ -19,7 +18,7 @@ static int add_id(struct err *e, struct str *b, const struct text *t, uint32_t i
     return str_check(e, b, "text");
 }
 
-/* Prints and empties. Ids may end inside a character: what is printed is always UTF-8. */
+/* Prints and empties the buffer. Ids may end inside a character; the output is always valid UTF-8. */
 static int show(struct err *e, struct str *b)
 {
     char *fixed = NULL;
@@ -65,7 +64,7 @@ static int back_lines(struct err *e, const struct text *t, int64_t n_row, struct
     int rc;
     while (!(rc = lines_next(e, l, &line, &n)) && line) {
         if (n > ASK_LINE_BYTES_MAX)
-            rc = err_set(e, ERR_NO, "line %" PRIu64 ": over %u bytes", l->number, ASK_LINE_BYTES_MAX);
+            rc = err_set(e, ERR_NO, "line %" PRIu64 ": longer than %u bytes", l->number, ASK_LINE_BYTES_MAX);
         else
             rc = line_of_ids(e, &b, t, n_row, line, n, l->number);
         if (rc)
@@ -75,7 +74,7 @@ static int back_lines(struct err *e, const struct text *t, int64_t n_row, struct
     return rc;
 }
 
-/* Answers come in pieces, interleaved with others: each is printed when it ends. */
+/* Answers arrive in parts, interleaved: each is printed when it ends. */
 struct answer {
     uint64_t seq;
     uint32_t index;

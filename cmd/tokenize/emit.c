@@ -1,4 +1,4 @@
-/* A request to frames: ids, digests of its full blocks, limits that fit the model. */
+/* Converts a request to frames: ids, digests of its full blocks, limits that fit the model. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,16 +52,16 @@ int emit_error(struct err *e, struct tokenize *t, const struct ask *a, const cha
     t->seq++;
     if (!t->put) {
         cli_warn(PROG, "%s", text);
-        putchar('\n'); /* so that line N stays the answer of line N */
+        putchar('\n'); /* so that output line N belongs to input line N */
         return 0;
     }
     struct wire_frame f = {.kind = WIRE_ERR};
-    /* The number was taken above, so that whatever happens here, no two requests have the same one. */
+    /* The number is incremented before a failure is possible, so no two requests have the same one. */
     f.error = (struct wire_error){.seq = t->seq - 1, .id = id, .code = (uint32_t)why->code, .text = wire_str_of(text)};
     return t->put(e, t->put_arg, &f);
 }
 
-/* Each unknown name once: a file of a thousand lines says the same thing a thousand times. */
+/* Logs each unknown name once, not once per line. */
 static int say_unknown(struct err *e, struct tokenize *t, const struct ask *a, const char *where)
 {
     const char *key;
@@ -70,17 +70,18 @@ static int say_unknown(struct err *e, struct tokenize *t, const struct ask *a, c
         return 0;
     json_object_foreach(a->extra, key, v)
     {
-        if (!strcmp(key, "model") || !strcmp(key, "user") || !strcmp(key, "metadata") || json_object_get(t->said, key))
+        if (!strcmp(key, "model") || !strcmp(key, "user") || !strcmp(key, "metadata") ||
+            json_object_get(t->logged_fields, key))
             continue;
-        if (json_object_size(t->said) < 1000 && json_object_set_new(t->said, key, json_true()))
+        if (json_object_size(t->logged_fields) < 1000 && json_object_set_new(t->logged_fields, key, json_true()))
             return err_nomem(e, "names of fields", 0);
         cli_warn(PROG, "%sunknown field '%.80s' is passed on", where, key);
     }
     return 0;
 }
 
-/* The unknown fields travel as one map under the name "request", where they cannot meet a field of the frame; beside
- * it, "choices" says how many answers to wait for before the next request has its turn. */
+/* Unknown fields are sent as one map with the name "request", so that they cannot collide with fields of the frame. The
+ * field "choices" has the number of answers of the request. */
 static int extra_of(struct err *e, struct wire_extra *out, struct tokenize *t, const struct ask *a)
 {
     if (!a->extra && a->n == 1)
@@ -126,7 +127,7 @@ static int add_ids(struct err *e, struct text_ids *v, const uint32_t *ids, size_
     return rc;
 }
 
-/* Ids of the prompt, behind those that are to go before it. */
+/* Ids of prefix_token_ids, then of the prompt. */
 static int encode(struct err *e, struct text_ids *ids, struct tokenize *t, struct ask *a)
 {
     bool alone = a->n_prefix == 0;
@@ -148,17 +149,17 @@ static int encode(struct err *e, struct text_ids *ids, struct tokenize *t, struc
     return add_ids(e, ids, a->ids, a->n_ids);
 }
 
-/* Of this request: the model's, or less where that is asked for. */
-static uint64_t window(const struct tokenize *t, const struct ask *a)
+/* Context length of this request: that of the model, or less if the request limits it. */
+static uint64_t context_length(const struct tokenize *t, const struct ask *a)
 {
     uint64_t context = (uint64_t)t->config.context;
     return a->window && a->window < context ? a->window : context;
 }
 
-/* A text of megabytes is refused by its length: to encode it takes seconds, in which others wait. */
+/* Refuses a very long text by its length, since encoding it would take seconds. */
 static int too_long(struct err *e, const struct tokenize *t, const struct ask *a)
 {
-    uint64_t n = a->kind == ASK_TEXT ? a->n_text : 0, context = window(t, a), longest = text_longest(t->text);
+    uint64_t n = a->kind == ASK_TEXT ? a->n_text : 0, context = context_length(t, a), longest = text_longest(t->text);
     for (size_t i = 0; a->kind == ASK_MESSAGES && i < a->n_message; i++)
         n += a->messages[i].n_content;
     if (a->truncate || n / longest <= context)
@@ -168,7 +169,7 @@ static int too_long(struct err *e, const struct tokenize *t, const struct ask *a
                    n / longest, n, text_file(t->text), context);
 }
 
-/* Cuts the prompt's beginning away, where that is asked for: never otherwise. */
+/* Truncates the prompt from the left, only if the request demands it. */
 static void truncate_prompt(struct text_ids *ids, const struct ask *a, uint64_t context)
 {
     uint64_t keep = (uint64_t)a->truncate;
@@ -182,21 +183,19 @@ static void truncate_prompt(struct text_ids *ids, const struct ask *a, uint64_t 
     ids->n = keep;
 }
 
-/* The window holds the prompt and at least one answer token; the answer may only take what is left. */
+/* The context holds the prompt and at least one token of the answer; the answer may use the rest. */
 static int fit(struct err *e, struct ask *a, const struct tokenize *t, size_t n)
 {
-    uint64_t context = window(t, a), most = (uint64_t)t->config.context;
+    uint64_t context = context_length(t, a), most = (uint64_t)t->config.context;
     if (n == 0)
         return err_set(e, ERR_NO, "prompt: is empty");
     if (a->strict_window && a->has_max_tokens && n + a->s.max_tokens > context)
-        return err_set(e, ERR_NO,
-                       "prompt has %zu tokens and max_tokens %u were asked for: the context of %s is %" PRIu64
-                       " tokens",
+        return err_set(e, ERR_NO, "prompt has %zu tokens and max_tokens is %u: the context of %s is %" PRIu64 " tokens",
                        n, a->s.max_tokens, text_file(t->text), context);
     if (n + 1 > context && context < most)
         return err_set(e, ERR_NO,
-                       "prompt is %zu tokens, which exceeds the window of %" PRIu64
-                       " that was asked for; the context of %s is %" PRIu64,
+                       "prompt is %zu tokens, which exceeds the requested context length of %" PRIu64
+                       "; the context of %s is %" PRIu64,
                        n, context, text_file(t->text), most);
     if (n + 1 > context)
         return err_set(e, ERR_NO, "prompt is %zu tokens, the context of %s is %" PRIu64, n, text_file(t->text),
@@ -261,7 +260,7 @@ static int write_request(struct err *e, struct tokenize *t, const struct ask *a,
         .salt = {(const uint8_t *)a->salt, a->n_salt},
         .priority = a->priority,
         .born_ns = born_ns,
-        .load_ns = t->seq ? 0 : t->load_ns, /* only the first one waited for it */
+        .load_ns = t->seq ? 0 : t->load_ns, /* only the first request waited for it */
     };
     if (!a->has_seed && getrandom(&r.s.seed, sizeof r.s.seed, 0) != sizeof r.s.seed)
         return err_sys(e, "random seed");
@@ -277,7 +276,7 @@ static int write_request(struct err *e, struct tokenize *t, const struct ask *a,
         .stage = wire_str_of(PROG),
         .host = wire_str_of(proc_host()),
         .pid = (uint32_t)getpid(),
-        .queued_ns = start_ns, /* what came before was loading, which load_ns counts */
+        .queued_ns = start_ns, /* earlier time was loading, counted in load_ns */
         .start_ns = start_ns,
         .end_ns = time_now_ns(),
         .tokens = ids->n,
@@ -290,7 +289,7 @@ static int write_request(struct err *e, struct tokenize *t, const struct ask *a,
     return rc;
 }
 
-/* ---- words that may not be said ---- */
+/* ---- bad_words ---- */
 
 struct rows {
     struct text_ids ids;
@@ -304,7 +303,7 @@ static void rows_free(struct rows *r)
     free(r->lens);
 }
 
-/* The ids of a spelling as one more row. *some: it has ids. */
+/* Adds the ids of a spelling as a row. *some: it has ids. */
 static int add_row(struct err *e, struct rows *r, bool *some, const struct text *t, const char *s, size_t n)
 {
     size_t from = r->ids.n;
@@ -318,7 +317,7 @@ static int add_row(struct err *e, struct rows *r, bool *some, const struct text 
     return 0;
 }
 
-/* Each word as it is spelt at the beginning of a text and behind a blank. */
+/* Each word as it is encoded at the beginning of a text and after a space. */
 static int bad_words(struct err *e, struct rows *r, const struct tokenize *t, const struct ask *a)
 {
     char spelt[1 + ASK_BAD_BYTES_MAX] = " ";
@@ -330,7 +329,7 @@ static int bad_words(struct err *e, struct rows *r, const struct tokenize *t, co
         memcpy(spelt + 1, a->bad[i].p, a->bad[i].n);
         if (add_row(e, r, &some, t->text, spelt + 1, a->bad[i].n))
             return e->code;
-        if (!some) /* with a blank before it, only that would be left */
+        if (!some) /* after a space, only the space would be encoded */
             return err_set(e, ERR_NO, "bad_words[%u]: the vocabulary cannot spell it", i);
         if (add_row(e, r, &some, t->text, spelt, 1 + a->bad[i].n))
             return e->code;
@@ -350,7 +349,7 @@ int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, ui
     int bad = ask_check_ids(&why, a, t->config.vocab) || too_long(&why, t, a) || bad_words(&why, &rows, t, a) ||
               encode(&why, &ids, t, a);
     if (!bad)
-        truncate_prompt(&ids, a, window(t, a));
+        truncate_prompt(&ids, a, context_length(t, a));
     a->s.bad_ids = rows.ids.ids;
     a->s.n_bad_id = (uint32_t)rows.ids.n;
     a->s.bad_lens = rows.lens;

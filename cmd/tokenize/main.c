@@ -1,4 +1,4 @@
-/* tokenize: text, JSON lines or chat messages to `tok` frames; every request is born here. */
+/* tokenize: converts text, JSON lines or chat messages to `tok` frames, the first form of every request. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,14 +28,13 @@ static int parse(struct err *e, struct flags *f, int argc, char **argv)
     const struct cli_opt own[] = {
         OPT('m', "model", CLI_STR, &f->model, "MODEL", "GGUF file with the vocabulary; default: that of the cache"),
         OPT('p', "prompt", CLI_STR, &f->prompt, "TEXT", "the prompt", .given = &f->prompt_given),
-        OPT(0, "raw", CLI_FLAG, &f->raw, NULL, "complete the text as it stands, without the chat template"),
+        OPT(0, "raw", CLI_FLAG, &f->raw, NULL, "complete the text as it is, without the chat template"),
         OPT(0, "lines", CLI_FLAG, &f->lines, NULL, "each line of the input is a prompt"),
         OPT(0, "jsonl", CLI_FLAG, &f->jsonl, NULL, "each line of the input is a request in JSON"),
-        OPT(0, "ids", CLI_FLAG, &f->ids, NULL, "print ids, a line each prompt, instead of frames"),
-        OPT('d', "decode", CLI_FLAG, &f->back, NULL, "the way back: ids or frames to text"),
-        OPT(0, "listen", CLI_STR, &f->listen, "URL",
-            "answer the questions of gateways at ipc://PATH or tcp://HOST:PORT"),
-        OPT(0, "ready-fd", CLI_U64, &f->ready_fd, "N", "write a line there when ready", .lo = 3, .hi = 1 << 20,
+        OPT(0, "ids", CLI_FLAG, &f->ids, NULL, "print ids, one line a prompt, instead of frames"),
+        OPT('d', "decode", CLI_FLAG, &f->back, NULL, "convert ids or frames to text"),
+        OPT(0, "listen", CLI_STR, &f->listen, "URL", "serve gateways at ipc://PATH or tcp://HOST:PORT"),
+        OPT(0, "ready-fd", CLI_U64, &f->ready_fd, "N", "descriptor that gets a line when ready", .lo = 3, .hi = 1 << 20,
             .given = &f->ready_given),
     };
     struct cli_opt opts[sizeof own / sizeof *own + ASK_FLAGS_N];
@@ -56,7 +55,7 @@ static int parse(struct err *e, struct flags *f, int argc, char **argv)
     return r;
 }
 
-/* Flags that contradict each other are refused, not ranked. */
+/* Refuses contradictory flags: none overrides another. */
 static int check(struct err *e, const struct flags *f)
 {
     const char *text = NULL;
@@ -71,15 +70,15 @@ static int check(struct err *e, const struct flags *f)
     else if (f->raw && f->ask.system)
         text = "--system needs the chat template, which --raw leaves out";
     else if (f->back && (f->lines || f->jsonl || f->raw))
-        text = "-d knows ids from frames by itself; it goes with -m and FILE only";
+        text = "-d detects ids or frames itself; it can be combined with -m and FILE only";
     else if (f->listen && (f->prompt_given || f->file || f->raw || f->lines || f->jsonl || f->ids || f->back))
-        text = "--listen serves requests in JSON; it goes with -m and the defaults of requests";
+        text = "--listen serves requests in JSON; it can be combined with -m and the defaults of requests";
     else if (f->ready_given && !f->listen)
         text = "--ready-fd is for --listen";
     return text ? err_set(e, ERR_USAGE, "%s", text) : ask_flags_check(e, &f->ask);
 }
 
-/* Ids of the flags are checked before the first request: a wrong flag is misuse, not a failed request. */
+/* Checks ids in flags before the first request: a wrong flag is a usage error, not a failed request. */
 static int check_flag_ids(struct err *e, const struct ask *a, int64_t n_row)
 {
     if (ask_check_ids(e, a, n_row)) {
@@ -89,7 +88,7 @@ static int check_flag_ids(struct err *e, const struct ask *a, int64_t n_row)
     return 0;
 }
 
-/* A prompt that is one text: as it stands, or a user message. */
+/* A prompt of one text: completed as it is, or a user message. */
 static int one(struct err *e, struct tokenize *t, const struct ask *base, bool raw, const char *text, size_t n,
                const char *where, uint64_t born_ns)
 {
@@ -114,7 +113,7 @@ static int whole_file(struct err *e, struct tokenize *t, const struct ask *base,
     size_t n = 0;
     if (lines_all(e, l, &text, &n))
         return e->code;
-    if (!f->raw) /* a text to complete is taken to the last byte */
+    if (!f->raw) /* with --raw the final newline belongs to the prompt */
         n = lines_message(text, n);
     int r = one(e, t, base, f->raw, text ? text : "", n, "", t->start_ns);
     free(text);
@@ -178,7 +177,7 @@ static int run(struct err *e, struct tokenize *t, const struct flags *f, struct 
         ask_free(&base);
         return r;
     }
-    if (!r && (!(t->arena = wire_arena_new()) || !(t->said = json_object())))
+    if (!r && (!(t->arena = wire_arena_new()) || !(t->logged_fields = json_object())))
         r = err_nomem(e, "start", 0);
     if (!r && !f->ids) {
         t->put = put;
@@ -193,7 +192,7 @@ static int run(struct err *e, struct tokenize *t, const struct flags *f, struct 
     ask_free(&base);
     wire_writer_free(out);
     wire_arena_free(t->arena);
-    json_decref(t->said);
+    json_decref(t->logged_fields);
     return r;
 }
 

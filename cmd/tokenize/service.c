@@ -1,8 +1,8 @@
 /*
- * tokenize as a service: peers send lines, and get the prompts of their choices (link/session.h; docs/protocol.md,
- * "Between the services"). Short lines are tokenized where they come in. Long ones go to a background thread, so that a
- * prompt of megabytes keeps nobody waiting. All frames leave from the first thread; an answer that does not fit the
- * window of its session waits there, in order.
+ * tokenize as a service: peers send lines, and receive the prompts of their choices (link/session.h; docs/protocol.md,
+ * "Between services"). The main thread tokenizes short lines. A background thread tokenizes long ones, so that a prompt
+ * of megabytes delays no other. The main thread sends all frames; a response that does not fit into the window of its
+ * session waits, in order.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -19,40 +19,40 @@
 #include "proc/notify.h"
 #include "proc/proc.h"
 
-#define LONG_BYTES 65536                      /* a line from here on is for the second thread */
-#define WAITING_BYTES_MAX ((size_t)256 << 20) /* of long lines that wait, and of answers that wait; beyond: refused */
-#define WAITING_MAX 16384                     /* answers of a peer that wait; beyond it is closed */
-#define ANSWER_BYTES_MAX ((size_t)64 << 20)   /* of the prompts of one request */
-#define TICK_MS 250                           /* a signal may come just before a wait */
-#define QUIET_MS 100                          /* after SIGTERM: nothing came for this long */
-#define DRAIN_NS (2 * NS_S)                   /* after SIGTERM at most */
-#define BYE_MS 1000                           /* … and then for what is queued to be acknowledged */
+#define LONG_BYTES 65536                      /* lines of this size and more are tokenized in the background */
+#define WAITING_BYTES_MAX ((size_t)256 << 20) /* limit of queued long lines, and of queued responses; then refused */
+#define WAITING_MAX 16384                     /* limit of queued responses per peer; beyond it the session is closed */
+#define ANSWER_BYTES_MAX ((size_t)64 << 20)   /* limit of the response to one request */
+#define TICK_MS 250                           /* limit of a wait, since a signal may arrive just before it */
+#define QUIET_MS 100                          /* after SIGTERM: ends when nothing was received for this time */
+#define DRAIN_NS (2 * NS_S)                   /* after SIGTERM: limit of the drain */
+#define BYE_MS 1000                           /* after the drain: limit for queued frames to be acknowledged */
 
 struct bytes { /* frames with their length prefixes */
     uint8_t *p;
     size_t n, cap;
 };
 
-struct tokenizer { /* what a thread needs of its own */
+struct tokenizer { /* state of one thread */
     struct tokenize t;
     struct wire_arena *ask;
     const struct ask *base;
     const struct bytes *hello;
-    struct bytes *out; /* of the present request */
+    struct bytes *out; /* the response of the current request */
 };
 
 struct peer { /* the arg of an accepted session */
     struct list node;
     struct session *s;
-    struct list jobs;    /* answers that the second thread has still to make */
-    struct list answers; /* that wait for the window */
-    size_t n_waiting;    /* of those */
+    struct list jobs;    /* lines in the background thread */
+    struct list answers; /* responses that wait for the window */
+    size_t n_waiting;    /* number of those */
 };
 
 struct answer {
     struct list node;
     struct server *server;
-    struct peer *peer; /* NULL: it has gone */
+    struct peer *peer; /* NULL: its session has ended */
     struct job job;
     struct bytes ask;    /* of a long line, until it is tokenized */
     struct bytes frames; /* sent up to `sent` */
@@ -69,8 +69,8 @@ struct server {
     struct job_queue *slow_lines;
     struct list peers;
     struct log_limit peer_log;
-    size_t n_waiting; /* bytes of answers that wait for a window */
-    bool ending;      /* no ask is looked at any more */
+    size_t n_waiting; /* bytes of responses that wait for a window */
+    bool ending;      /* new requests are ignored */
 };
 
 /* ---- a line to frames ---- */
@@ -80,8 +80,8 @@ static int add_frame(struct err *e, struct bytes *b, const struct wire_frame *f)
     return wire_encode_add(e, &b->p, &b->n, &b->cap, f);
 }
 
-/* The tok goes to the worker as it is encoded here: nobody between looks into the body. The frame repeats what others
- * read of the tok, so it has less than twice WIRE_BODY_BYTES_MAX, the most that a session carries. */
+/* The tok frame is sent to the worker as it is encoded here: no service between decodes the body. The prompt frame
+ * repeats the fields that they need, so it has less than twice WIRE_BODY_BYTES_MAX, the limit of a session. */
 static int add_prompt(struct err *e, struct tokenizer *w, const struct wire_frame *tok)
 {
     const struct wire_req *q = &tok->req;
@@ -141,30 +141,30 @@ static int tokenizer_open(struct err *e, struct tokenizer *w, const struct token
                           const struct bytes *hello)
 {
     w->t = *t;
-    w->t.load_ns = 0; /* nobody waited for it */
+    w->t.load_ns = 0; /* no request waited for the load */
     w->t.put = put;
     w->t.put_arg = w;
     w->base = base;
     w->hello = hello;
     w->t.arena = wire_arena_new();
-    w->t.said = json_object();
+    w->t.logged_fields = json_object();
     w->ask = wire_arena_new();
-    return w->t.arena && w->t.said && w->ask ? 0 : err_nomem(e, "start", 0);
+    return w->t.arena && w->t.logged_fields && w->ask ? 0 : err_nomem(e, "start", 0);
 }
 
 static void tokenizer_close(struct tokenizer *w)
 {
     wire_arena_free(w->t.arena);
     wire_arena_free(w->ask);
-    json_decref(w->t.said);
+    json_decref(w->t.logged_fields);
 }
 
-/* What the filter writes for the line. A failure is of this request alone. */
+/* Tokenizes a line as the filter does. A failure affects this request only. */
 static int tokenize_line(struct err *e, struct tokenizer *w, const struct wire_ask *a)
 {
     struct ask base = *w->base;
     if (a->what.n != 4 || memcmp(a->what.p, "line", 4))
-        return err_set(e, ERR_PROTO, "ask '%.*s': tokenize answers 'line'", (int)a->what.n, a->what.p);
+        return err_set(e, ERR_PROTO, "ask '%.*s': tokenize supports 'line' only", (int)a->what.n, a->what.p);
     if (a->id.n) {
         base.id = a->id.p;
         base.n_id = a->id.n;
@@ -173,7 +173,7 @@ static int tokenize_line(struct err *e, struct tokenizer *w, const struct wire_a
     return emit_json(e, &w->t, &base, a->text.n ? a->text.p : "", a->text.n, "");
 }
 
-/* The frames of the answer to an ask. refused: why it is not even looked at; NULL: it is. */
+/* The response to a request. refused: the reason to refuse it without tokenizing; NULL: none. */
 static void answer_ask(struct tokenizer *w, struct bytes *out, const struct wire_ask *a, const char *refused)
 {
     struct err e = {0};
@@ -188,7 +188,7 @@ static void answer_ask(struct tokenizer *w, struct bytes *out, const struct wire
         out->n = 0;
 }
 
-/* ---- what peers do wrong ---- */
+/* ---- invalid peers ---- */
 
 static void log_peer(struct server *s, const struct session *x, const char *text)
 {
@@ -197,14 +197,14 @@ static void log_peer(struct server *s, const struct session *x, const char *text
     log_limit(&s->peer_log, time_now_ns(), line, cli_say, PROG);
 }
 
-/* Ends the session; the peer gets the reason too. */
+/* Closes the session, and sends the reason to the peer. */
 static void refuse_peer(struct server *s, struct session *x, const char *reason)
 {
     log_peer(s, x, reason);
     session_close(x, reason);
 }
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
 static void answer_free(struct answer *a)
 {
@@ -214,7 +214,7 @@ static void answer_free(struct answer *a)
     free(a);
 }
 
-/* What the window takes. */
+/* Sends what the window has room for. */
 static void send_answers(struct server *s, struct peer *p)
 {
     struct err e;
@@ -234,7 +234,7 @@ static void send_answers(struct server *s, struct peer *p)
     }
 }
 
-/* Takes a. Without a frame (no memory even for an err) the session ends: the peer asks again. */
+/* Owns a. Without a frame (no memory even for an err) the session is closed: the peer sends the request again. */
 static void deliver(struct server *s, struct answer *a)
 {
     struct peer *p = a->peer;
@@ -265,7 +265,8 @@ static void run_long(void *arg)
     struct answer *a = arg;
     struct err e;
     struct wire_frame f;
-    if (!read_ask(&e, &a->server->slow, &f, a->ask.p, a->ask.n)) /* it was read before: only for want of memory */
+    /* It was decoded before, so only memory can be missing. */
+    if (!read_ask(&e, &a->server->slow, &f, a->ask.p, a->ask.n))
         answer_ask(&a->server->slow, &a->frames, &f.ask, NULL);
     free(a->ask.p);
     a->ask.p = NULL;
@@ -278,7 +279,7 @@ static void long_done(void *arg, bool ran)
     deliver(a->server, a);
 }
 
-/* ERR_NO: there is no room. */
+/* ERR_NO: the queue is full. */
 static int add_long(struct err *e, struct server *s, struct answer *a, const struct session_event *ev)
 {
     if (!(a->ask.p = malloc(ev->n)))
@@ -359,7 +360,7 @@ static void on_down(struct server *s, struct peer *p, const struct err *why)
     peer_free(s, p);
 }
 
-/* Whether something came of a peer. */
+/* Whether a peer has sent something. */
 static bool take_events(struct server *s)
 {
     struct session_event ev;
@@ -387,8 +388,8 @@ static int step(struct err *e, struct server *s, int most_ms, bool *any)
     return rc;
 }
 
-/* Until SIGTERM; then until nothing has come for QUIET_MS and the second thread has ended, and at last until peers have
- * acknowledged what is queued for them. */
+/* Runs until SIGTERM; then until nothing was received for QUIET_MS and the background thread has ended; then until
+ * peers have acknowledged the queued frames. */
 static int serve(struct err *e, struct server *s)
 {
     int rc = 0;
@@ -411,7 +412,7 @@ static int serve(struct err *e, struct server *s)
     return rc;
 }
 
-static void on_hub(void *arg, uint32_t events) /* what is there is taken after the step */
+static void on_hub(void *arg, uint32_t events) /* events are processed after the step */
 {
     (void)arg, (void)events;
 }
@@ -455,7 +456,7 @@ int service(struct err *e, const struct tokenize *t, const struct ask *base, con
     sigaddset(&term, SIGTERM);
     sigaddset(&term, SIGINT);
     list_init(&s.peers);
-    pthread_sigmask(SIG_BLOCK, &term, &was); /* so that no thread of nng takes the signal that ends our wait */
+    pthread_sigmask(SIG_BLOCK, &term, &was); /* so that no thread of nng receives the signal that ends the wait */
     int rc = server_open(e, &s, t, base, url);
     pthread_sigmask(SIG_SETMASK, &was, NULL);
     rc = rc ? rc : proc_ready(e, NULL, ready_fd);

@@ -13,11 +13,11 @@
 
 #define PROG "tokenize"
 
-struct tokenize { /* what the run is about; built once by main */
+struct tokenize { /* the options of a run; created once by main */
     const struct text *text;
     struct model_config config;
     const char *system; /* NULL: none */
-    /* Where frames go; NULL with --ids. */
+    /* The writer of frames; NULL with --ids. */
     int (*put)(struct err *e, void *arg, const struct wire_frame *f);
     void *put_arg;
     struct wire_arena *arena;
@@ -25,20 +25,20 @@ struct tokenize { /* what the run is about; built once by main */
     uint32_t n_choice; /* of the request that is written */
     uint64_t load_ns, start_ns;
     uint64_t n_ok, n_error;
-    json_t *said; /* unknown fields that were named already */
+    json_t *logged_fields; /* names of unknown fields that were logged */
 };
 
-/* emit.c: one request to frames, or to a line of ids. A failure of the request itself becomes an err frame (with --ids
- * a warning) and is no failure here. `where` begins the text of such an error, "line 3: "; born: when it was known. */
+/* emit.c: converts one request to frames, or to a line of ids. An invalid request becomes an err frame (with --ids a
+ * log line), and the function returns 0. `where` is the prefix of such an error, "line 3: "; born: arrival time. */
 int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, uint64_t born_ns);
 /* A line of JSON, the same way. */
 int emit_json(struct err *e, struct tokenize *t, const struct ask *base, const char *line, size_t n, const char *where);
-/* The request could not even be read: `why` says it. */
+/* The request could not be read, for the reason `why`. */
 int emit_error(struct err *e, struct tokenize *t, const struct ask *a, const char *where, const struct err *why);
 int emit_hello(struct err *e, struct tokenize *t);
 int emit_bye(struct err *e, struct tokenize *t);
 
-/* back.c: ids (a line each) or frames to text. */
+/* back.c: converts ids (lines) or frames to text. */
 int back(struct err *e, const struct text *t, int64_t n_row, int fd, const char *name);
 
 /* service.c: serves gateways at url until SIGTERM. ready_fd -1: none. */

@@ -233,8 +233,8 @@ T
         "{\"prompt\":$ids,\"strict_window\":true}" "{\"prompt\":$ids,\"max_tokens\":9000}" > out
     jq -r 'select(.k=="err").text' out > text
     [ "$(wc -l < text)" = 2 ]
-    grep -Eq '^line 3: prompt has 100 tokens and max_tokens 4294967295 were asked for' text
-    grep -Eq '^line 1: prompt has 100 tokens and max_tokens 8093 were asked for: the context of .* is 8192 tokens$' text
+    grep -Eq '^line 3: prompt has 100 tokens and max_tokens is 4294967295' text
+    grep -Eq '^line 1: prompt has 100 tokens and max_tokens is 8093: the context of .* is 8192 tokens$' text
     [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "8092 512 8092" ]
 }
 
@@ -245,8 +245,8 @@ T
         "{\"prompt\":$ids,\"window\":110,\"max_tokens\":11,\"strict_window\":true}" \
         "{\"prompt\":$ids,\"window\":0}" > out
     jq -r 'select(.k=="err").text' out > text
-    grep -Eq '^line 1: prompt is 100 tokens, which exceeds the window of 100 that was asked for; .* is 8192$' text
-    grep -Eq '^line 5: prompt has 100 tokens and max_tokens 11 .* is 110 tokens$' text
+    grep -Eq '^line 1: prompt is 100 tokens, which exceeds the requested context length of 100; .* is 8192$' text
+    grep -Eq '^line 5: prompt has 100 tokens and max_tokens is 11: .* is 110 tokens$' text
     grep -q '^line 6: window: expected an integer from 1 ' text
     [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "1 10 512" ]
 }
