@@ -1090,17 +1090,17 @@ static int start_slow_cases(void **state)
     case_start(&run_small_arena, small_arena);
     case_start(&run_store_killed, store_killed);
     case_start(&run_store_stopped, store_stopped);
-    case_start(&run_cancels, cancellations);
+    case_start(&run_cancellations, cancellations);
     return 0;
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split_and_hits), cmocka_unit_test(test_whole),
-        cmocka_unit_test(test_second_turn),    cmocka_unit_test(test_small_arena),
-        cmocka_unit_test(test_store_killed),   cmocka_unit_test(test_store_stopped),
-        cmocka_unit_test(test_cancels),        cmocka_unit_test(test_drains),
+        cmocka_unit_test(test_split_and_cached),  cmocka_unit_test(test_whole),
+        cmocka_unit_test(test_follow_up_request), cmocka_unit_test(test_small_arena),
+        cmocka_unit_test(test_store_killed),      cmocka_unit_test(test_store_stopped),
+        cmocka_unit_test(test_cancellations),     cmocka_unit_test(test_drains),
     };
     cmocka_set_test_filter(getenv("SERVE_TEST_ONLY"));
     return cmocka_run_group_tests(tests, start_slow_cases, NULL);
