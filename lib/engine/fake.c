@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/map.h"
 #include "base/time.h"
 #include "engine/backend.h"
 #include "kv/bytes.h"
@@ -117,13 +118,10 @@ static bool fake_cost(const struct engine *g, struct engine_cost *out)
 
 /* ---- KV ---- */
 
-/* The finalizer of splitmix64 (Steele, Lea, Flood, OOPSLA 2014). */
+/* A step of splitmix64. */
 static uint64_t mix(uint64_t x)
 {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    return map_mix(x + 0x9e3779b97f4a7c15u);
 }
 
 /* The eight bytes of a token are stored in place of its K, so that the packed tail of a sequence contains them. */

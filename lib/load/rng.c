@@ -2,23 +2,17 @@
  * gamma variables" (2000). */
 #include <math.h>
 
+#include "base/map.h"
 #include "load/load.h"
-
-static uint64_t mix(uint64_t z)
-{
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
 
 void load_rng_start(struct load_rng *r, uint64_t seed, uint64_t stream)
 {
-    r->s = mix(mix(seed + 0x9e3779b97f4a7c15ull) ^ mix(stream ^ 0xd1b54a32d192ed03ull));
+    r->s = map_mix(map_mix(seed + 0x9e3779b97f4a7c15ull) ^ map_mix(stream ^ 0xd1b54a32d192ed03ull));
 }
 
 uint64_t load_rng_next(struct load_rng *r)
 {
-    return mix(r->s += 0x9e3779b97f4a7c15ull);
+    return map_mix(r->s += 0x9e3779b97f4a7c15ull);
 }
 
 uint64_t load_rng_below(struct load_rng *r, uint64_t n)

@@ -25,7 +25,7 @@ static bool is_free(const struct block *b)
 /* The slot of a key, or the free slot for it. Digests may come from a hostile client, so the hash is mixed. */
 static struct block *find(const struct index *x, const uint64_t key[2])
 {
-    size_t i = (size_t)mix64(key[0] ^ mix64(key[1])) & x->mask;
+    size_t i = (size_t)map_mix(key[0] ^ map_mix(key[1])) & x->mask;
     while (!is_free(&x->slot[i]) && (x->slot[i].key[0] != key[0] || x->slot[i].key[1] != key[1]))
         i = (i + 1) & x->mask;
     return &x->slot[i];
@@ -80,7 +80,7 @@ int index_set(struct err *e, struct index *x, const uint8_t *digest, uint32_t st
 
 static size_t home_of(const struct index *x, const struct block *b)
 {
-    return (size_t)mix64(b->key[0] ^ mix64(b->key[1])) & x->mask;
+    return (size_t)map_mix(b->key[0] ^ map_mix(b->key[1])) & x->mask;
 }
 
 static void remove_slot(struct index *x, struct block *b)
@@ -136,7 +136,7 @@ void index_prefetch(const struct index *x, const uint8_t *digest)
     uint64_t key[2];
     key_of(key, digest);
     if (x->slot)
-        __builtin_prefetch(&x->slot[mix64(key[0] ^ mix64(key[1])) & x->mask], 1);
+        __builtin_prefetch(&x->slot[map_mix(key[0] ^ map_mix(key[1])) & x->mask], 1);
 }
 
 const struct block *index_get(const struct index *x, const uint8_t *digest)

@@ -5,6 +5,7 @@
 #include "base/list.h"
 #include "base/loop.h"
 #include "base/loop_heap.h"
+#include "base/map.h"
 #include "base/time.h"
 #include "sched/sched.h"
 
@@ -14,23 +15,6 @@
 
 struct request;
 struct worker;
-
-/* ---- map.c: hash to pointer; several entries may have the same hash ---- */
-
-struct map_slot {
-    uint64_t hash;
-    void *p;
-};
-struct map {
-    struct map_slot *slot;
-    size_t n, mask;
-};
-void *map_first(const struct map *m, uint64_t hash, size_t *at);
-void *map_next(const struct map *m, uint64_t hash, size_t *at);
-int map_put(struct err *e, struct map *m, uint64_t hash, void *p);
-void map_drop(struct map *m, uint64_t hash, const void *p);
-void map_free(struct map *m);
-uint64_t mix64(uint64_t x);
 
 /* ---- queue.c: waiting requests, sorted ---- */
 

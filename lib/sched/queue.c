@@ -29,7 +29,7 @@ void queue_add(struct queue *q, struct request *r)
 {
     struct request *path[SKIP_LEVELS];
     find(q, path, r);
-    uint64_t bits = mix64(++q->seed) | (uint64_t)1 << (2 * (SKIP_LEVELS - 1));
+    uint64_t bits = map_mix(++q->seed) | (uint64_t)1 << (2 * (SKIP_LEVELS - 1));
     r->skip.n = (uint8_t)(__builtin_ctzll(bits) / 2 + 1); /* a quarter of a level reaches the next */
     for (int l = 0; l < SKIP_LEVELS; l++) {
         struct request **from = path[l] ? &path[l]->skip.next[l] : &q->first[l];

@@ -8,7 +8,7 @@
 
 static uint64_t req_hash(const struct gateway *gw, uint64_t id)
 {
-    return mix64(id ^ gw->hash);
+    return map_mix(id ^ gw->hash);
 }
 
 struct request *req_find(const struct sched *s, const struct gateway *gw, uint64_t id)

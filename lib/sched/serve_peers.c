@@ -9,7 +9,7 @@ static const char *const roles[] = {"worker", "gateway", "tool"};
 
 static uint64_t hash_of(struct wire_str name, int role)
 {
-    return mix64(wire_sum(name.p, name.n) + (uint64_t)role);
+    return map_mix(wire_sum(name.p, name.n) + (uint64_t)role);
 }
 
 static struct peer *peer_find(struct serve *v, struct wire_str name, int role)

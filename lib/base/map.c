@@ -1,9 +1,9 @@
 /* Open addressing with linear probing. A removal moves later entries back, so that it leaves no markers. */
-#include "sched/machine.h"
+#include "base/map.h"
 
 #include <stdlib.h>
 
-uint64_t mix64(uint64_t x)
+uint64_t map_mix(uint64_t x)
 {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
@@ -47,7 +47,7 @@ int map_put(struct err *e, struct map *m, uint64_t hash, void *p)
         size_t size = m->slot ? 2 * (m->mask + 1) : 64;
         struct map bigger = {calloc(size, sizeof *bigger.slot), 0, size - 1};
         if (!bigger.slot)
-            return err_nomem(e, "a table of names", size * sizeof *bigger.slot);
+            return err_nomem(e, "a hash table", size * sizeof *bigger.slot);
         for (size_t i = 0; m->slot && i <= m->mask; i++)
             if (m->slot[i].p)
                 put(&bigger, m->slot[i].hash, m->slot[i].p);
