@@ -312,7 +312,7 @@ def window():
     assert 1000 < limit <= 8192, limit
     # as vLLM: of a completion the 16 that are the default count like 16 that were asked for
     status, _, data = ask({"prompt": [97] * (limit - 7), "ignore_eos": True})
-    assert status == 400 and b"max_tokens 16" in data and str(limit).encode() in data, data
+    assert status == 400 and b"max_tokens is 16" in data and str(limit).encode() in data, data
     status, _, data = ask({"prompt": [97] * (limit - 7), "ignore_eos": True, "max_tokens": 7})
     a = json.loads(data)
     assert status == 200 and a["choices"][0]["finish_reason"] == "length" and a["usage"]["completion_tokens"] == 7, data[-400:]
