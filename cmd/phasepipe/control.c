@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -29,10 +30,22 @@ static struct sockaddr_un address(const char *run)
     return a;
 }
 
+/* The supervisor holds the lock of the directory, so a socket there is stale. */
+int socket_path_clear(struct err *e, const char *path)
+{
+    struct stat st;
+    if (lstat(path, &st))
+        return 0; /* if it cannot be bound either, bind reports why */
+    if (!S_ISSOCK(st.st_mode))
+        return err_set(e, ERR_NO, "%s: not a socket: remove it, or use another --run directory", path);
+    return unlink(path) ? err_sys(e, "%s", path) : 0;
+}
+
 int control_open(struct err *e, int *fd, const char *run)
 {
     struct sockaddr_un a = address(run);
-    unlink(a.sun_path);
+    if (socket_path_clear(e, a.sun_path))
+        return e->code;
     *fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (*fd < 0 || bind(*fd, (const struct sockaddr *)(const void *)&a, sizeof a) || listen(*fd, CLIENTS_MAX))
         return err_sys(e, "%s", a.sun_path);

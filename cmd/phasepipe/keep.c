@@ -17,7 +17,8 @@ int keep_open(struct err *e, int *fd, const char *run)
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     int on = 1;
     snprintf(a.sun_path, sizeof a.sun_path, "%s/notify.sock", run);
-    unlink(a.sun_path);
+    if (socket_path_clear(e, a.sun_path))
+        return e->code;
     *fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (*fd < 0 || bind(*fd, (const struct sockaddr *)(const void *)&a, sizeof a) ||
         setsockopt(*fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on))

@@ -145,7 +145,9 @@ void run_fresh(const char *run)
 
 void run_clean(const char *run, bool made)
 {
-    static const char *const files[] = {"state.json", "state.json.new", "cores", "up.sock", "notify.sock", "lock"};
+    static const char *const files[] = {"state.json", "state.json.new", "cores", "lock"};
+    static const char *const sockets[] = {"up.sock", "notify.sock"};
+    struct err ignored;
     char path[PATH_MAX];
     DIR *d = opendir(run);
     for (struct dirent *f; d && (f = readdir(d));) {
@@ -156,6 +158,10 @@ void run_clean(const char *run, bool made)
     }
     if (d)
         closedir(d);
+    for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
+        snprintf(path, sizeof path, "%s/%s", run, sockets[i]);
+        (void)socket_path_clear(&ignored, path);
+    }
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         snprintf(path, sizeof path, "%s/%s", run, files[i]);
         unlink(path);

@@ -215,6 +215,8 @@ void keep_drop(struct service *v);
 /* ---- requests to the supervisor (control.c) ---- */
 
 int control_open(struct err *e, int *fd, const char *run);
+/* Removes a stale socket of the supervisor. ERR_NO: the path is another kind of file, which stays. */
+int socket_path_clear(struct err *e, const char *path);
 void control_accept(struct super *s);
 void control_take(struct super *s, struct client *c);
 /* Responds to the clients that wait for this service; why NULL: it is ready. */

@@ -135,7 +135,8 @@ static void end_line(struct service *v)
     if (!v->n_line)
         return;
     log_line(&v->log, v->name, v->line, v->n_line);
-    snprintf(v->last, sizeof v->last, "%.*s", (int)v->n_line, v->line);
+    if (!memmem(v->line, v->n_line, ": try '", 7)) /* the hint at --help comes after the reason */
+        snprintf(v->last, sizeof v->last, "%.*s", (int)v->n_line, v->line);
     v->n_line = 0;
 }
 

@@ -21,6 +21,7 @@
 
 #define LONG_BYTES 65536                      /* lines of this size and more are tokenized in the background */
 #define WAITING_BYTES_MAX ((size_t)256 << 20) /* limit of queued long lines, and of queued responses; then refused */
+#define PEER_BYTES_MAX ((size_t)64 << 20)     /* limit of queued responses per peer; then its requests are refused */
 #define WAITING_MAX 16384                     /* limit of queued responses per peer; beyond it the session is closed */
 #define ANSWER_BYTES_MAX ((size_t)64 << 20)   /* limit of the response to one request */
 #define TICK_MS 250                           /* limit of a wait, since a signal may arrive just before it */
@@ -47,6 +48,7 @@ struct peer { /* the arg of an accepted session */
     struct list jobs;    /* lines in the background thread */
     struct list answers; /* responses that wait for the window */
     size_t n_waiting;    /* number of those */
+    size_t bytes;        /* and their bytes */
 };
 
 struct answer {
@@ -229,6 +231,7 @@ static void send_answers(struct server *s, struct peer *p)
             a->sent += n;
         }
         s->n_waiting -= a->frames.n;
+        p->bytes -= a->frames.n;
         p->n_waiting--;
         answer_free(a);
     }
@@ -247,6 +250,7 @@ static void deliver(struct server *s, struct answer *a)
     }
     list_push_back(&p->answers, &a->node);
     s->n_waiting += a->frames.n;
+    p->bytes += a->frames.n;
     p->n_waiting++;
     send_answers(s, p);
     if (p->n_waiting > WAITING_MAX)
@@ -312,11 +316,14 @@ static void on_ask(struct server *s, struct peer *p, const struct session_event 
     list_init(&a->node);
     a->server = s;
     a->peer = p;
-    bool full = s->n_waiting > WAITING_BYTES_MAX, is_long = !full && ev->n >= LONG_BYTES;
+    bool peer_full = p->bytes > PEER_BYTES_MAX, full = peer_full || s->n_waiting > WAITING_BYTES_MAX;
+    bool is_long = !full && ev->n >= LONG_BYTES;
     if (is_long && !add_long(&e, s, a, ev))
         return;
-    full = full || is_long;
-    answer_ask(&s->fast, &a->frames, &f.ask, full ? "tokenize is busy: 256 MiB of long prompts wait already" : NULL);
+    answer_ask(&s->fast, &a->frames, &f.ask,
+               peer_full         ? "tokenize is busy: 64 MiB of responses to this gateway are queued; retry later"
+               : full || is_long ? "tokenize is busy: 256 MiB of long prompts are queued; retry later"
+                                 : NULL);
     deliver(s, a);
 }
 

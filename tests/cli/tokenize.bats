@@ -429,3 +429,52 @@ P
     grep -q 'gateway too-long: .*33554433.*33554432' log
     [ "$(grep -c 'gateway many-' log)" -lt 60 ]
 }
+
+# A gateway that asks and never reads, then another one, whose prompt must come.
+deaf_peer() {
+    cat > deaf.py << 'P'
+import socket, sys, time
+def dial(name):
+    s = socket.socket(socket.AF_UNIX)
+    s.settimeout(20)
+    s.connect(sys.argv[1])
+    s.sendall(open(name + '.hello', 'rb').read())
+    return s
+big, ping = open('big.frame', 'rb').read(), open('ping.frame', 'rb').read()
+deaf = dial('deaf')
+for _ in range(100): # 300 MB of responses
+    deaf.sendall(big)
+for _ in range(6):
+    time.sleep(0.5)
+    deaf.sendall(ping)
+right = dial('right')
+right.sendall(open('ask.frame', 'rb').read())
+got = b''
+while b'the-right-one' not in got:
+    piece = right.recv(65536)
+    assert piece, got
+    got += piece
+assert b'busy' not in got, got
+P
+    python3 deaf.py "$1"
+}
+
+@test "a gateway that does not read fills 64 MiB of its own, and the others are served" {
+    version=$(tokenize --version | grep -o '[0-9]*$')
+    for name in deaf right; do
+        printf '{"k":"session_hello","version":%s,"role":"gateway","name":"%s","inc":1}\n' "$version" $name |
+            frames -e > $name.hello 2> /dev/null || true
+    done
+    echo '{"k":"session_ping"}' | frames -e > ping.frame 2> /dev/null || true
+    echo '{"k":"ask","what":"line","seq":7,"id":"the-right-one","text":"{\"prompt\":\"x\"}"}' | frames -e > ask.frame 2> /dev/null || true
+    jq -nc '{k: "ask", what: "line", seq: 1, id: "big", text: ({prompt: [range(7500)], n: 128} | tojson)}' |
+        frames -e > big.frame 2> /dev/null || true
+    mkfifo ready
+    tokenize --listen "ipc://$PWD/t.sock" --ready-fd 4 4> ready 2> log 3>&- &
+    pid=$!
+    [ "$(timeout 20 cat ready)" = ready ]
+    deaf_peer "$PWD/t.sock"
+    [ "$(ps -o rss= -p "$pid")" -lt 200000 ]
+    kill -TERM "$pid"
+    wait "$pid"
+}

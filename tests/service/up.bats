@@ -499,6 +499,26 @@ P
     run -100 phasepipe up --run "$PWD/run" -P 0 -D 0
 }
 
+@test "a file at a socket of the supervisor is refused and stays" {
+    for name in up notify; do
+        rm -rf "$run"
+        mkdir -m 700 "$run"
+        echo data > "$run/$name.sock"
+        rc=0
+        timeout 20 phasepipe up --run "$run" 2> err 3>&- || rc=$?
+        [ "$rc" -eq 1 ]
+        grep -q "$run/$name.sock: not a socket: remove it" err
+        [ "$(cat "$run/$name.sock")" = data ]
+    done
+}
+
+@test "a service that is refused by a flag: --detach reports its reason, not the hint at --help" {
+    rc=0
+    PATH=$real timeout 20 phasepipe up --run "$run" --http off --ollama off --engine fake:1,2 --detach 2> err 3>&- || rc=$?
+    [ "$rc" -eq 100 ]
+    grep -q -- '--engine is fake:A,B,C,D,E,F' err
+}
+
 @test "ctl says who does not answer, and misuse" {
     timeout 20 phasepipe ctl sched --run "$run" 2> err.sched &
     rc=0
