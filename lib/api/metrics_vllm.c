@@ -94,7 +94,7 @@ static void cache(struct page *p, const struct stats_poller *w)
     for (size_t i = 0; i < n_worker && !s; i++)
         blocks = x[i].blocks_all > blocks ? x[i].blocks_all : blocks;
     page_family(p, "vllm:kv_cache_usage_perc", "gauge",
-                "KV blocks that are held, of all; 1 is all. Cached ones that nobody holds do not count.");
+                "Share of KV blocks in use, 0 to 1; cached blocks without a lease do not count.");
     if (kv_usage(&used, w))
         page_number(p, NULL, 0, used);
     if (blocks)
@@ -112,9 +112,8 @@ static void tokens(struct page *p, const struct metrics *m, const struct stats_p
 {
     counter(p, "vllm:prefix_cache_queries_total", "Prompt tokens that were looked for in the cache.", m->prompt_tokens);
     counter(p, "vllm:prefix_cache_hits_total", "Prompt tokens that were found there.", m->cached_tokens);
-    counter(p, "vllm:num_preemptions_total", "Answers that had to give way to others, and went on later.",
-            poller_stat_sum(w)->preempted);
-    counter(p, "vllm:prompt_tokens_total", "Prompt tokens of requests that came to an end.", m->prompt_tokens);
+    counter(p, "vllm:num_preemptions_total", "Preempted requests.", poller_stat_sum(w)->preempted);
+    counter(p, "vllm:prompt_tokens_total", "Prompt tokens of ended requests.", m->prompt_tokens);
     static const char *const sources[] = {"local_compute", "local_cache_hit", "external_kv_transfer"};
     const uint64_t n[] = {m->prompt_tokens - m->cached_tokens, m->cached_tokens, 0};
     page_family(p, "vllm:prompt_tokens_by_source_total", "counter",
@@ -124,7 +123,7 @@ static void tokens(struct page *p, const struct metrics *m, const struct stats_p
         page_u64(p, &l, 1, n[i]);
     }
     counter(p, "vllm:prompt_tokens_cached_total", "Prompt tokens that were not computed again.", m->cached_tokens);
-    counter(p, "vllm:generation_tokens_total", "Tokens of answers, given out.", m->generation_tokens);
+    counter(p, "vllm:generation_tokens_total", "Generated tokens sent.", m->generation_tokens);
 }
 
 static void ends(struct page *p, const struct metrics *m)
@@ -148,17 +147,17 @@ void metrics_vllm(struct page *p, const struct metrics *m, const struct metrics_
     histogram(p, "vllm:request_time_per_output_token_seconds", "Mean time of a token after the first, by answer.",
               &m->per_token);
     histogram(p, "vllm:e2e_request_latency_seconds", "From the request's arrival to the end of the answer.", &m->e2e);
-    histogram(p, "vllm:request_queue_time_seconds", "From the scheduler's having it to a worker's beginning.",
+    histogram(p, "vllm:request_queue_time_seconds", "From arrival at the scheduler to the start on a worker.",
               &m->queue);
-    histogram(p, "vllm:request_prefill_time_seconds", "From the worker's beginning to the first token.", &m->prefill);
+    histogram(p, "vllm:request_prefill_time_seconds", "From the start on the worker to the first token.", &m->prefill);
     histogram(p, "vllm:request_decode_time_seconds", "From the first token to the last.", &m->decode);
-    histogram(p, "vllm:request_inference_time_seconds", "From the worker's beginning to the last token.",
+    histogram(p, "vllm:request_inference_time_seconds", "From the start on the worker to the last token.",
               &m->inference);
     histogram(p, "vllm:request_prompt_tokens", "Tokens of the prompt.", &m->prompt);
     histogram(p, "vllm:request_generation_tokens", "Tokens of the answer.", &m->answer);
     histogram(p, "vllm:request_prefill_kv_computed_tokens", "Tokens of the prompt that were computed.", &m->computed);
     histogram(p, "vllm:request_params_max_tokens", "Tokens that an answer might have at most.", &m->max_tokens);
-    histogram(p, "vllm:request_params_n", "Answers that a request in_flight for.", &m->choices);
+    histogram(p, "vllm:request_params_n", "Choices requested (n), by request.", &m->choices);
     histogram(p, "vllm:request_max_num_generation_tokens", "Tokens of the longest answer of a request.",
               &m->most_tokens);
     histogram(p, "vllm:iteration_tokens_total", "Tokens of a step, of prompts and answers, all workers.",

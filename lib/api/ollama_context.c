@@ -59,7 +59,7 @@ static size_t closed(const json_t *list, const uint32_t *ids, size_t n)
 
 /*
  * Renders a conversation of two messages, open and closed, to get what the template puts after an answer, and one with
- * a third message to get what it puts before a question that is not the first. So a begin token or the model's own
+ * a third message to get what it puts before a user message that is not the first. So a begin token or the model's own
  * system message, which only begin a conversation, do not appear twice.
  */
 static int add_turn(struct err *e, json_t *list, const struct api_model *m, const char *system, size_t n_system,

@@ -73,7 +73,7 @@ static size_t duration_part(bool *zero, const char *s)
     return 0;
 }
 
-/* Whether keep_alive asks for none: 0, "0", "0s". ERR_NO where it is no duration. */
+/* Whether keep_alive requests unloading: 0, "0", "0s". ERR_NO: not a duration. */
 static int keep_none(struct err *e, bool *none, const json_t *v)
 {
     *none = false;
