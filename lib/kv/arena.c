@@ -50,7 +50,7 @@ int kv_kind_layout(struct err *e, struct kv_layout *out, const struct kv_kind *k
 int kv_kind_check(struct err *e, const struct kv_kind *have, const struct kv_kind *theirs, const char *whose)
 {
     if (memcmp(have->model, theirs->model, sizeof have->model))
-        return err_set(e, ERR_PROTO, "%s runs another model than this store, which cannot share KV with it", whose);
+        return err_set(e, ERR_PROTO, "%s has KV of another model than this store: start both with the same -m", whose);
     if (have->type != theirs->type)
         return err_set(e, ERR_PROTO, "%s has KV of type %s, this store has %s", whose, kern_kv_name(theirs->type),
                        kern_kv_name(have->type));

@@ -54,7 +54,7 @@ struct kv_tier {
     uint64_t n_bucket;
     uint32_t first, last, first_free;
     uint64_t stamp;
-    bool full; /* the disk is full: each new block replaces the oldest */
+    bool full; /* the disk is full: each new block replaces the least recently used */
     uint64_t hits, bad;
     struct disk *disk;
     uint64_t n_put, n_put_max; /* blocks queued for writing, and their limit */
@@ -435,7 +435,7 @@ static bool write_done(struct kv_tier *t, const struct disk_job *j, struct kv_ti
     if (full && !t->full)
         err_set(&t->failure, ERR_SYS,
                 "%s: the disk is full with %" PRIu64
-                " blocks (%s): a block is not stored; from now on new blocks replace the oldest",
+                " blocks (%s): a block is not stored; from now on new blocks replace the least recently used",
                 t->path, t->n_used - t->n_put, strerror(j->error));
     else if (!full)
         err_set(&t->failure, ERR_SYS, "%s: a block is not stored: %s", t->path, strerror(j->error));

@@ -180,7 +180,7 @@ static void replaces_the_oldest_on_a_full_disk(void **state)
     IS_NO(rc, "the disk is full with 3 blocks");
     for (uint32_t n = 0; n < 3; n++)
         OK(get(&e, t, n));
-    OK(put(&e, t, 4, &dropped)); /* from now on new blocks replace the oldest */
+    OK(put(&e, t, 4, &dropped)); /* from now on new blocks replace the least recently used */
     assert_int_equal(dropped, 0);
     setrlimit(RLIMIT_FSIZE, &old);
     OK(get(&e, t, 4));
