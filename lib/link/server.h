@@ -33,7 +33,7 @@ struct link_ops {
 };
 
 /* url: "unix:PATH", mode 0600. A stale socket file (no program listens on it) is replaced and sets *stale. ERR_NO:
- * another program listens there, or the file is not a socket. */
+ * another program listens on it, or the file is not a socket. */
 int link_server_new(struct err *e, struct link_server **out, bool *stale, struct loop *l, const char *url,
                     const struct link_ops *ops, void *arg);
 void link_server_free(struct link_server *s); /* closes all connections, removes the socket */

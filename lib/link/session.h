@@ -102,7 +102,7 @@ bool session_hub_next(struct session_hub *h, struct session_event *out);
 int session_frame(struct err *e, struct wire_frame *f, struct wire_arena *a, const struct session_event *ev);
 
 struct session_listener;
-/* ERR_USAGE: not an address of this host; ERR_NO: another program listens there, or the path is not a socket. A stale
+/* ERR_USAGE: not an address of this host; ERR_NO: another program listens on it, or the path is not a socket. A stale
  * socket file (no program listens on it) is replaced; mode 0600. `roles`: accepted roles of peers, separated by spaces.
  * arg: session_arg of accepted sessions. */
 int session_listen(struct err *e, struct session_listener **out, struct session_hub *h, const char *url,
@@ -122,7 +122,7 @@ int session_dial_plain(struct err *e, struct session **out, struct session_hub *
 /* Closes and frees a session without an event; the peer gets a reason. A dialed session does not connect again. NULL is
  * allowed. */
 void session_free(struct session *s);
-/* Ends the connection; reason: sent to the peer (NULL: none). SESSION_DOWN follows. */
+/* Ends the connection; reason: sent to the peer (NULL: none). SESSION_DOWN follows if the session was up. */
 void session_close(struct session *s, const char *reason);
 /* For a graceful shutdown: sends what is queued, but accepts no further frame. The connection ends by SESSION_DOWN when
  * the peer has acknowledged everything, or after timeout_ms. A dialed session does not connect again. */

@@ -109,8 +109,8 @@ static void accept_hello(struct core *c, const struct wire_session_hello *h, uin
 {
     struct err e;
     if (h->version != WIRE_VERSION) {
-        err_set(&e, ERR_PROTO, "wire version %u from %.*s, this side (%s) has %u", h->version, (int)h->role.n,
-                h->role.p, c->o.self->role, WIRE_VERSION);
+        err_set(&e, ERR_PROTO, "wire version %u from %.*s, this side (%s) has %u: run programs of one release",
+                h->version, (int)h->role.n, h->role.p, c->o.self->role, WIRE_VERSION);
         refuse(c, now, &e);
         return;
     }

@@ -4,8 +4,9 @@
  * nng's streams, tests/fuzz/session_fuzz.c with random input.
  *
  * States: HELLO until the hello of the peer was accepted, UP, CLOSING after core_bye, ENDED. In ENDED the core receives
- * nothing, but still writes queued bytes (the last acknowledgement, session_bye). The connection stays open until the
- * peer has closed it or CORE_LINGER_MS have passed, because closing a connection with unread bytes discards the last
+ * nothing, but still writes queued bytes (the last acknowledgement, session_bye). With await_close (this side sent a
+ * reason, or the peer ended the session without one) the connection stays open until the peer has closed it or
+ * CORE_LINGER_MS have passed, because closing a connection with unread bytes discards the last
  * bytes that were sent.
  */
 #ifndef LINK_SESSION_CORE_H

@@ -72,7 +72,7 @@ static int bound_url(struct err *e, struct session_listener *l)
 static int listen_failed(struct err *e, const char *url, int rc)
 {
     if (rc == NNG_EADDRINUSE)
-        return err_set(e, ERR_NO, "%s: another program listens there", url);
+        return err_set(e, ERR_NO, "%s: address in use: another program listens on it", url);
     if (rc == NNG_EADDRINVAL || rc == NNG_EINVAL || rc == NNG_ENOTSUP)
         return err_set(e, ERR_USAGE, "%s: not an address of this host", url);
     return err_set(e, ERR_SYS, "%s: %s", url, nng_strerror(rc));
@@ -80,10 +80,10 @@ static int listen_failed(struct err *e, const char *url, int rc)
 
 static int start(struct err *e, struct session_listener *l)
 {
-    bool ipc = !strncmp(l->url, "ipc://", 6), stale;
-    int rc = ipc ? socket_make_way(e, l->url + 6, &stale) : 0;
+    bool ipc = !strncmp(l->url, "ipc://", 6), is_socket;
+    int rc = ipc ? socket_make_way(e, l->url + 6, &is_socket) : 0;
     if (rc)
-        return rc == ERR_NO && stale ? listen_failed(e, l->url, NNG_EADDRINUSE) : rc;
+        return rc == ERR_NO && is_socket ? listen_failed(e, l->url, NNG_EADDRINUSE) : rc;
     rc = nng_stream_listener_alloc(&l->listener, l->url);
     rc = rc ? rc : nng_aio_alloc(&l->accept, on_accept, l);
     if (!rc && ipc)

@@ -29,16 +29,16 @@ static bool is_listening(const char *path)
     return is;
 }
 
-int socket_make_way(struct err *e, const char *path, bool *stale)
+int socket_make_way(struct err *e, const char *path, bool *is_socket)
 {
     struct stat st;
-    *stale = false;
+    *is_socket = false;
     if (lstat(path, &st))
         return 0; /* if the path is not accessible, bind fails and reports why */
     if (!S_ISSOCK(st.st_mode))
         return err_set(e, ERR_NO, "%s: the file is not a socket", path);
-    *stale = true;
+    *is_socket = true;
     if (is_listening(path))
-        return err_set(e, ERR_NO, "%s: another program listens there", path);
+        return err_set(e, ERR_NO, "%s: address in use: another program listens on it", path);
     return unlink(path) ? err_sys(e, "%s", path) : 0;
 }

@@ -27,7 +27,7 @@ static int slots_of(struct err *e, uint32_t *out, uint64_t *got, const struct wi
     return 0;
 }
 
-int store_client_credit(struct err *e, struct store_client *c, uint32_t *slot, uint64_t *got, uint64_t n, bool some)
+int store_client_reserve(struct err *e, struct store_client *c, uint32_t *slot, uint64_t *got, uint64_t n, bool some)
 {
     struct wire_frame f = {.kind = WIRE_KV_CREDIT, .kv_credit = {.n = n, .some = some}};
     *got = 0;
@@ -35,7 +35,7 @@ int store_client_credit(struct err *e, struct store_client *c, uint32_t *slot, u
     return client_done(c, rc ? rc : slots_of(e, slot, got, &f.kv_slots, n));
 }
 
-int store_client_uncredit(struct err *e, struct store_client *c, const uint32_t *slot, uint64_t n)
+int store_client_release_slots(struct err *e, struct store_client *c, const uint32_t *slot, uint64_t n)
 {
     struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.slot = slot, .n_slot = (uint32_t)n}};
     return client_done(c, client_call(e, c, &f, WIRE_KV_FREE));
@@ -79,12 +79,13 @@ static int handle(struct err *e, struct store_client *c, struct kv_seq_info *out
     return client_done(c, rc);
 }
 
-int store_client_hand(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
+int store_client_transfer_out(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq,
+                              uint64_t gen)
 {
     return handle(e, c, out, WIRE_KV_HAND, seq, gen);
 }
 
-int store_client_take(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
+int store_client_transfer_in(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen)
 {
     return handle(e, c, out, WIRE_KV_TAKE, seq, gen);
 }
@@ -112,7 +113,7 @@ int store_client_stat(struct err *e, struct store_client *c, struct wire_kv_stat
     return client_done(c, rc);
 }
 
-int store_client_news(struct err *e, struct store_client *c, struct kv_seq_info *out, int timeout_ms)
+int store_client_next_event(struct err *e, struct store_client *c, struct kv_seq_info *out, int timeout_ms)
 {
     struct wire_frame f;
     int64_t end_ms = client_now_ms() + timeout_ms;
@@ -121,7 +122,7 @@ int store_client_news(struct err *e, struct store_client *c, struct kv_seq_info 
     while (!rc && list_empty(&c->news)) {
         rc = client_receive(e, c, &f, end_ms);
         if (!rc)
-            client_unasked(c, &f);
+            client_notification(c, &f);
         rc = rc ? rc : client_ready(e, c, end_ms);
     }
     if (!rc) {

@@ -100,7 +100,7 @@ static uint64_t tag_of(const struct wire_frame *f)
     return f->kind == WIRE_KV_EVENT ? 0 : f->kv_tag.tag;
 }
 
-void client_unasked(struct store_client *c, const struct wire_frame *f)
+void client_notification(struct store_client *c, const struct wire_frame *f)
 {
     if (tag_of(f))
         return;
@@ -139,7 +139,7 @@ static int response(struct err *e, struct store_client *c, struct wire_frame *ou
         if (rc)
             return rc;
         if (tag_of(out) != tag) {
-            client_unasked(c, out);
+            client_notification(c, out);
             if (c->expired && !was) /* kvstore sends no response after it */
                 return lease_expired(e, c);
             continue;

@@ -34,23 +34,25 @@ struct kv_arena *store_client_arena(const struct store_client *c);
 enum kv_why store_client_why(const struct store_client *c);
 /* Whether a call would not wait for a connection. Also true when the lease has expired: calls then fail at once. */
 bool store_client_up(const struct store_client *c);
-/* The socket of the current connection, to poll for store_client_news; it changes with each reconnect. */
+/* The socket of the current connection, to poll for store_client_next_event; it changes with each reconnect. */
 int store_client_fd(const struct store_client *c);
 
 /* As in kv/store.h. */
 int store_client_lease(struct err *e, struct store_client *c, struct kv_seq_info *out, const uint32_t *ids,
                        uint64_t n_id, const uint8_t *digests, uint64_t n_block, bool wait);
-int store_client_credit(struct err *e, struct store_client *c, uint32_t *slot, uint64_t *got, uint64_t n, bool some);
-int store_client_uncredit(struct err *e, struct store_client *c, const uint32_t *slot, uint64_t n);
+int store_client_reserve(struct err *e, struct store_client *c, uint32_t *slot, uint64_t *got, uint64_t n, bool some);
+int store_client_release_slots(struct err *e, struct store_client *c, const uint32_t *slot, uint64_t n);
 int store_client_publish(struct err *e, struct store_client *c, uint32_t *out, const struct kv_publish *p);
-int store_client_hand(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen);
-int store_client_take(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq, uint64_t gen);
+int store_client_transfer_out(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq,
+                              uint64_t gen);
+int store_client_transfer_in(struct err *e, struct store_client *c, struct kv_seq_info *out, uint64_t seq,
+                             uint64_t gen);
 int store_client_release(struct err *e, struct store_client *c, uint64_t seq, uint64_t gen);
 int store_client_renew(struct err *e, struct store_client *c);
 int store_client_stat(struct err *e, struct store_client *c, struct wire_kv_stat *out);
 
 /* The next notification that a waiting sequence has grown. Blocks for at most timeout_ms; ERR_NO: none in time. */
-int store_client_news(struct err *e, struct store_client *c, struct kv_seq_info *out, int timeout_ms);
+int store_client_next_event(struct err *e, struct store_client *c, struct kv_seq_info *out, int timeout_ms);
 
 /* After KV_WHY_EXPIRED: registers as a new client on a new connection. The arena may be another one; the old mapping is
  * then invalid. */

@@ -56,7 +56,7 @@ int client_ready(struct err *e, struct store_client *c, int64_t end_ms);
 /* The next frame, borrowed until the next call. ERR_NO: none in time. */
 int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, int64_t end_ms);
 /* Handles a frame that is not the response to the current call: queues a notification, drops a late response. */
-void client_unasked(struct store_client *c, const struct wire_frame *f);
+void client_notification(struct store_client *c, const struct wire_frame *f);
 void client_info(struct kv_seq_info *out, const struct wire_kv_seq *q);
 
 #endif

@@ -145,8 +145,8 @@ static void claim_transfer(struct serve *v, struct assignment *a)
     struct err e;
     a->has_transfer = false;
     if (!v->must_resync && !v->expired && reachable(v))
-        a->has_seq =
-            kv_status_of(v, store_client_take(&e, v->store, &a->seq, a->from.seq, a->from.gen), &e) == KV_STATUS_OK;
+        a->has_seq = kv_status_of(v, store_client_transfer_in(&e, v->store, &a->seq, a->from.seq, a->from.gen), &e) ==
+                     KV_STATUS_OK;
 }
 
 void hold_release(struct serve *v, struct assignment *a)
@@ -233,7 +233,8 @@ static int take(struct err *e, struct serve *v, struct assignment *a)
     struct err no;
     a->has_transfer = false;
     /* If the call failed without a response, the transfer may be complete: the resync releases the sequence. */
-    if (kv_status_of(v, store_client_take(&no, v->store, &a->seq, a->from.seq, a->from.gen), &no) != KV_STATUS_OK)
+    if (kv_status_of(v, store_client_transfer_in(&no, v->store, &a->seq, a->from.seq, a->from.gen), &no) !=
+        KV_STATUS_OK)
         return 0;
     a->has_seq = true;
     int rc = copy_table(e, v, a);
@@ -323,7 +324,8 @@ static int poll_store_events(struct err *e, struct serve *v)
     struct err no;
     int rc = 0;
     for (int i = 0;
-         i < STORE_EVENTS_MAX && !rc && store_client_up(v->store) && !store_client_news(&no, v->store, &s, 0); i++) {
+         i < STORE_EVENTS_MAX && !rc && store_client_up(v->store) && !store_client_next_event(&no, v->store, &s, 0);
+         i++) {
         struct assignment *a = pending_of(v, &s);
         if (!a)
             continue;
@@ -395,7 +397,7 @@ static void release_slots(struct serve *v, int64_t n)
         int64_t k = kv_pool_get(v->r.s.pool, slot, n < 512 ? n : 512);
         for (int64_t i = 0; i < k; i++)
             give[i] = (uint32_t)slot[i];
-        if (!k || kv_status_of(v, store_client_uncredit(&e, v->store, give, (uint64_t)k), &e) != KV_STATUS_OK)
+        if (!k || kv_status_of(v, store_client_release_slots(&e, v->store, give, (uint64_t)k), &e) != KV_STATUS_OK)
             return;
         n -= k;
     }
@@ -416,7 +418,7 @@ void hold_reserve(struct serve *v, int64_t n)
     uint32_t *slot = malloc((size_t)more * sizeof *slot);
     if (!slot)
         return;
-    kv_status_of(v, store_client_credit(&e, v->store, slot, &got, (uint64_t)more, true), &e);
+    kv_status_of(v, store_client_reserve(&e, v->store, slot, &got, (uint64_t)more, true), &e);
     for (uint64_t i = 0; i < got; i++)
         kv_pool_put(v->r.s.pool, &(int32_t){(int32_t)slot[i]}, 1);
     free(slot);
@@ -504,7 +506,7 @@ bool hold_transfer_out(struct serve *v, struct assignment *a, struct kv_seq_info
 {
     struct err e;
     if (!hold_publish(v, a, true) ||
-        kv_status_of(v, store_client_hand(&e, v->store, out, a->seq.seq, a->seq.gen), &e) != KV_STATUS_OK)
+        kv_status_of(v, store_client_transfer_out(&e, v->store, out, a->seq.seq, a->seq.gen), &e) != KV_STATUS_OK)
         return false;
     a->has_seq = false;
     return true;

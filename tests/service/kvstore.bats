@@ -505,7 +505,7 @@ C
     [[ $output == *"another model"* ]]
     run kvstore "${kv[@]}"
     [ "$status" -eq 1 ]
-    [[ $output == *"another program listens there"* ]]
+    [[ $output == *"address in use: another program listens on it"* ]]
 }
 
 @test "malformed bytes and nonsensical frames harm no other client" {

@@ -114,7 +114,7 @@ gone() {
     start sched
     run timeout 10 sched --listen "$url"
     [ "$status" = 1 ]
-    [[ $output == *"$url: another program listens there"* ]]
+    [[ $output == *"$url: address in use: another program listens on it"* ]]
     kill -9 "$sched_pid"
     gone "$sched_pid"
     [ -e "$dir/s" ]

@@ -119,8 +119,8 @@ static int time_transfer(struct err *e, struct store_client *c)
     struct kv_seq_info h;
     for (int i = 0; i < 1001; i++) {
         uint64_t from = time_now_ns();
-        int rc = store_client_hand(e, c, &h, q.seq, q.gen);
-        rc = rc ? rc : store_client_take(e, c, &q, h.seq, h.gen);
+        int rc = store_client_transfer_out(e, c, &h, q.seq, q.gen);
+        rc = rc ? rc : store_client_transfer_in(e, c, &q, h.seq, h.gen);
         if (rc)
             return rc;
         ns[i] = time_now_ns() - from;
@@ -139,7 +139,7 @@ static int time_publish(struct err *e, struct store_client *c)
     uint64_t n = 0, got;
     for (int rc; q.n_block < n_prompt; n++) {
         uint64_t left = n_prompt - q.n_block, n_block = left < 16 ? left : 16;
-        rc = store_client_credit(e, c, slot, &got, n_block, false);
+        rc = store_client_reserve(e, c, slot, &got, n_block, false);
         for (uint64_t k = 0; k < n_block && !rc; k++)
             sum[k] = kv_arena_sum(a, slot[k]);
         struct kv_publish u = {.seq = q.seq,
@@ -197,7 +197,7 @@ static int one(struct err *e, struct store_client *c, const char *line)
         return rc ? rc : show(&q);
     }
     if (!strcmp(word, "credit")) {
-        rc = store_client_credit(e, c, credit + n_credit, &got, x, y != 0);
+        rc = store_client_reserve(e, c, credit + n_credit, &got, x, y != 0);
         n_credit += got;
         return rc ? rc : printf("credit %" PRIu64 "\n", n_credit) < 0;
     }
@@ -206,18 +206,18 @@ static int one(struct err *e, struct store_client *c, const char *line)
         return rc ? rc : puts("ok") < 0;
     }
     if (!strcmp(word, "uncredit")) {
-        rc = store_client_uncredit(e, c, credit, n_credit);
+        rc = store_client_release_slots(e, c, credit, n_credit);
         n_credit = rc ? n_credit : 0;
         return rc ? rc : puts("ok") < 0;
     }
     if (!strcmp(word, "publish"))
         return publish(e, c, x, (uint32_t)y);
     if (!strcmp(word, "hand")) {
-        rc = store_client_hand(e, c, &q, q.seq, q.gen);
+        rc = store_client_transfer_out(e, c, &q, q.seq, q.gen);
         return rc ? rc : show(&q);
     }
     if (!strcmp(word, "take")) {
-        rc = store_client_take(e, c, &q, x, y);
+        rc = store_client_transfer_in(e, c, &q, x, y);
         return rc ? rc : show(&q);
     }
     if (!strcmp(word, "release")) {
@@ -240,7 +240,7 @@ static int one(struct err *e, struct store_client *c, const char *line)
         return rc ? rc : puts("ok") < 0;
     }
     if (!strcmp(word, "news")) {
-        rc = store_client_news(e, c, &q, (int)x);
+        rc = store_client_next_event(e, c, &q, (int)x);
         return rc ? rc : show(&q);
     }
     return err_set(e, ERR_USAGE, "unknown command '%s'", word);

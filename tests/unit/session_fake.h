@@ -349,7 +349,7 @@ int session_listen(struct err *e, struct session_listener **out, struct session_
                    const char *roles, void *arg)
 {
     pthread_mutex_lock(&fake_lock);
-    int rc = fake_find(url) ? err_set(e, ERR_NO, "%s: another program listens there", url) : 0;
+    int rc = fake_find(url) ? err_set(e, ERR_NO, "%s: address in use: another program listens on it", url) : 0;
     if (!rc) {
         struct session_listener *l = calloc(1, sizeof *l);
         *l = (struct session_listener){fake_listeners, h, strdup(url), strdup(roles), arg};
