@@ -133,7 +133,8 @@ int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const 
                   const struct wire_prompt *q);
 /* Decodes its prompt frame; *f is valid until the next call. */
 int gw_choice_prompt(struct err *e, struct gateway *g, struct wire_frame *f, const struct gw_choice *c);
-/* Assigns a new job to c. may_run: a worker may run the old one; the old one is cancelled if it sends more tokens. */
+/* Assigns a new job to c. may_run: a worker may run the old one; it is cancelled now, or, if the
+ * session has no room, when it sends more tokens. */
 void gw_choice_renumber(struct gateway *g, struct gw_choice *c, bool may_run);
 /* Emit the last frame of a choice: the end frame of the worker, or an own one: err if error is not NULL, otherwise end.
  * c is freed, or stays in to_send until its end is reported; its request is freed with its last choice. */

@@ -141,7 +141,8 @@ static void on_down(struct gateway *g, const struct err *reason)
     list_each_safe (struct gw_request, r, &g->requests[GW_WAITING], node) {
         if (r->retries < RETRIES_MAX)
             continue;
-        err_set(&e, ERR_SYS, "tokenize has not answered %" PRIu32 " times: %.300s", r->retries, reason->text);
+        err_set(&e, ERR_SYS, "the connection to tokenize broke %" PRIu32 " times before it responded: %.300s",
+                r->retries, reason->text);
         gw_request_end(g, r, &e);
     }
 }
