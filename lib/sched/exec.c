@@ -94,12 +94,12 @@ static int write_all(struct err *e, struct child *c, const char *p, size_t n)
     return 0;
 }
 
-static int read_more(struct err *e, struct child *c, int left_ms)
+static int read_more(struct err *e, struct child *c, int left_ms, int answer_ms)
 {
     struct pollfd p = {.fd = c->out, .events = POLLIN};
     int n_ready = poll(&p, 1, left_ms);
     if (!n_ready)
-        return err_set(e, ERR_SYS, "the policy has not answered in time (setting answer_ms)");
+        return err_set(e, ERR_SYS, "the policy sent no decisions within %d ms (setting answer_ms)", answer_ms);
     if (n_ready < 0 && errno != EINTR)
         return err_sys(e, "the policy: poll");
     if (n_ready < 0)
@@ -124,7 +124,7 @@ static int read_line(struct err *e, struct child *c, json_t **out, int answer_ms
     char *end;
     uint64_t until = time_now_ns() + (uint64_t)answer_ms * NS_MS;
     while (!c->n || !(end = memchr(c->line, '\n', c->n))) {
-        int rc = read_more(e, c, time_left_ms(until, time_now_ns()));
+        int rc = read_more(e, c, time_left_ms(until, time_now_ns()), answer_ms);
         if (rc)
             return rc;
     }

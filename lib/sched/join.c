@@ -106,7 +106,8 @@ int join_event(struct err *e, struct sched *s, const struct wire_join *f)
         return rc;
     if (s->kv_identity && !str_is(f->compat, s->kv_identity)) {
         snprintf(text, sizeof text,
-                 "this worker computes KV of '%.*s', the others of '%s': their KV would not fit together",
+                 "this worker computes KV of '%.*s', the others of '%s': start all workers with the same model, KV "
+                 "type and release",
                  (int)f->compat.n, f->compat.p, s->kv_identity);
         worker_refuse(s, f->worker, text);
         return 0;

@@ -212,8 +212,9 @@ void req_set_state(struct sched *s, struct request *r, enum request_state state)
 int req_add_tokens(struct err *e, struct request *r, uint32_t n_out, const uint32_t *ids, uint32_t n_id);
 /* Ends it and sends `done` to the gateway, except for END_REFUSED. May free the request. */
 void req_end(struct sched *s, struct request *r, enum end end, uint32_t code, const char *text);
-/* Queues it again as a new attempt. retry: the attempt counts as a retry. May end and free the request. */
-void req_requeue(struct sched *s, struct request *r, bool retry);
+/* Queues it again as a new attempt. failure: why the last attempt failed; the new one counts as a retry. NULL: it did
+ * not fail. May end and free the request. */
+void req_requeue(struct sched *s, struct request *r, const char *failure);
 uint64_t req_blocks(const struct sched *s, const struct request *r, uint32_t max_len, enum sched_phase phase);
 /* The same, less the blocks it holds at the store. */
 uint64_t req_more_blocks(const struct sched *s, const struct request *r, int store, uint32_t max_len,

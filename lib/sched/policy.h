@@ -1,7 +1,8 @@
 /*
  * The interface of scheduling policies: what a policy sees, and what it may decide. `decide` reads the state of one
- * instant and calls the actions. The state machine applies each action at once, so that later reads include it, and
- * checks it first, so that no policy can lose a request, place it twice or overfill a worker.
+ * instant and calls the actions. The state machine checks each action first, so that no policy can lose a request,
+ * place it twice or overfill a worker, and applies it at once, so that later reads include it. Preemption is the
+ * exception: it is asynchronous (sched_preempt).
  *
  * Everything that these functions return is read-only and valid until `decide` returns.
  */
@@ -80,8 +81,8 @@ int32_t sched_priority_last(const struct sched *s); /* the largest that any requ
 /* Iterates over the requests that run on a worker, the newest last; NULL begins and ends. */
 const struct sched_request *sched_running(const struct sched_worker *w, const struct sched_request *before);
 
-/* out[store], for stores below n: the tokens of the request's cached prefix at the store. Whole blocks, always less
- * than the prompt. */
+/* out[store], for stores below n: the tokens of the request's cached prefix at the store: a multiple of KV_BLOCK,
+ * or n_prompt - 1 if the whole prompt is cached. */
 void sched_hits(const struct sched *s, const struct sched_request *r, uint32_t *out, uint32_t n);
 uint32_t sched_n_store(const struct sched *s);
 
@@ -89,7 +90,8 @@ uint32_t sched_n_store(const struct sched *s);
 uint64_t sched_need(const struct sched *s, const struct sched_request *r, const struct sched_worker *w,
                     enum sched_phase phase);
 /* True if the worker can take the request now: it is not draining and has capacity for its sequence, tokens and slots.
- */
+ * Tokens are not checked for SCHED_ON_DECODE. False also on the worker where the request last failed, if others exist
+ * and it has waited less than the setting grace_ms. */
 bool sched_room(const struct sched *s, const struct sched_request *r, const struct sched_worker *w,
                 enum sched_phase phase);
 
@@ -102,8 +104,11 @@ double sched_step_ns(const struct sched_worker *w, uint64_t context, uint32_t ba
 /* chunk: for SCHED_ON_WHOLE, prompt tokens a step (0: the worker's own limit). */
 bool sched_place(struct sched *s, const struct sched_request *r, const struct sched_worker *w, enum sched_phase phase,
                  uint32_t chunk);
+/* Refuses a request that waits for prefill; false for any other. never: it can never run, so the gateway must not retry
+ * it. retry_ns is raised to the setting retry_ms. */
 bool sched_refuse(struct sched *s, const struct sched_request *r, bool never, uint64_t retry_ns, const char *text);
-/* The worker releases its slots; the request is queued again with the tokens it has. */
+/* Asynchronous: the request stays running until the worker reports `preempted`, which releases its slots; it is queued
+ * again with the tokens it has. False if it does not run, or already is to be preempted. */
 bool sched_preempt(struct sched *s, const struct sched_request *r);
 bool sched_set_role(struct sched *s, const struct sched_worker *w, enum sched_role role);
 /* The estimated time to the first token, for the request's ack. */

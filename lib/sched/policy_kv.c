@@ -3,8 +3,9 @@
  * workers between prefill and decode.
  *
  * - Placement: a request goes to the prefill worker with the least expected time to its first token, which is the work
- *   left on that worker, plus the transfer of blocks that only another store has, plus the prefill of the rest. If that
- *   worker is busy the request waits for it, and later requests may be placed first.
+ *   left on that worker, plus the transfer of blocks that only another store has (modelled; not implemented: the blocks
+ *   are computed again), plus the prefill of the rest. If that worker is busy the request waits for it, and later
+ *   requests may be placed first.
  * - Conditional disaggregation: if few tokens are left to prefill beyond the prefix cached at a decode worker, the
  *   request runs there whole, in chunks.
  * - Admission control: a request whose first token would come after its SLO, or that would slow decoding beyond its
@@ -85,7 +86,7 @@ static uint32_t best_hit(const struct kv *k)
 }
 
 /* Expected ns to the first token on a worker. Blocks that only another store has are transferred if that is faster than
- * to compute them. n_new: tokens to compute. */
+ * to compute them (modelled; not implemented: the blocks are computed again). n_new: tokens to compute. */
 static double cost_on(const struct kv *k, const struct sched_request *r, const struct sched_worker *w,
                       uint32_t elsewhere, uint32_t *n_new)
 {

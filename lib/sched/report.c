@@ -65,7 +65,7 @@ static void failed(struct sched *s, struct attempt *a, const struct wire_report 
     if (f->code == ERR_NO)
         req_end(s, r, END_ERROR, f->code, text);
     else
-        req_requeue(s, r, true);
+        req_requeue(s, r, *text ? text : "unknown");
 }
 
 static int current_report(struct err *e, struct sched *s, struct attempt *a, enum what what,
@@ -93,12 +93,12 @@ static int current_report(struct err *e, struct sched *s, struct attempt *a, enu
         attempt_close(s, a);
         r->pub.preempts++;
         s->preempted++;
-        req_requeue(s, r, false);
+        req_requeue(s, r, NULL);
         return 0;
     case CANCELLED: /* by the worker itself: the lease of the work item had ended */
         handle_release_unused(s, r, f);
         attempt_close(s, a);
-        req_requeue(s, r, true);
+        req_requeue(s, r, "the lease of the work item ended");
         return 0;
     default:
         return 0;

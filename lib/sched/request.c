@@ -1,6 +1,7 @@
 /* Requests, their states, and their attempts on workers. */
 #include "sched/machine.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -171,7 +172,7 @@ void req_end(struct sched *s, struct request *r, enum end end, uint32_t code, co
         drop_data(r);
 }
 
-void req_requeue(struct sched *s, struct request *r, bool retry)
+void req_requeue(struct sched *s, struct request *r, const char *failure)
 {
     r->attempt++;
     handle_release(s, r);
@@ -184,11 +185,15 @@ void req_requeue(struct sched *s, struct request *r, bool retry)
         req_end(s, r, END_LENGTH, 0, "");
         return;
     }
-    if (retry) {
+    if (failure) {
         s->retried++;
         if (++r->pub.retries > s->retries_max) {
-            req_end(s, r, END_ERROR, ERR_SYS,
-                    "every attempt failed: the workers that ran the request died or reported an error");
+            char text[512];
+            snprintf(text, sizeof text,
+                     "given up after %u failed attempts (setting retries): the workers died or reported an error; "
+                     "last: %.300s",
+                     r->pub.retries, failure);
+            req_end(s, r, END_ERROR, ERR_SYS, text);
             return;
         }
     }

@@ -48,8 +48,9 @@ int sched_new(struct err *e, struct sched **out, const struct sched_policy *p, c
 void sched_free(struct sched *s);
 void sched_set_sink(struct sched *s, const struct sched_sink *sink);
 
-/* ERR_PROTO: the event is invalid (an unknown word, a worker that never joined); it had no effect and the caller may go
- * on. ERR_SYS: no memory. */
+/* ERR_PROTO: the event is invalid (an unknown word, a setting of an unknown worker); it had no effect and the caller
+ * may go on. Frames of a worker that has not joined return 0: they are refused or counted as stale. ERR_SYS: no memory.
+ */
 int sched_event(struct err *e, struct sched *s, const struct wire_frame *f);
 int sched_decide(struct err *e, struct sched *s);
 uint64_t sched_next_ns(const struct sched *s); /* UINT64_MAX: no timer is set */

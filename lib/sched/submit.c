@@ -1,6 +1,7 @@
 /* Gateways: their requests are admitted, acknowledged, refused and cancelled. */
 #include "sched/machine.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,6 +114,16 @@ void req_refuse(struct sched *s, struct request *r, bool never, uint64_t retry_n
     req_end(s, r, END_REFUSED, ERR_NO, text);
 }
 
+static void refuse_full(struct sched *s, struct request *r)
+{
+    char text[200];
+    snprintf(text, sizeof text,
+             "the scheduler's queue is full: %" PRIu64 " requests wait, the limit is %" PRIu64
+             " (setting queue_max); retry later",
+             s->queued.n, s->queue_max);
+    req_refuse(s, r, false, s->retry_ns, text);
+}
+
 /*
  * Refuses a request that can never fit; true: refused. The limits are the largest pool and context length ever seen, so
  * that requests are not refused for good while the largest worker restarts.
@@ -186,7 +197,7 @@ static int admit(struct err *e, struct sched *s, struct request *r, const struct
     if (refuse_never(s, r))
         return 0;
     if (s->queued.n >= s->queue_max) {
-        req_refuse(s, r, false, s->retry_ns, "the queue is full");
+        refuse_full(s, r);
         return 0;
     }
     req_set_state(s, r, REQUEST_QUEUED);

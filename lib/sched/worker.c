@@ -1,6 +1,7 @@
 /* Workers: the registry, their capacity, and the work items and controls that they receive. */
 #include "sched/machine.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +43,8 @@ int worker_new(struct err *e, struct worker **out, struct sched *s, struct wire_
 
 void worker_gone(struct sched *s, struct worker *w)
 {
+    char failure[200];
+    snprintf(failure, sizeof failure, "worker %s disconnected", w->name);
     if (w->pub.draining)
         s->drained[s->drained_at++ % DRAINED_MAX] = w->incarnation;
     while (!list_empty(&w->attempts)) {
@@ -50,7 +53,7 @@ void worker_gone(struct sched *s, struct worker *w)
         bool current = r->current == a;
         attempt_close(s, a);
         if (current)
-            req_requeue(s, r, true);
+            req_requeue(s, r, failure);
         else if (r->state == REQUEST_ENDED && list_empty(&r->attempts))
             req_free(s, r);
     }

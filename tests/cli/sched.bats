@@ -49,7 +49,7 @@ load_of() { simulate "$@" --record load gen:n=60,rate=8,prompt=400,out=8,shared=
     [ "$status" -eq 2 ]
     run sched-exec -k answer_ms=50 'sleep 5' < load
     [ "$status" -eq 111 ]
-    [[ "$output" == *"in time"* ]]
+    [[ "$output" == *"sent no decisions within 50 ms (setting answer_ms)"* ]]
     run sched-exec < load
     [ "$status" -eq 100 ]
 }
@@ -79,4 +79,18 @@ not json
 .
     sched --jsonl < events > out
     [[ "$(jq -r 'select(.k == "refuse" and .to == "b").text' out)" == *"'m2 int8 cpu-1'"*"'m1 int8 cpu-1'"* ]]
+}
+
+@test "a refusal by a full queue names its limit, a request that is given up the last failure" {
+    cat > events <<'.'
+{"k":"join","at_ns":"1","worker":"w","role":"both","seqs":2,"blocks":"64","max_len":1000,"chunk":512}
+{"k":"submit","at_ns":"2","gw":"g","job":"1","n_prompt":64,"max_tokens":8}
+{"k":"submit","at_ns":"3","gw":"g","job":"2","n_prompt":64,"max_tokens":8}
+{"k":"capacity","at_ns":"4","worker":"w","seqs":2,"tokens":4096,"blocks":"64"}
+{"k":"gone","at_ns":"5","worker":"w"}
+.
+    sched --jsonl -k queue_max=1 -k retries=0 < events > out
+    [ "$(jq -r 'select(.k == "refuse").text' out)" = \
+        "the scheduler's queue is full: 1 requests wait, the limit is 1 (setting queue_max); retry later" ]
+    [[ "$(jq -r 'select(.k == "done").text' out)" == "given up after 1 failed attempts (setting retries): "*"; last: worker w disconnected" ]]
 }
