@@ -32,8 +32,8 @@ int main(int argc, char **argv)
                                   .drain_s = 30,
                                   .progress = cli_progress,
                                   .progress_arg = &bar,
-                                  .say = cli_say,
-                                  .say_arg = prog}};
+                                  .log = cli_log,
+                                  .log_arg = prog}};
     struct cli_opt opts[PHASE_FLAGS + 1];
     phase_flags_table(opts, &f);
     opts[PHASE_FLAGS] = (struct cli_opt){

@@ -28,7 +28,7 @@ static bool takes_a_line(void)
     return poll(&p, 1, 0) > 0;
 }
 
-static void say_lost(uint64_t *lost)
+static void log_lost(uint64_t *lost)
 {
     if (!*lost || !takes_a_line())
         return;
@@ -40,7 +40,7 @@ static void say_lost(uint64_t *lost)
 static void on_log(void *arg, const char *text)
 {
     uint64_t *lost = arg;
-    say_lost(lost);
+    log_lost(lost);
     if (!*lost && takes_a_line())
         cli_warn(PROG, "%s", text);
     else
@@ -142,7 +142,7 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
     int rc = api_open(e, &r.a, &a);
     rc = rc ? rc : api_run(e, r.a, fd, f->drain_s, on_ready, &r);
     api_close(r.a);
-    say_lost(&r.lost);
+    log_lost(&r.lost);
     close(fd);
     return rc;
 }

@@ -62,7 +62,7 @@ int emit_error(struct err *e, struct tokenize *t, const struct ask *a, const cha
 }
 
 /* Logs each unknown name once, not once per line. */
-static int say_unknown(struct err *e, struct tokenize *t, const struct ask *a, const char *where)
+static int log_unknown(struct err *e, struct tokenize *t, const struct ask *a, const char *where)
 {
     const char *key;
     json_t *v;
@@ -344,7 +344,7 @@ int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, ui
     struct rows rows = {0};
     struct err why = {0};
     int r = 0;
-    if (say_unknown(e, t, a, where))
+    if (log_unknown(e, t, a, where))
         return e->code;
     int bad = ask_check_ids(&why, a, t->config.vocab) || too_long(&why, t, a) || bad_words(&why, &rows, t, a) ||
               encode(&why, &ids, t, a);

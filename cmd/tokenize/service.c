@@ -196,7 +196,7 @@ static void log_peer(struct server *s, const struct session *x, const char *text
 {
     char line[700];
     snprintf(line, sizeof line, "%s %.100s: %.500s", session_peer_role(x), session_peer_name(x), text);
-    log_limit(&s->peer_log, time_now_ns(), line, cli_say, PROG);
+    log_limit(&s->peer_log, time_now_ns(), line, cli_log, PROG);
 }
 
 /* Closes the session, and sends the reason to the peer. */
@@ -363,7 +363,7 @@ static void peer_free(struct server *s, struct peer *p)
 static void on_down(struct server *s, struct peer *p, const struct err *why)
 {
     if (why->code == ERR_PROTO)
-        log_limit(&s->peer_log, time_now_ns(), why->text, cli_say, PROG);
+        log_limit(&s->peer_log, time_now_ns(), why->text, cli_log, PROG);
     peer_free(s, p);
 }
 

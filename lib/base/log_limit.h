@@ -14,9 +14,9 @@ struct log_limit {
     uint64_t n;        /* lines in it, those left out too */
 };
 
-/* Calls say(arg, text) if the limit permits it, after a line on those left out in an earlier second, if any. say may be
+/* Calls log(arg, text) if the limit permits it, after a line on those left out in an earlier second, if any. log may be
  * NULL. now_ns: CLOCK_MONOTONIC. */
-void log_limit(struct log_limit *l, uint64_t now_ns, const char *text, void (*say)(void *arg, const char *text),
+void log_limit(struct log_limit *l, uint64_t now_ns, const char *text, void (*log)(void *arg, const char *text),
                void *arg);
 
 #endif

@@ -68,7 +68,7 @@ int cli_fail(const char *prog, const struct err *e);
 /* "prog: …" to stderr. */
 void cli_warn(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* The same as a callback: `prog` is a const char *. */
-void cli_say(void *prog, const char *text);
+void cli_log(void *prog, const char *text);
 
 /* Installs a handler of SIGBUS, which the kernel raises when a mapped file is truncated while it is read: it prints
  * "prog: what" and exits with ERR_SYS. `prog` and `what` are borrowed forever. */

@@ -110,7 +110,7 @@ void cli_progress(void *progress, uint64_t done, uint64_t total)
     p->last = percent;
 }
 
-void cli_say(void *prog, const char *text)
+void cli_log(void *prog, const char *text)
 {
     cli_warn(prog, "%s", text);
 }

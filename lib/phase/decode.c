@@ -167,7 +167,7 @@ int phase_decode(struct err *e, const struct phase_opts *o)
     }
     rc = runner_run(e, &d->r);
     if (!rc)
-        stage_say_profile(&d->r.s);
+        stage_log_profile(&d->r.s);
     pthread_mutex_lock(&d->lock);
     bool ended = d->end;
     d->quit = true;

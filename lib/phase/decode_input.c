@@ -159,11 +159,11 @@ static int check_block(struct err *e, const struct decode *d, const struct incom
     n = n < KV_BLOCK ? n : KV_BLOCK;
     if (b->n_token != (uint32_t)n || b->n_data != kv_packed_bytes(&d->r.s.layout, b->n_layer, (int)n))
         return err_set(
-            e, ERR_PROTO, "stdin: block %llu of request %llu.%u holds %u tokens in %llu bytes, %lld in %zu are due",
+            e, ERR_PROTO, "stdin: block %llu of request %llu.%u holds %u tokens in %llu bytes, %lld in %zu expected",
             (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->n_token,
             (unsigned long long)b->n_data, (long long)n, kv_packed_bytes(&d->r.s.layout, b->n_layer, (int)n));
     if (!in->dropped && in->arrived[b->block] != b->layer)
-        return err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u: layer %u in place of %u",
+        return err_set(e, ERR_PROTO, "stdin: block %llu of request %llu.%u: got layer %u, expected %u",
                        (unsigned long long)b->block, (unsigned long long)b->seq, b->index, b->layer,
                        in->arrived[b->block]);
     return 0;
@@ -231,7 +231,7 @@ static int take_block(struct err *e, struct decode *d, const struct wire_blk *b)
 static int keep_prompt(struct err *e, struct request *q, const struct wire_kv *k)
 {
     if (k->n_prompt != q->pos.n)
-        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %u prompt log-probabilities, %u are due",
+        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u has %u prompt log-probabilities, expected %u",
                        (unsigned long long)k->seq, k->index, k->n_prompt, q->pos.n);
     uint32_t n_top = (uint32_t)q->pos.n_top;
     for (uint32_t i = 0; i < k->n_prompt; i++) {
@@ -264,7 +264,7 @@ static int take_kv(struct err *e, struct decode *d, const struct wire_kv *k)
         return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u after %lld of %lld blocks",
                        (unsigned long long)k->seq, k->index, (long long)in->n_whole, (long long)in->n_block);
     if (in->streaming && k->n_token != q->r->n_id)
-        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u holds %u tokens, %u are due",
+        return err_set(e, ERR_PROTO, "stdin: kv frame of request %llu.%u holds %u tokens, expected %u",
                        (unsigned long long)k->seq, k->index, k->n_token, q->r->n_id);
     int rc = q->err.code ? 0 : request_add_spans(e, q, k->span, k->n_span);
     if (!rc && !q->err.code)
@@ -323,8 +323,8 @@ static int take_bye(struct err *e, struct decode *d, const struct wire_bye *b)
     while (d->bye && !d->quit)
         pthread_cond_wait(&d->room, &d->lock);
     pthread_mutex_unlock(&d->lock);
-    return open ? err_set(e, ERR_PROTO, "stdin: bye of %.*s with %lld requests half-way", (int)b->from.n, b->from.p,
-                          (long long)open)
+    return open ? err_set(e, ERR_PROTO, "stdin: bye of %.*s, but %lld requests are incomplete", (int)b->from.n,
+                          b->from.p, (long long)open)
                 : 0;
 }
 

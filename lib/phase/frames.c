@@ -114,7 +114,7 @@ static uint32_t own_spans(struct wire_span *span, const struct request *q, uint6
         span[n].end_ns = q->prompt_end_ns;
         span[n++].tokens = q->r->n_id;
     }
-    if (q->hands_over)
+    if (q->transfers_out)
         return n;
     span[n] = span_here("decode");
     span[n].queued_ns = q->queued_ns;

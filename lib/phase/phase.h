@@ -24,8 +24,8 @@ struct phase_opts {
     int fd_in, fd_out;
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* packing the weights; may be NULL */
     void *progress_arg;
-    void (*say)(void *arg, const char *text); /* logs one line; may be NULL */
-    void *say_arg;
+    void (*log)(void *arg, const char *text); /* logs one line; may be NULL */
+    void *log_arg;
     bool verbose; /* logs the configuration at start */
     bool profile; /* logs the time of each part of the steps at the end */
 

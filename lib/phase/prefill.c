@@ -181,7 +181,7 @@ static int slots(struct err *e, struct runner *r, struct request *q, int64_t *ro
     return emit_frame(e, p->emit, &f);
 }
 
-static int hand_over(struct err *e, struct runner *r, struct request *q)
+static int transfer_out(struct err *e, struct runner *r, struct request *q)
 {
     struct prefill *p = prefill_of(r);
     struct wire_top top[SAMPLE_TOP_MAX];
@@ -238,7 +238,7 @@ static const struct runner_io io = {.take = take,
                                     .slots = slots,
                                     .layer_done = layer_done,
                                     .fail = fail,
-                                    .hand_over = hand_over,
+                                    .transfer_out = transfer_out,
                                     .flush = flush};
 
 int phase_prefill(struct err *e, const struct phase_opts *o)
@@ -250,7 +250,7 @@ int phase_prefill(struct err *e, const struct phase_opts *o)
     if (!rc)
         rc = runner_run(e, &p.r);
     if (!rc)
-        stage_say_profile(&p.r.s);
+        stage_log_profile(&p.r.s);
     emit_free(p.emit);
     while (p.r.head) {
         struct request *q = p.r.head;

@@ -25,11 +25,11 @@ enum request_state {
 struct request {
     struct request *next; /* of the runner */
     enum request_state state;
-    int32_t priority; /* lower ones first */
-    int64_t chunk;    /* limit of prompt rows in a step with decoding sequences; 0: no limit */
-    bool hands_over;  /* another process decodes after the first token */
-    int64_t rows;     /* in the step that is being planned */
-    struct err err;   /* code != 0: the request failed */
+    int32_t priority;   /* lower ones first */
+    int64_t chunk;      /* limit of prompt rows in a step with decoding sequences; 0: no limit */
+    bool transfers_out; /* another process decodes after the first token */
+    int64_t rows;       /* in the step that is being planned */
+    struct err err;     /* code != 0: the request failed */
 
     const struct wire_req *r; /* outlives it */
     struct wire_req *copy;    /* r if it was copied; owned */

@@ -70,9 +70,9 @@ int runner_fail(struct err *e, struct runner *r, struct request *q)
     return rc;
 }
 
-static int hand_over(struct err *e, struct runner *r, struct request *q)
+static int transfer_out(struct err *e, struct runner *r, struct request *q)
 {
-    int rc = r->io->hand_over(e, r, q);
+    int rc = r->io->transfer_out(e, r, q);
     runner_close(q);
     return rc;
 }
@@ -83,7 +83,7 @@ static int progress(struct err *e, struct runner *r, struct request *q)
 }
 
 /* Appends the chosen token to the answer, outputs it, and ends the answer if it was the last. */
-static int give_token(struct err *e, struct runner *r, struct request *q)
+static int output_token(struct err *e, struct runner *r, struct request *q)
 {
     struct wire_frame f;
     struct wire_logprob lp;
@@ -105,7 +105,7 @@ static int give_token(struct err *e, struct runner *r, struct request *q)
         return rc;
     if (end != ANSWER_OPEN)
         return runner_end(e, r, q, end);
-    return q->hands_over ? hand_over(e, r, q) : progress(e, r, q);
+    return q->transfers_out ? transfer_out(e, r, q) : progress(e, r, q);
 }
 
 int runner_add(struct err *e, struct runner *r, struct request *q)
@@ -114,7 +114,7 @@ int runner_add(struct err *e, struct runner *r, struct request *q)
     if (q->err.code)
         return runner_fail(e, r, q);
     if (q->has_token)
-        return give_token(e, r, q);
+        return output_token(e, r, q);
     return q->taken_ns && !q->max_new ? runner_end(e, r, q, ANSWER_LENGTH) : 0;
 }
 
@@ -132,9 +132,9 @@ static int result(struct err *e, struct runner *r, struct request *q)
     if (whole && !q->prompt_end_ns && !q->taken_ns)
         q->prompt_end_ns = time_now_ns();
     if (whole && !r->io->out)
-        return hand_over(e, r, q);
+        return transfer_out(e, r, q);
     if (q->has_token)
-        return give_token(e, r, q);
+        return output_token(e, r, q);
     return whole && !q->max_new ? runner_end(e, r, q, ANSWER_LENGTH) : progress(e, r, q);
 }
 
@@ -150,7 +150,7 @@ static int64_t least(int64_t a, int64_t b)
 static int64_t prompt_rows(const struct request *q, int64_t room, int64_t *mixed)
 {
     int64_t rows = least(q->n_ids - q->n_kv, room);
-    if (q->hands_over)
+    if (q->transfers_out)
         return rows;
     if (q->chunk)
         rows = least(rows, q->chunk > *mixed ? q->chunk - *mixed : 0);

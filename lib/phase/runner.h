@@ -47,8 +47,9 @@ struct runner_io {
     int (*progress)(struct err *e, struct runner *r, struct request *q);
     /* The three ends of a request; the runner closes q afterwards. */
     int (*end)(struct err *e, struct runner *r, struct request *q, struct wire_frame *f);
-    int (*fail)(struct err *e, struct runner *r, struct request *q);      /* with q->err */
-    int (*hand_over)(struct err *e, struct runner *r, struct request *q); /* transfer; with its first token, if any */
+    int (*fail)(struct err *e, struct runner *r, struct request *q); /* with q->err */
+    int (*transfer_out)(struct err *e, struct runner *r,
+                        struct request *q); /* transfer; with its first token, if any */
     /* All results of a step were output. May be NULL. */
     int (*flush)(struct err *e, struct runner *r);
 };

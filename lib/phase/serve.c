@@ -23,12 +23,12 @@ void serve_log(const struct serve *v, const char *fmt, ...)
 {
     char text[512];
     va_list ap;
-    if (!v->r.s.o->say)
+    if (!v->r.s.o->log)
         return;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    v->r.s.o->say(v->r.s.o->say_arg, text);
+    v->r.s.o->log(v->r.s.o->log_arg, text);
 }
 
 /* ---- opening ---- */
@@ -227,7 +227,7 @@ static const struct runner_io io = {.take = take,
                                     .progress = out_progress,
                                     .end = out_end,
                                     .fail = out_fail,
-                                    .hand_over = out_transfer,
+                                    .transfer_out = out_transfer,
                                     .flush = out_flush};
 
 static int run(struct err *e, struct serve *v)
@@ -257,7 +257,7 @@ int phase_serve(struct err *e, const struct phase_opts *o, const char *role)
         rc = rc ? rc : run(e, v);
     }
     if (!rc)
-        stage_say_profile(&v->r.s);
+        stage_log_profile(&v->r.s);
     worker_link_close(v->link);
     v->link = NULL;
     for (struct request *q = v->r.head; q; q = q->next)

@@ -129,7 +129,7 @@ int work_take(struct err *e, struct serve *v, const struct wire_order *o)
     a->order = o;
     a->q.priority = o->priority;
     a->q.chunk = o->chunk;
-    a->q.hands_over = is(o->phase, "prefill");
+    a->q.transfers_out = is(o->phase, "prefill");
     int rc = read_body(e, v, a);
     if (!rc && !a->q.err.code)
         rc = restore_answer(e, v, a, &end);

@@ -94,10 +94,10 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576.0;
 }
 
-static void say_start(const struct stage *s)
+static void log_start(const struct stage *s)
 {
     char line[2048];
-    if (!s->o->say || !s->o->verbose)
+    if (!s->o->log || !s->o->verbose)
         return;
     snprintf(
         line, sizeof line,
@@ -105,20 +105,20 @@ static void say_start(const struct stage *s)
         s->m->path, engine_isa(s->g), s->n_thread, s->n_thread == 1 ? "" : "s", mib(s->m->weight_bytes),
         s->m->shared ? "shared" : s->m->not_shared.text, mib(model_huge_bytes(s->m)), kern_kv_name(s->kv),
         (long long)kv_pool_slots(s->pool), KV_BLOCK, mib((uint64_t)kv_pool_slots(s->pool) * s->layout.slot_bytes));
-    s->o->say(s->o->say_arg, line);
+    s->o->log(s->o->log_arg, line);
 }
 
-void stage_say_profile(const struct stage *s)
+void stage_log_profile(const struct stage *s)
 {
     uint64_t ns[PART_N];
     char line[64];
-    if (!s->g || !s->o->say || !s->o->profile)
+    if (!s->g || !s->o->log || !s->o->profile)
         return;
     engine_times(s->g, ns);
     for (int i = 0; i < PART_N; i++) {
         snprintf(line, sizeof line, "profile: %-10s %10.3f ms", engine_part_name((enum engine_part)i),
                  (double)ns[i] / 1e6);
-        s->o->say(s->o->say_arg, line);
+        s->o->log(s->o->log_arg, line);
     }
 }
 
@@ -151,7 +151,7 @@ int stage_engine_take(struct err *e, struct stage *s, enum kern_kv kv, struct kv
     rc = rc ? rc : open_engine(e, s);
     s->load_ns += time_now_ns() - t0;
     if (!rc)
-        say_start(s);
+        log_start(s);
     return rc;
 }
 

@@ -35,7 +35,7 @@ int stage_open(struct err *e, struct stage *s, const struct phase_opts *o);
 int stage_engine(struct err *e, struct stage *s, enum kern_kv kv);
 /* The same over an existing pool, which s owns from here on, also after a failure. */
 int stage_engine_take(struct err *e, struct stage *s, enum kern_kv kv, struct kv_pool *pool);
-void stage_say_profile(const struct stage *s); /* logs the times, with --profile */
+void stage_log_profile(const struct stage *s); /* logs the times, with --profile */
 void stage_close(struct stage *s);
 
 int kv_type_parse(struct err *e, enum kern_kv *out, const char *name);

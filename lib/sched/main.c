@@ -108,8 +108,8 @@ int sched_main(struct err *e, int argc, char **argv, const char *prog, const cha
 {
     void *arg = (void *)(uintptr_t)prog;
     struct flags f = {
-        .filter = {.fd_in = STDIN_FILENO, .fd_out = STDOUT_FILENO, .prog = prog, .log = cli_say, .log_arg = arg},
-        .serve = {.prog = prog, .log = cli_say, .log_arg = arg},
+        .filter = {.fd_in = STDIN_FILENO, .fd_out = STDOUT_FILENO, .prog = prog, .log = cli_log, .log_arg = arg},
+        .serve = {.prog = prog, .log = cli_log, .log_arg = arg},
     };
     const struct cli_opt opts[] = {
         {0, "listen", CLI_STR, &f.listen, "URL", "run as a service at ipc://PATH or tcp://HOST:PORT", .lo = 0},

@@ -132,7 +132,7 @@ static int fails(struct err *e, struct runner *r, struct request *q)
     return 0;
 }
 
-static int hand_over(struct err *e, struct runner *r, struct request *q)
+static int transfer_out(struct err *e, struct runner *r, struct request *q)
 {
     (void)e, (void)r;
     add(t.log, "transfer %d%s, ", (int)q->r->seq, q->max_new ? " with a token" : "");
@@ -147,9 +147,13 @@ static const struct runner_io answers = {.take = take,
                                          .out = out,
                                          .end = end,
                                          .fail = fails,
-                                         .hand_over = hand_over};
-static const struct runner_io prompts = {
-    .take = take, .release = release, .slots = slots, .computed = computed, .fail = fails, .hand_over = hand_over};
+                                         .transfer_out = transfer_out};
+static const struct runner_io prompts = {.take = take,
+                                         .release = release,
+                                         .slots = slots,
+                                         .computed = computed,
+                                         .fail = fails,
+                                         .transfer_out = transfer_out};
 
 /* ---- fixture ---- */
 
@@ -229,7 +233,7 @@ static void chunk_limits_only_prompts_that_are_decoded_here(void **state)
     add_at(1, 30, 1)->chunk = 16;
     struct request *q = add_at(1, 20, 4);
     q->chunk = 16;
-    q->hands_over = true;
+    q->transfers_out = true;
     runs();
     assert_string_equal(t.steps, "0:10 1:6 2:20 | 0:1 1:16 | 0:1 1:8 | 0:1 | ");
     assert_int_equal(t.n_ids[2], 1);

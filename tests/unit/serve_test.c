@@ -713,8 +713,8 @@ static void start(struct service *s, const char *role, const char *engine)
 {
     s->o = opts(role);
     s->o.engine = engine;
-    s->o.say = log_line;
-    s->o.say_arg = (void *)(uintptr_t)role;
+    s->o.log = log_line;
+    s->o.log_arg = (void *)(uintptr_t)role;
     int before = n_worker;
     MUST(!pthread_create(&s->thread, NULL, service_main, s));
     pthread_mutex_lock(&lock);
