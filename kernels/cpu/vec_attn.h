@@ -59,11 +59,6 @@ INLINE int32_t attn_int(const uint8_t *p)
     return x;
 }
 
-/*
- * Prefetches the next blocks into the second-level cache, line by line, spread over the arithmetic. On Zen 4 that reads
- * up to twice as fast from memory as no prefetch, or as prefetch into the first level. For blocks of this partition a
- * prefetch would be too late: they take less time than a line from memory.
- */
 /* Sets the number of lines per step, for `steps` steps. */
 INLINE void ahead_begin(struct attn_ahead *f, const struct kern_attn *a, int steps)
 {
@@ -74,6 +69,11 @@ INLINE void ahead_begin(struct attn_ahead *f, const struct kern_attn *a, int ste
     f->step = steps ? (f->n_tile * (f->bytes / 64) + steps - 1) / steps : 0;
 }
 
+/*
+ * Prefetches the next blocks into the second-level cache, line by line, spread over the arithmetic. On Zen 4 that reads
+ * up to twice as fast from memory as no prefetch, or as prefetch into the first level. For blocks of this partition a
+ * prefetch would be too late: they take less time than a line from memory.
+ */
 INLINE void ahead_step(struct attn_ahead *f)
 {
     for (int i = 0; i < f->step && f->at_tile < f->n_tile; i++) {

@@ -4,8 +4,8 @@
  * body has been received; the caller responds at once, later, or in pieces.
  *
  * Disconnects are detected within 100 ms, also while nothing is sent. A reset or a close counts as a disconnect, the
- * end of the client's stream (half-close) alone does not. To tell a half-closed client from a closed one, the server
- * sends a few bytes, to which the client's kernel reacts: within a streamed response the bytes that http_begin
+ * end of the client's stream (half-close) alone does not. To distinguish a half-closed client from a closed one, the
+ * server sends a few bytes, to which the client's kernel reacts: within a streamed response the bytes that http_begin
  * describes, before the response an interim response (100), which HTTP/1.1 allows at any time. Over TLS and for
  * HTTP/1.0 there is no such probe, so a client that half-closes before its response begins counts as disconnected. A
  * client that reads slowly delays nobody: unread output is queued here, up to a limit.
@@ -36,7 +36,7 @@ struct http_opts {
     /* 0: 4096. A request on a connection beyond the limit: opts.fail with 503, then the connection is closed. */
     uint32_t connections_max;
     /* Timeout in seconds of a connection without a request or with an incomplete one; five times as long if the client
-     * reads nothing of a long response. 0: 60 */
+     * reads nothing of a long response. A request must be complete within five times this. 0: 60 */
     uint32_t idle_s;
     const char *tls_cert, *tls_key; /* PEM files; NULL: no TLS. http_reload reads them again */
     const char *origins; /* CORS: "*", or origins separated by commas; NULL: no CORS headers, and OPTIONS is delivered
@@ -93,7 +93,7 @@ uint64_t http_arrived_ns(const struct http_request *r); /* CLOCK_MONOTONIC, when
 void http_set(struct http_request *r, void *user);      /* the caller's pointer, for http_get */
 void *http_get(const struct http_request *r);
 
-/* Before http_reply or http_begin; both strings are copied. More than 16 headers of a response are ignored. */
+/* Before http_reply or http_begin; both strings are copied. Headers after the 16th are ignored. */
 void http_add_header(struct http_request *r, const char *name, const char *value);
 /* The complete response; body is copied. For HEAD only the headers are sent. r is invalid afterwards. */
 void http_reply(struct http_request *r, int status, const char *type, const void *body, size_t n);

@@ -53,8 +53,8 @@ void text_ids_free(struct text_ids *v);
 
 enum {
     TEXT_BOS = 1,     /* start with the BOS token if the file requires it and it is not there yet */
-    TEXT_CONTROL = 2, /* control tokens spelled in the text become their ids: for rendered templates only, never for
-                         user messages */
+    TEXT_CONTROL = 2, /* control tokens spelled in the text become their ids: for rendered templates, and for prompts
+                         that the client has formatted itself (parse_special); never for messages */
 };
 
 /* Appends the ids of `s`: UTF-8, in which invalid bytes are replaced as by text_utf8_repair. O(n log n) for any text.

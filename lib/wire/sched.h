@@ -134,7 +134,7 @@ struct wire_blocks { /* a store's events */
 struct wire_knob { /* changes a setting */
     uint64_t at_ns;
     struct wire_str name;
-    struct wire_str worker; /* of drain, undrain and role */
+    struct wire_str worker; /* of drain (0: resume), hand_over and role */
     float value;
     struct wire_extra extra;
 };
