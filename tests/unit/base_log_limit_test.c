@@ -10,7 +10,7 @@
 #include "base/str.h"
 #include "base/time.h"
 
-static void say(void *arg, const char *text)
+static void log_line(void *arg, const char *text)
 {
     str_add_text(arg, text);
     str_add_char(arg, '\n');
@@ -19,7 +19,7 @@ static void say(void *arg, const char *text)
 static void log_n(struct log_limit *l, struct str *log, uint64_t now_ns, int n)
 {
     for (int i = 0; i < n; i++)
-        log_limit(l, now_ns, "x", say, log);
+        log_limit(l, now_ns, "x", log_line, log);
 }
 
 static void ten_lines_a_second_pass(void **state)

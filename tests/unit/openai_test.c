@@ -219,7 +219,7 @@ static void expect_error(struct http_request *r, int status, const char *type, c
     if (param ? !json_is_string(p) || strcmp(json_string_value(p), param) : !json_is_null(p))
         fail_msg("%s: param %s", text, json_string_value(p));
     if (!strstr(text, words))
-        fail_msg("%s: does not say %s", text, words);
+        fail_msg("%s: does not contain %s", text, words);
     json_decref(o);
 }
 

@@ -161,7 +161,7 @@ static void refuses_other_files(void **state)
 }
 
 /* A limit of the file size simulates a full disk. */
-static void replaces_the_oldest_on_a_full_disk(void **state)
+static void replaces_the_least_recently_used_on_a_full_disk(void **state)
 {
     (void)state;
     struct err e = {0};
@@ -273,7 +273,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(keeps_blocks_after_a_restart, setup, teardown),
         cmocka_unit_test_setup_teardown(drops_torn_and_damaged_blocks, setup, teardown),
         cmocka_unit_test_setup_teardown(refuses_other_files, setup, teardown),
-        cmocka_unit_test_setup_teardown(replaces_the_oldest_on_a_full_disk, setup, teardown),
+        cmocka_unit_test_setup_teardown(replaces_the_least_recently_used_on_a_full_disk, setup, teardown),
         cmocka_unit_test_setup_teardown(reports_a_full_disk_once, setup, teardown),
         cmocka_unit_test_setup_teardown(does_not_wait_for_a_stalled_disk, setup, teardown),
     };
