@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "unit/openai_fake.h"
+#include "unit/prompt_build.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -76,11 +77,13 @@ static void frames(const uint8_t *p, size_t n)
 {
     static const uint32_t ids[] = {1, SAY_HALF, SAY_END};
     uint32_t n_all = fake_call.n * fake_call.n_line, n_known = n_all < 256 ? n_all : 256;
-    const struct wire_req q = {.ids = ids, .n_id = 3};
+    struct prompt_body body;
+    const struct wire_prompt q = prompt_build(&body, ids, 3);
     memset(&run, 0, sizeof run);
     if (n && p[0] & 1)
         for (uint32_t i = 0; i < fake_call.n_line; i++)
             fake_call.ops->prompt(&fake_call, i, &q);
+    free(body.p);
     for (; n >= 3; p += 3, n -= 3) {
         uint32_t i = p[0] % n_known, line = i / fake_call.n, choice = i % fake_call.n;
         if ((p[1] & 15) == 0) {
