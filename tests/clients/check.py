@@ -1,7 +1,7 @@
-"""What the checks of clients share: where the servers are, one line a check, and when all is quiet again.
+"""Shared by the client checks: addresses of the servers, one result line per check, waiting until nothing runs.
 
-A check is a function with @check; its docstring's first line is its name. It fails by an exception, and is left out by
-LeftOut. main() runs those whose name contains a word of the command line (all without one)."""
+A check is a function with @check; the first line of its docstring is its name. An exception fails the check; LeftOut skips it.
+main() runs the checks whose name contains a word of the command line, or all if there is none."""
 
 import json
 import os
@@ -14,8 +14,8 @@ import urllib.request
 
 URL = os.environ.get("PHASEPIPE_URL", "http://127.0.0.1:8000")  # the OpenAI API, without /v1
 OLLAMA = os.environ.get("PHASEPIPE_OLLAMA", "")
-KEYED, KEY = os.environ.get("PHASEPIPE_KEYED", ""), os.environ.get("PHASEPIPE_KEY", "")  # one that wants a key
-NARROW = os.environ.get("PHASEPIPE_NARROW", "")  # one that lets a single answer wait
+KEYED, KEY = os.environ.get("PHASEPIPE_KEYED", ""), os.environ.get("PHASEPIPE_KEY", "")  # a server that requires a key
+NARROW = os.environ.get("PHASEPIPE_NARROW", "")  # a server with --max-waiting 1
 RUN, BIN = os.environ.get("PHASEPIPE_RUN_DIR", ""), os.environ.get("PHASEPIPE_BIN", "")
 
 CHECKS = []
@@ -47,7 +47,7 @@ def true(cond, what):
 
 
 def raises(kind, call, what=""):
-    """The exception of exactly that class."""
+    """Calls it; returns the exception, whose class must be exactly kind."""
     try:
         got = call()
     except kind as e:
@@ -56,11 +56,11 @@ def raises(kind, call, what=""):
         return e
     except Exception as e:
         raise AssertionError(f"{what} raised {type(e).__name__}, not {kind.__name__}: {e}"[:600]) from None
-    raise AssertionError(f"{what} raised nothing, but answered {got!r}"[:600])
+    raise AssertionError(f"{what} raised nothing, but returned {got!r}"[:600])
 
 
 def http(path, body=None, url=None, method=None, headers=None, timeout=60):
-    """(status, headers, text) of a plain request; body: what becomes JSON, or bytes."""
+    """(status, headers, text) of a plain request; body: a value to encode as JSON, or bytes."""
     data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
     r = urllib.request.Request((url or URL) + path, data=data, method=method,
                                headers={"Content-Type": "application/json", **(headers or {})})
@@ -89,7 +89,7 @@ def model():
 
 
 def busy():
-    """The number of running requests: by the server's /load, and by its scheduler if that can be queried."""
+    """The number of running requests: the server's /load plus, with RUN, the scheduler's running and waiting ones."""
     n = get("/load")["server_load"]
     if RUN:
         s = json.loads(subprocess.run([os.path.join(BIN, "phasepipe"), "ctl", "--run", RUN, "--json", "sched"],
@@ -99,14 +99,14 @@ def busy():
 
 
 def quiet(seconds=2.0):
-    """Waits until nothing runs any more; how long that took."""
+    """Waits until no request runs; returns the seconds that took."""
     begin = time.monotonic()
     while True:
         n = busy()
         took = time.monotonic() - begin
         if not n:
             return took
-        true(took < seconds, f"{n} still run after {took:.1f} s")
+        true(took < seconds, f"{n} requests still run after {took:.1f} s")
         time.sleep(0.02)
 
 

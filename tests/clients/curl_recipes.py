@@ -1,5 +1,5 @@
-"""curl, as people type it: the commands of the README, aimed at the servers under test, and recipes as they are written for
-vLLM and Ollama. Standard library, curl, jq."""
+"""Common curl commands: those of the README, with the address of the server under test, and recipes for vLLM and Ollama.
+Needs the standard library, curl and jq."""
 
 import json
 import os
@@ -17,7 +17,7 @@ MODEL = c.model()
 
 
 def shell(text, timeout=60):
-    """What it prints; must succeed. $URL, $OLLAMA and $MODEL are set."""
+    """Output of a shell command, which must succeed. $URL, $OLLAMA and $MODEL are set."""
     run = subprocess.run(["bash", "-o", "pipefail", "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                          timeout=timeout, env={**os.environ, "URL": c.URL, "OLLAMA": c.OLLAMA, "MODEL": MODEL})
     true(run.returncode == 0, f"{text}: exit {run.returncode}: {run.stderr[-300:]} {run.stdout[-300:]}")
@@ -25,7 +25,7 @@ def shell(text, timeout=60):
 
 
 def commands(text):
-    """The commands with curl of the README's blocks, each in one piece."""
+    """The curl commands of the README's code blocks; continuation lines are joined."""
     found = []
     for block in re.findall(r"^```(?:console|sh|bash)\n(.*?)^```", text, re.M | re.S):
         lines = iter(x for x in block.splitlines() if not x.startswith("#"))
@@ -52,7 +52,7 @@ def a_chat(out, **_):
 
 
 def a_time(out, wall, body):
-    """seconds to the first byte; the body is an event stream to its end"""
+    """seconds to the first byte; the body is a complete event stream"""
     true(re.fullmatch(r"\d+\.\d+\n", out) and 0 < float(out) < wall, f"{out!r} of {wall} s")
     lines = [x for x in body.split("\n") if x]
     true(len(lines) > 2 and all(x.startswith("data: ") for x in lines) and lines[-1] == "data: [DONE]", body)
@@ -66,11 +66,11 @@ def counters(out, wall, **_):
     true(a["eval_count"] > 0 and 0 <= a["prompt_eval_cached_count"] <= a["prompt_eval_count"] and a["prompt_eval_count"] > 5, a)
     parts = a["prompt_eval_duration"], a["eval_duration"]
     true(min(parts) > 0 and sum(parts) <= a["total_duration"] <= wall * 1e9, a)
-    true(a["total_duration"] > 1e6, f"no nanoseconds: {a}")
+    true(a["total_duration"] > 1e6, f"not in nanoseconds: {a}")
 
 
 def histogram(out, **_):
-    """lines of one histogram, in which something was counted"""
+    """lines of one histogram that counted at least one observation"""
     rows = [re.fullmatch(r"(vllm:time_to_first_token_seconds)_(bucket|sum|count)\{(.*)\} (\S+)", x) for x in out.splitlines()]
     true(rows and all(rows), out)
     of = {kind: [float(x[4]) for x in rows if x[2] == kind] for kind in ("bucket", "sum", "count")}
@@ -96,7 +96,7 @@ def readme():
             here = re.sub(r"(?:http://)?(?:localhost|127\.0\.0\.1):11434", c.OLLAMA, here)
             here = here.replace(f'"{name[1]}"', json.dumps(MODEL))
         path = re.search(r":\d+(/[\w/]+)", here)[1]
-        true(path in JUDGES, f"{command}: nothing here says what it must print")
+        true(path in JUDGES, f"{command}: no judge for its output (JUDGES)")
         with tempfile.NamedTemporaryFile("r", encoding="utf-8") as body:
             begin = time.monotonic()
             out = shell(here.replace("-o /dev/null", f"-o {body.name}"), 200)
@@ -109,7 +109,7 @@ def readme():
 
 @check
 def first_byte():
-    """time to the first byte: of a stream it comes long before the last"""
+    """time to the first byte: a stream sends its first byte long before its last"""
     body = json.dumps({"model": MODEL, "prompt": "Count:", "max_tokens": 300, "temperature": 0, "stream": True,
                        "ignore_eos": True})
     out = shell(f"curl -sfN -o /dev/null -w '%{{time_starttransfer}} %{{time_total}} %{{http_code}}\\n' $URL/v1/completions "
@@ -137,7 +137,7 @@ def vllm_recipes():
 
 @check
 def default_type():
-    """curl -d without a content type is refused in words, or taken"""
+    """curl -d without a content type is accepted, or rejected with an error that names the header"""
     out = shell("""curl -s -w '\\n%{http_code}' $URL/v1/completions -d '{"prompt": "a", "max_tokens": 1}'""").rsplit("\n", 1)
     true(out[1] in ("200", "400", "415"), out)
     true(out[1] == "200" or "content" in json.loads(out[0])["error"]["message"].lower(), out)
@@ -146,7 +146,7 @@ def default_type():
 
 @check
 def events():
-    """the bytes of a stream: `data: `, blank lines, [DONE]"""
+    """stream format: `data: ` lines, blank lines, [DONE]"""
     out = shell("""curl -sfN $URL/v1/chat/completions -H 'Content-Type: application/json' -d '{"model": "'$MODEL'",
         "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stream": true}'""")
     parts = out.split("\n\n")
@@ -158,7 +158,7 @@ def events():
 
 @check
 def ollama_counters():
-    """Ollama's counters through jq"""
+    """Ollama's counters, read with jq"""
     c.need(c.OLLAMA, "the Ollama API")
     name = shell("curl -sf $OLLAMA/api/tags | jq -r '.models[0].name'").strip()
     begin = time.monotonic()
@@ -176,7 +176,7 @@ def ollama_counters():
 
 @check
 def ollama_options():
-    """the request with options of Ollama's documentation, as it stands"""
+    """the request with options in Ollama's documentation, unchanged"""
     c.need(c.OLLAMA, "the Ollama API")
     options = {"num_keep": 5, "seed": 42, "num_predict": 100, "top_k": 20, "top_p": 0.9, "min_p": 0.0, "typical_p": 0.7,
                "repeat_last_n": 33, "temperature": 0.8, "repeat_penalty": 1.2, "presence_penalty": 1.5, "frequency_penalty": 1.0,
@@ -201,7 +201,7 @@ def metrics():
 
 @check
 def ways():
-    """HTTP/1.0, HEAD, Expect: 100-continue, chunked bodies, one connection for many"""
+    """HTTP/1.0, HEAD, Expect: 100-continue, chunked bodies, one connection for several requests"""
     equal(shell("curl -sf -0 -o /dev/null -w '%{http_code}' $URL/v1/models"), "200")
     equal(shell("curl -sfI -o /dev/null -w '%{http_code} %{size_download}' $URL/health"), "200 0")
     body = """{"model": "'$MODEL'", "prompt": "a", "max_tokens": 1}"""
@@ -218,7 +218,7 @@ def ways():
 
 @check
 def leaves():
-    """curl that is ended in the middle (--max-time) frees its place"""
+    """a disconnect of curl in the middle of a response (--max-time) releases its slot"""
     c.quiet()
     shell("""! curl -s --max-time 1 -o /dev/null $URL/v1/completions -H 'Content-Type: application/json' -d '{"model": "'$MODEL'",
         "prompt": "a", "max_tokens": 6000, "ignore_eos": true}'""")

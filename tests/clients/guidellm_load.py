@@ -1,5 +1,5 @@
-"""guidellm: a load of made-up prompts, one after the other and several at once; every request successful, all tokens that
-were asked for."""
+"""guidellm: a load of synthetic prompts, sequentially and concurrently. Every request succeeds and returns the requested
+number of tokens."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def load(profile, *options):
 
 @check
 def chat():
-    """chat, one after the other: each token is an event, those too that have no text"""
+    """chat, sequential: each token is an event, also a token without text"""
     _, answers = load("kind=synchronous", "--backend", f"kind=openai_http,target={c.URL}")
     times = [a["info"]["timings"] for a in answers]
     equal(len({t["request_iterations"] for t in times}), 1, "events of answers of equal length")
@@ -46,7 +46,7 @@ def chat():
 
 @check
 def completions():
-    """completions, four at once"""
+    """completions, four concurrent requests"""
     r, answers = load("kind=concurrent,streams=4", "--backend",
                       f"kind=openai_http,target={c.URL},request_format=/v1/completions,model={c.model()}")
     equal({a["input_metrics"]["text_tokens"] for a in answers}, {IN}, "tokens of a prompt")

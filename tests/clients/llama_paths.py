@@ -1,8 +1,8 @@
-"""A plugin of pytest for llama.cpp's server tests: their paths get the /v1 that this server wants."""
+"""A pytest plugin for llama.cpp's server tests: adds to their paths the /v1 that this server requires."""
 
 
 def pytest_sessionstart(session):
-    import utils  # theirs
+    import utils  # of llama.cpp's tests
 
     plain = utils.ServerProcess.make_url
 

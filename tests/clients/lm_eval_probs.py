@@ -1,10 +1,10 @@
-"""lm-eval's local-completions on local tasks (tests/clients/lm_eval), and its log-likelihoods beside those that transformers
-computes in float32 from the same file's weights.
+"""lm-eval's local-completions on local tasks (tests/clients/lm_eval). Compares its log-likelihoods with those that transformers
+computes in float32 from the weights of the same file.
 
-Tolerance: ours computes with 8-bit activations and int8 KV. On these 48 requests llama.cpp (b11434, f16 KV), which computes with
-8-bit activations too, differs from float32 by 0.115 a token in the mean and 0.49 at most, ours by 0.126 and 0.49 (with f16 KV
-0.108 and 0.31): answers that are short and unlikely differ more than running text. Here: 0.15 in the mean, 0.75 at most, perplexity
-within 2 %, the best choice the same where the reference's margin is above 0.5."""
+Tolerance: phasepipe computes with 8-bit activations and int8 KV. On these 48 requests its log-likelihood per token differs from
+float32 by 0.126 on average and 0.49 at most (with f16 KV 0.108 and 0.31). llama.cpp (b11434, f16 KV, also 8-bit activations)
+differs by 0.115 and 0.49. Short and unlikely answers differ more than running text. The limits are 0.15 on average, 0.75 at most,
+2 % of perplexity, and the same best choice if the reference's margin is above 0.5."""
 
 import glob
 import json
@@ -19,13 +19,13 @@ from check import check, equal, true
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 TOKENIZER = c.need(os.environ.get("PHASEPIPE_VLLM"), "PHASEPIPE_VLLM: a folder with a tokenizer") + "/model"
-GGUF = c.need(os.environ.get("PHASEPIPE_MODEL"), "PHASEPIPE_MODEL: the file that is served")
+GGUF = c.need(os.environ.get("PHASEPIPE_MODEL"), "PHASEPIPE_MODEL: the model file of the server")
 MEAN, WORST, PPL, MARGIN = 0.15, 0.75, 0.02, 0.5
 _REF = []
 
 
 def evaluate(task, *more, batch=1):
-    """(results, samples) of a task; more: further model arguments."""
+    """(results, samples) of a task; more: additional model arguments."""
     args = [f"model={c.model()}", f"base_url={c.URL}/v1/completions", "max_length=2048", "timeout=120", *more]
     with tempfile.TemporaryDirectory() as folder:
         cmd = [os.path.join(os.path.dirname(sys.executable), "lm_eval"), "run", "--model", "local-completions",
@@ -44,7 +44,7 @@ def evaluate(task, *more, batch=1):
 
 
 def reference():
-    """(model in float32, tokenizer), by transformers alone."""
+    """(model in float32, tokenizer), both of transformers; loaded once."""
     if not _REF:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -56,7 +56,7 @@ def reference():
 
 
 def log_probs(ids, first):
-    """The log-probability of each id from `first` on, and whether it is the best."""
+    """[(log-probability, whether it is the best token)] of each id from `first` on."""
     import torch
     m, _ = reference()
     with torch.no_grad():
@@ -65,7 +65,7 @@ def log_probs(ids, first):
 
 
 def requests(samples):
-    """(context, continuation, log-likelihood, is greedy) of each request of multiple choice."""
+    """(document, context, continuation, log-likelihood, is greedy) of each request of a multiple-choice task."""
     for s in samples:
         for k, (lp, greedy) in enumerate(r[0] if isinstance(r[0], list) else r for r in s["resps"]):
             a = s["arguments"][f"gen_args_{k}"]
@@ -74,7 +74,7 @@ def requests(samples):
 
 @check
 def choices():
-    """multiple choice: log-likelihoods beside float32, ids sent in batches"""
+    """multiple choice: log-likelihoods match float32 within tolerance; ids sent in batches"""
     results, samples = evaluate("phasepipe_facts", f"tokenizer={TOKENIZER}", "tokenizer_backend=huggingface",
                                 "tokenized_requests=True", "num_concurrent=1", batch=8)
     _, tok = reference()
@@ -88,18 +88,18 @@ def choices():
         same_greedy += greedy == all(b for _, b in ref)
         n += 1
     mean = sum(diffs) / n
-    true(mean <= MEAN and max(diffs) <= WORST, f"differs by {mean:.3f} a token in the mean, {max(diffs):.3f} at most")
+    true(mean <= MEAN and max(diffs) <= WORST, f"differs by {mean:.3f} per token on average, {max(diffs):.3f} at most")
     for doc, pairs in by_doc.items():
         want = sorted((w for _, w in pairs), reverse=True)
         if want[0] - want[1] > MARGIN:
             equal(max(range(4), key=lambda k: pairs[k][0]), max(range(4), key=lambda k: pairs[k][1]), f"choice of {doc}")
     true(same_greedy >= n - 1, f"is_greedy differs in {n - same_greedy} of {n}")
-    return f"{n} requests, {mean:.4f} a token in the mean, {max(diffs):.3f} at most; accuracy {results['acc,none']:.2f}"
+    return f"{n} requests, {mean:.4f} per token on average, {max(diffs):.3f} at most; accuracy {results['acc,none']:.2f}"
 
 
 @check
 def texts():
-    """whole texts: perplexity beside float32, texts sent several at once"""
+    """whole texts: perplexity matches float32 within tolerance; concurrent requests"""
     _, samples = evaluate("phasepipe_texts", f"tokenizer={TOKENIZER}", "tokenizer_backend=huggingface", "num_concurrent=4",
                           "tokenized_requests=True")
     _, tok = reference()
@@ -107,7 +107,7 @@ def texts():
     for s in samples:
         r = s["resps"][0]
         got += float(r[0] if isinstance(r, list) else r)
-        ids = [tok.bos_token_id] + tok.encode(s["doc"]["text"])  # lm-eval puts the first of these in front
+        ids = [tok.bos_token_id] + tok.encode(s["doc"]["text"])  # lm-eval adds the BOS token
         ref = log_probs(ids, 1)
         want += sum(x for x, _ in ref)
         n += len(ref)
@@ -118,7 +118,7 @@ def texts():
 
 @check
 def remote():
-    """the server's own tokenizer (tokenizer_backend=remote): the same figures"""
+    """the server's tokenizer (tokenizer_backend=remote) gives the same log-likelihoods"""
     here = {k[:3]: k[3] for k in requests(evaluate(
         "phasepipe_facts", f"tokenizer={TOKENIZER}", "tokenizer_backend=huggingface", "tokenized_requests=True")[1])}
     there = {k[:3]: k[3] for k in requests(evaluate(
@@ -128,7 +128,7 @@ def remote():
 
 @check
 def until():
-    """generate_until: greedy answers end before their stop text"""
+    """generate_until: greedy answers end before the stop text"""
     _, samples = evaluate("phasepipe_goes_on", f"tokenizer={TOKENIZER}", "tokenizer_backend=huggingface",
                           "tokenized_requests=False", "num_concurrent=4")
     texts_ = [s["resps"][0][0] if isinstance(s["resps"][0], list) else s["resps"][0] for s in samples]

@@ -1,4 +1,4 @@
-"""The ollama package, synchronous and asynchronous: its models check the types of each answer."""
+"""The ollama package, synchronous and asynchronous. The package's models validate the types of each response."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ SPANS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_durati
 
 
 def whole_nanoseconds(a, wall_s):
-    """Durations are there, positive, and fit into what the client saw."""
+    """Durations are present and positive, and their total is at most the time that the client measured."""
     for k in SPANS:
         true(isinstance(a[k], int) and a[k] > 0, f"{k}: {a[k]}")
     true(a["total_duration"] <= wall_s * 1e9 * 1.02, f"total_duration {a['total_duration']} of {wall_s} s")
@@ -41,7 +41,7 @@ def generate():
 
 @check
 def generate_stream():
-    """generate, streaming: the same text, counters in the last line alone"""
+    """generate, streaming: the same text; only the last line has counters"""
     whole = ME.generate(model=MODEL, prompt="Name a colour.", options=OPT)
     begin = time.monotonic()
     lines = list(ME.generate(model=MODEL, prompt="Name a colour.", options=OPT, stream=True))
@@ -56,7 +56,7 @@ def generate_stream():
 
 @check
 def context():
-    """generate: context goes on where the answer ended"""
+    """generate: context continues after the answer"""
     a = ME.generate(model=MODEL, prompt="My name is Ada.", options=OPT)
     true(a.context and all(isinstance(i, int) for i in a.context), "no context")
     b = ME.generate(model=MODEL, prompt="What is my name?", context=a.context, options=OPT)
@@ -65,7 +65,7 @@ def context():
 
 @check
 def chat():
-    """chat and its stream"""
+    """chat, whole and streamed: the same text"""
     a = ME.chat(model=MODEL, messages=ASK, options=OPT)
     equal(a.message.role, "assistant")
     lines = list(ME.chat(model=MODEL, messages=ASK, options=OPT, stream=True))
@@ -75,7 +75,7 @@ def chat():
     model = c.model()
     b = c.post("/v1/chat/completions", {"model": model, "messages": ASK, "max_tokens": 24, "temperature": 0})
     equal((b["choices"][0]["message"]["content"], b["usage"]["prompt_tokens"]), (a.message.content, a.prompt_eval_count),
-          "what the OpenAI API says")
+          "content and prompt tokens in the OpenAI API")
 
 
 @check
@@ -102,8 +102,8 @@ def logprobs():
 
 @check
 def cached():
-    """prompt_eval_cached_count is apart from prompt_eval_count"""
-    prompt = f"{time.time()} " + "A long prompt, once more. " * 60  # new from its first block on, in a second run too
+    """prompt_eval_cached_count is separate from prompt_eval_count"""
+    prompt = f"{time.time()} " + "A long prompt, once more. " * 60  # no block is cached by an earlier run
     a, b = (httpx.post(URL + "/api/generate", timeout=120, json={
         "model": MODEL, "prompt": prompt, "stream": False, "options": {"num_predict": 1}}).json() for _ in range(2))
     equal(a["prompt_eval_count"], b["prompt_eval_count"])
@@ -113,7 +113,7 @@ def cached():
 
 @check
 def load():
-    """an empty prompt loads, keep_alive 0 unloads, in words"""
+    """an empty prompt responds load, keep_alive 0 responds unload"""
     a = ME.generate(model=MODEL)
     equal((a.done, a.done_reason, a.response), (True, "load", ""))
     a = ME.generate(model=MODEL, keep_alive=0)
@@ -139,7 +139,7 @@ def facts():
 
 @check
 def errors():
-    """errors: ResponseError with its status"""
+    """errors: ResponseError with the status"""
     def fails(status, call, word=""):
         try:
             call()
@@ -168,7 +168,7 @@ def errors():
 
 @check
 def leaves():
-    """a stream that is left in the middle frees its place"""
+    """a disconnect in the middle of a stream releases its slot"""
     c.quiet()
     s = ME.generate(model=MODEL, prompt="Tell a long story.", stream=True, raw=True,
                     options={"num_predict": 6000, "temperature": 0})
@@ -181,7 +181,7 @@ def leaves():
 
 @check
 def asynchronous():
-    """AsyncClient: generate, chat, streams side by side"""
+    """AsyncClient: generate, chat, concurrent streams"""
     alone = ME.generate(model=MODEL, prompt="Name a colour.", options=OPT).response
 
     async def streamed(me):
@@ -204,8 +204,8 @@ def asynchronous():
 
 
 @check
-def surface():
-    """GET and HEAD / say that Ollama is running; /api/version; the OpenAI API beside it"""
+def dialects():
+    """GET / and HEAD / respond 'Ollama is running'; /api/version and the OpenAI API on the same address"""
     a = httpx.get(URL + "/")
     equal((a.status_code, a.text), (200, "Ollama is running"))
     equal((httpx.head(URL + "/").status_code, httpx.head(URL + "/").content), (200, b""))

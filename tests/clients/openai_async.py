@@ -1,4 +1,4 @@
-"""The openai package, asynchronous: many at once, streams side by side, tasks that are cancelled."""
+"""The openai package, asynchronous: concurrent requests and streams, cancelled tasks."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ def run(f):
 
 @check
 def together():
-    """16 at once, whole and streamed: each as it is alone"""
+    """16 concurrent requests, whole and streamed: each text is the same as alone"""
     async def f(client):
         alone = [await text_of(client, p) for p in PROMPTS]
         equal(await asyncio.gather(*(text_of(client, p) for p in PROMPTS)), alone)
@@ -48,7 +48,7 @@ def together():
 
 @check
 def many_streams():
-    """100 streams at once, all complete"""
+    """100 concurrent streams, all complete"""
     async def f(client):
         texts = await asyncio.gather(*(text_of_stream(client, "Count: 1, 2, 3,", 8, extra_body={"ignore_eos": True})
                                        for _ in range(100)))
@@ -58,7 +58,7 @@ def many_streams():
 
 @check
 def chat():
-    """chat and its stream, async iteration"""
+    """chat, whole and streamed with async iteration"""
     async def f(client):
         ask = {"model": MODEL, "messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 24, "temperature": 0}
         whole = await client.chat.completions.create(**ask)
@@ -86,7 +86,7 @@ def errors():
 
 @check
 def cancelled():
-    """tasks that are cancelled free their places, before the first token and after"""
+    """cancelled tasks release their slots, before and after the first token"""
     c.quiet()
     long = {"extra_body": {"ignore_eos": True}}
 
@@ -104,7 +104,7 @@ def cancelled():
 
 @check
 def cancelled_prompt():
-    """a request that is cancelled while its long prompt is read frees its place"""
+    """a request cancelled during the prefill of a long prompt releases its slot"""
     c.quiet()
 
     async def f(client):
@@ -120,7 +120,7 @@ def cancelled_prompt():
 
 @check
 def alive():
-    """connections are kept: 50 requests one after the other in one client"""
+    """connection reuse: 50 sequential requests of one client"""
     async def f(client):
         begin = time.monotonic()
         for _ in range(50):

@@ -1,5 +1,5 @@
-"""The openai package, synchronous. Its client builds answers without checking them, so each answer is checked again by its
-own models, strictly: types and names are then what OpenAI documents."""
+"""The openai package, synchronous. The client does not validate answers, so the checks validate each one with the package's
+models in strict mode: types and names are those that OpenAI documents."""
 
 import math
 import threading
@@ -19,7 +19,7 @@ TEXT = "The capital of France is"
 
 
 def strict(kind, answer):
-    """The answer as that class says it is, no field of another type."""
+    """Validates the answer as an object of that class: types are strict, required fields are present. Returns it."""
     kind.model_validate(answer.to_dict(mode="json", exclude_unset=True), strict=True)
     for k, f in kind.model_fields.items():
         if f.is_required():
@@ -38,7 +38,7 @@ def complete(**more):
 
 
 def joined(chunks):
-    """(texts by choice, finish reasons by choice, the usage or None) of a stream of either kind."""
+    """(texts by choice, finish reasons by choice, usage or None) of a stream of chat or completions."""
     texts, ends, usage = {}, {}, None
     for x in chunks:
         usage = x.usage or usage
@@ -71,7 +71,7 @@ def chat_whole():
     true(a.id.startswith("chatcmpl-") and abs(a.created - time.time()) < 60, f"id {a.id}, created {a.created}")
     true(a.choices[0].message.content and a.choices[0].finish_reason in ("stop", "length"), a)
     equal(a.usage.total_tokens, a.usage.prompt_tokens + a.usage.completion_tokens)
-    equal(c.post("/tokenize", {"messages": ASK})["count"], a.usage.prompt_tokens, "prompt tokens, and what /tokenize counts")
+    equal(c.post("/tokenize", {"messages": ASK})["count"], a.usage.prompt_tokens, "count of /tokenize, and prompt tokens")
     equal(chat().choices[0].message.content, a.choices[0].message.content, "a second greedy answer")
     equal(chat(max_tokens=None, max_completion_tokens=3).usage.completion_tokens, 3)
 
@@ -85,7 +85,7 @@ def chat_parts():
 
 @check
 def chat_stream():
-    """chat, streaming: the same text, shapes as documented"""
+    """chat, streaming: the same text, chunks as documented"""
     whole = chat(max_tokens=40)
     chunks = [strict(ChatCompletionChunk, x)
               for x in chat(max_tokens=40, stream=True, stream_options={"include_usage": True})]
@@ -98,12 +98,12 @@ def chat_stream():
     equal(chunks[-1].choices, [], "choices of the last chunk")
     equal([usage.prompt_tokens, usage.completion_tokens], [whole.usage.prompt_tokens, whole.usage.completion_tokens])
     true(all(x.usage is None for x in chunks[:-1]), "usage in an earlier chunk")
-    true(all(x.usage is None for x in chat(stream=True)), "usage that was not asked for")
+    true(all(x.usage is None for x in chat(stream=True)), "usage that was not requested")
 
 
 @check
 def chat_helper():
-    """chat.completions.stream, the helper that puts events together"""
+    """chat.completions.stream, the helper that assembles events"""
     kinds, text = set(), ""
     with ME.chat.completions.stream(model=MODEL, messages=ASK, max_tokens=200, temperature=0, logprobs=True,
                                     stream_options={"include_usage": True}) as s:
@@ -173,9 +173,9 @@ def logprobs_of_chat():
     """logprobs and top_logprobs of chat"""
     a = chat(logprobs=True, top_logprobs=4)
     content = a.choices[0].logprobs.content
-    said = content[:-1] if a.choices[0].finish_reason == "stop" else content  # as in vLLM, the last is the end of the turn
-    equal("".join(t.token for t in said), a.choices[0].message.content)
-    equal(b"".join(bytes(t.bytes) for t in said).decode(), a.choices[0].message.content)
+    text = content[:-1] if a.choices[0].finish_reason == "stop" else content  # as in vLLM, the last is the end of the turn
+    equal("".join(t.token for t in text), a.choices[0].message.content)
+    equal(b"".join(bytes(t.bytes) for t in text).decode(), a.choices[0].message.content)
     equal(len(content), a.usage.completion_tokens)
     for t in content:
         top = [x.logprob for x in t.top_logprobs]
@@ -185,8 +185,8 @@ def logprobs_of_chat():
     streamed = [t for x in chat(logprobs=True, top_logprobs=4, stream=True) if x.choices and x.choices[0].logprobs
                 for t in x.choices[0].logprobs.content or []]
     equal([(t.token, t.logprob) for t in streamed], [(t.token, t.logprob) for t in content], "streamed")
-    equal(chat(logprobs=True).choices[0].logprobs.content[0].top_logprobs, [], "top_logprobs that was not asked for")
-    true(chat().choices[0].logprobs is None, "logprobs that were not asked for")
+    equal(chat(logprobs=True).choices[0].logprobs.content[0].top_logprobs, [], "top_logprobs that was not requested")
+    true(chat().choices[0].logprobs is None, "logprobs that were not requested")
 
 
 @check
@@ -211,7 +211,7 @@ def logprobs_of_completions():
 
 @check
 def stops():
-    """stop texts: cut at the match, nothing of it is streamed"""
+    """stop texts: the answer ends before the match, and no part of the match is streamed"""
     whole = complete(prompt="1, 2, 3, 4,", max_tokens=24).choices[0].text
     stop = whole[7:11]  # begins in the middle of the answer, and most likely of a token
     a = complete(prompt="1, 2, 3, 4,", max_tokens=24, stop=[stop, "never to be seen"])
@@ -225,7 +225,7 @@ def stops():
 
 @check
 def fields():
-    """fields beside OpenAI's: ignore_eos, min_tokens, top_k, return_token_ids, …"""
+    """fields in addition to OpenAI's: ignore_eos, min_tokens, top_k, return_token_ids, …"""
     a = chat(max_tokens=100, extra_body={"ignore_eos": True})
     equal((a.usage.completion_tokens, a.choices[0].finish_reason), (100, "length"))
     true(chat(max_tokens=100, extra_body={"min_tokens": 60}).usage.completion_tokens >= 60, "min_tokens")
@@ -241,7 +241,7 @@ def fields():
     equal(set(only.token_ids), {first}, "allowed_token_ids")
     true(chat(frequency_penalty=2.0, presence_penalty=2.0, max_tokens=60).choices[0].message.content !=
          chat(max_tokens=60).choices[0].message.content, "penalties change nothing")
-    chat(extra_body={"no_such_field": [1, {"a": None}]}, user="somebody")
+    chat(extra_body={"no_such_field": [1, {"a": None}]}, user="u-1")
 
 
 @check
@@ -258,9 +258,9 @@ def errors():
     equal(e.status_code, 405)
 
 
-BAD = {  # field: value, and a word that the error must say
+BAD = {  # case: (fields, a word that the error must contain)
     "an empty prompt": ({"prompt": ""}, None),
-    "a prompt of nothing": ({"prompt": []}, None),
+    "an empty list as prompt": ({"prompt": []}, None),
     "a prompt of a wrong type": ({"prompt": {"a": 1}}, "prompt"),
     "a negative id": ({"prompt": [-1]}, "prompt"),
     "an id beyond the vocabulary": ({"prompt": [4294967296]}, "prompt"),
@@ -273,20 +273,20 @@ BAD = {  # field: value, and a word that the error must say
     "max_tokens -1": ({"max_tokens": -1}, "max_tokens"),
     "max_tokens 1.5": ({"max_tokens": 1.5}, "max_tokens"),
     "n 0": ({"n": 0}, "n"),
-    "greedy with n": ({"n": 2}, "n"),
+    "n 2 with temperature 0": ({"n": 2}, "n"),
     "an empty stop": ({"stop": [""]}, "stop"),
     "logprobs -2": ({"logprobs": -2}, "logprobs"),
     "logprobs 1000": ({"logprobs": 1000}, "logprobs"),
     "stream_options without stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
     "a bias of an unknown id": ({"logit_bias": {"99999999": 5}}, "logit_bias"),
-    "a bias of no id": ({"logit_bias": {"abc": 5}}, "logit_bias"),
+    "a bias without an id": ({"logit_bias": {"abc": 5}}, "logit_bias"),
     "a bias that is null": ({"logit_bias": {"5": None}}, "logit_bias"),
     "a suffix": ({"suffix": "x"}, "suffix"),
     "min_tokens above max_tokens": ({"extra_body": {"min_tokens": 50}}, "min_tokens"),
     "an unknown stop id": ({"extra_body": {"stop_token_ids": [99999999]}}, "stop_token_ids"),
     "no allowed id": ({"extra_body": {"allowed_token_ids": []}}, "allowed_token_ids"),
     "structured output": ({"extra_body": {"structured_outputs": {"regex": "a+"}}}, "structured_outputs"),
-    "a prompt over the window": ({"prompt": "word " * 20000}, None),
+    "a prompt over the context length": ({"prompt": "word " * 20000}, None),
 }
 BAD_CHAT = {
     "no messages": ({"messages": []}, "messages"),
@@ -298,7 +298,7 @@ BAD_CHAT = {
     "top_logprobs 1000": ({"logprobs": True, "top_logprobs": 1000}, "logprobs"),
     "tools": ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
     "a JSON object": ({"response_format": {"type": "json_object"}}, "response_format"),
-    "a prompt and an answer over the window": ({"max_tokens": 10 ** 6}, None),
+    "a prompt and an answer over the context length": ({"max_tokens": 10 ** 6}, None),
 }
 
 
@@ -347,8 +347,8 @@ def keys():
 
 @check
 def limits():
-    """RateLimitError where too many wait; the client's retries get through"""
-    url = c.need(c.NARROW, "a server that lets one answer wait") + "/v1"
+    """RateLimitError if the queue is full; the client's retries succeed"""
+    url = c.need(c.NARROW, "a server with --max-waiting 1") + "/v1"
     me = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
     long = [i % 1000 + 1000 for i in range(7000)]
 
@@ -361,7 +361,7 @@ def limits():
         e = raises(openai.RateLimitError, lambda: me.completions.create(model=MODEL, prompt=TEXT, max_tokens=1))
         equal(e.status_code, 429)
         true(float(e.response.headers["retry-after"]) >= 0, "Retry-After")
-        patient = me.with_options(max_retries=100)  # a second each at least: the long prompt takes its time on a busy machine
+        patient = me.with_options(max_retries=100)  # a second each at least: the long prompt is slow on a busy machine
         true(patient.completions.create(model=MODEL, prompt=TEXT, max_tokens=1).choices, "no answer after retries")
     finally:
         t.join()
@@ -369,7 +369,7 @@ def limits():
 
 @check
 def headers():
-    """with_raw_response: x-request-id is the id's end"""
+    """with_raw_response: the id ends with x-request-id"""
     raw = ME.chat.completions.with_raw_response.create(model=MODEL, messages=ASK, max_tokens=2,
                                                        extra_headers={"X-Request-Id": "check-4711"})
     equal(raw.headers["x-request-id"], "check-4711")
@@ -391,7 +391,7 @@ LONG = {"max_tokens": 6000, "extra_body": {"ignore_eos": True}}
 
 @check
 def leaves_stream():
-    """a stream that is left in the middle frees its place"""
+    """a disconnect in the middle of a stream releases its slot"""
     c.quiet()
     s = complete(stream=True, **LONG)
     for _, _ in zip(s, range(4)):
@@ -403,7 +403,7 @@ def leaves_stream():
 
 @check
 def leaves_waiting():
-    """a time-out raises APITimeoutError and frees the place, streaming or not"""
+    """a timeout raises APITimeoutError and releases the slot"""
     c.quiet()
     me = ME.with_options(timeout=1.0)
     raises(openai.APITimeoutError, lambda: me.completions.create(model=MODEL, prompt=TEXT, temperature=0, **LONG))
@@ -412,7 +412,7 @@ def leaves_waiting():
 
 @check
 def slow_reader():
-    """a reader that sleeps gets all of it, and holds up nobody"""
+    """a slow reader receives the whole answer and does not delay other requests"""
     s = complete(stream=True, max_tokens=400, extra_body={"ignore_eos": True}, stream_options={"include_usage": True})
     next(iter(s))
     time.sleep(1)
@@ -421,7 +421,7 @@ def slow_reader():
     took = time.monotonic() - begin
     _, ends, usage = joined(s)
     equal((ends[0], usage.completion_tokens), ("length", 400))
-    true(took < 5, f"another took {took:.1f} s")
+    true(took < 5, f"another request took {took:.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Prometheus scrapes for real: what its HTTP API then answers is what the client saw; promtool judges the exposition.
+"""A real Prometheus scrapes /metrics: the values of its HTTP API match what the client measured, and promtool checks the
+exposition format.
 
-PHASEPIPE_PROMETHEUS is the folder of the programs; the server under test (PHASEPIPE_METRICS, or PHASEPIPE_URL) is asked by
-nobody else meanwhile."""
+PHASEPIPE_PROMETHEUS is the folder of the programs. The server under test (PHASEPIPE_METRICS, or PHASEPIPE_URL) must receive no
+other requests during the checks."""
 
 import json
 import os
@@ -20,10 +21,10 @@ FOLDER = c.need(os.environ.get("PHASEPIPE_PROMETHEUS"), "PHASEPIPE_PROMETHEUS: t
 SERVER = os.environ.get("PHASEPIPE_METRICS") or c.URL
 MODEL = c.get("/v1/models", url=SERVER)["data"][0]["id"]
 
-# What promtool says of names that vLLM chose.
+# Warnings of promtool about vLLM's names.
 VLLMS_NAMES = ("metric names should not contain ':'", 'non-counter metrics should not have "_total" suffix')
 
-# The queries of vLLM's Grafana board (examples/online_serving/prometheus_grafana of vLLM), with its intervals.
+# The queries of vLLM's Grafana dashboard (examples/online_serving/prometheus_grafana of vLLM), with its intervals.
 BOARD = """
 histogram_quantile(0.99, sum by(le) (rate(vllm:e2e_request_latency_seconds_bucket{model_name="$M"}[30s])))
 histogram_quantile(0.5, sum by(le) (rate(vllm:inter_token_latency_seconds_bucket{model_name="$M"}[30s])))
@@ -65,14 +66,14 @@ class Prometheus:
             raise AssertionError(f"prometheus: exit {self.p.returncode}: {self.log.read()[-500:]}")
         try:
             return self.query("up") == {(): 1.0}
-        except (OSError, ValueError):  # it does not listen yet, or says in words that it is not ready
+        except (OSError, ValueError):  # it does not listen yet, or its response is no JSON because it is not ready
             return False
 
     def api(self, path):
         return json.loads(c.http(path, url=f"http://127.0.0.1:{self.port}")[2])["data"]
 
     def query(self, text):
-        """{labels beside those of the scrape: value}."""
+        """{labels without those of the scrape: value}."""
         out = {}
         for r in self.api("/api/v1/query?query=" + urllib.parse.quote(text))["result"]:
             labels = tuple(sorted((k, v) for k, v in r["metric"].items()
@@ -93,10 +94,10 @@ def ask(prompt, n, **more):
 
 @check
 def scraped():
-    """series are what the client saw"""
+    """series match what the client measured"""
     p = Prometheus()
     try:
-        def settle():  # two scrapes later
+        def settle():  # waits for two scrapes
             time.sleep(1.6)
 
         def values(*names):
@@ -136,7 +137,7 @@ def scraped():
         equal({k: got[k] for k in want}, {k: float(v) for k, v in want.items()})
         true(out - 9 - 20 <= got["vllm:inter_token_latency_seconds_count"] <= out - 9, f"{got} of {out} tokens")
         e2e = got["vllm:e2e_request_latency_seconds_sum"]
-        true(0.8 * walls <= e2e <= walls, f"end to end {e2e:.3f} s, the client saw {walls:.3f} s")
+        true(0.8 * walls <= e2e <= walls, f"end to end {e2e:.3f} s, the client measured {walls:.3f} s")
         now = p.query("vllm:request_success_total")
         delta = {dict(k)["finished_reason"]: v - reasons.get(k, 0) for k, v in now.items()}
         equal((delta["length"], delta["stop"]), (8.0, 1.0), "finished reasons")
@@ -148,7 +149,7 @@ def scraped():
 
 @check
 def gauges():
-    """running goes up and down again, aborts are counted, and the board's queries have answers"""
+    """running rises and falls, aborts are counted, and the dashboard's queries return values"""
     p = Prometheus()
     try:
         aborts = lambda: p.query('vllm:request_success_total{finished_reason="abort"}').get((("finished_reason", "abort"),), 0)
@@ -181,7 +182,7 @@ def gauges():
 
 @check
 def promtool():
-    """promtool check metrics has nothing to say but of vLLM's names"""
+    """promtool check metrics warns only about vLLM's names"""
     ask("a", 2)
     text = c.http("/metrics", url=SERVER)
     true(text[1]["Content-Type"].startswith("text/plain; version=0.0.4"), text[1]["Content-Type"])
@@ -194,7 +195,7 @@ def promtool():
 
 @check
 def bounded():
-    """made-up models and paths make no series"""
+    """unknown models and paths create no series"""
     count = lambda: sum(not x.startswith("#") for x in c.http("/metrics", url=SERVER)[2].splitlines())
     for i in range(3):
         c.http(f"/no/{i}", url=SERVER)

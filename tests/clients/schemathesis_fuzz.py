@@ -1,10 +1,10 @@
-"""schemathesis over /openapi.json: made-up requests, right and wrong ones, to every operation; no crash, no status, header or
-shape that the description does not know. The server has an engine without arithmetic, so that answers cost nothing, and wants
-a key, so that requests without it are tried too.
+"""schemathesis with /openapi.json: generated valid and invalid requests to every operation. The server does not crash, and
+returns no status, header or schema that the description lacks. The server uses the fake engine, so that answers cost nothing,
+and requires a key, so that schemathesis also tests requests without one.
 
-What is left out, and why:
-  positive_data_acceptance  a description cannot say all that makes a request right: that min_tokens is under max_tokens, that
-                            ids are in the vocabulary, that the model has that name, that the prompt fits the window
+Excluded checks, and why:
+  positive_data_acceptance  the description cannot express all constraints: min_tokens is below max_tokens, ids are in the
+                            vocabulary, the model has that name, the prompt fits the context length
   missing_required_header, use_after_free, ensure_resource_availability, object_level_authorization: there are no such headers
                             or resources"""
 
@@ -16,7 +16,7 @@ import tempfile
 import check as c
 from check import check, equal, true
 
-URL = c.need(os.environ.get("PHASEPIPE_FUZZ"), "PHASEPIPE_FUZZ: a server for it")
+URL = c.need(os.environ.get("PHASEPIPE_FUZZ"), "PHASEPIPE_FUZZ: a server to fuzz")
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
           "response_schema_conformance", "unsupported_method", "allow_header_conformance", "ignored_auth",
           "negative_data_rejection")
@@ -38,7 +38,7 @@ def fuzz(*options):
 
 @check
 def described():
-    """the description itself is valid, and there with its paths"""
+    """the description is valid and has all paths"""
     d = c.get("/openapi.json", url=URL)
     true(d["openapi"].startswith("3."), d["openapi"])
     paths = {"/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/tokenizer_info", "/health",
@@ -48,20 +48,20 @@ def described():
 
 @check
 def right_and_wrong():
-    """all operations, right and wrong requests"""
+    """all operations, valid and invalid requests"""
     return fuzz("--checks", ",".join(CHECKS), "--max-examples", "60", "--phases", "examples,coverage,fuzzing")
 
 
 @check
 def wrong_types():
-    """wrong requests are refused"""
+    """invalid requests are rejected"""
     return fuzz("--checks", "negative_data_rejection,not_a_server_error", "--mode", "negative", "--max-examples", "40",
                 "--phases", "fuzzing")
 
 
 @check
 def alive():
-    """the server is well afterwards: nothing runs, it answers"""
+    """afterwards nothing runs, and the server answers"""
     c.until(lambda: c.http("/load", url=URL, headers={"Authorization": f"Bearer {c.KEY}"})[2].replace(" ", "") ==
             '{"server_load":0}', 10, "nothing runs")
     status, _, _ = c.http("/v1/completions", {"prompt": "a", "max_tokens": 1}, url=URL,

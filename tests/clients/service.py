@@ -1,5 +1,5 @@
-"""phasepipe's services for the checks of clients: `phasepipe up` without HTTP in a folder of its own, and as many HTTP
-servers (`stream --http`) beside it as are asked for, on free ports."""
+"""phasepipe's services for the client checks: `phasepipe up` without HTTP in a temporary folder, and any number of HTTP servers
+(`stream --http`) that use these services, on free ports."""
 
 import os
 import select
@@ -17,7 +17,7 @@ class Failed(Exception):
 
 
 def program(name):
-    """$PHASEPIPE_BIN, $B/bin or build/bin first, then PATH."""
+    """Path of a program: in $PHASEPIPE_BIN, $B/bin or build/bin if it is there, else in PATH."""
     folder = os.environ.get("PHASEPIPE_BIN") or os.path.join(
         os.environ.get("PHASEPIPE_BUILD") or os.path.join(ROOT, os.environ.get("B", "build")), "bin")
     path = os.path.join(folder, name)
@@ -28,7 +28,7 @@ def program(name):
 
 
 class Process:
-    """A program of ours that is ready when this returns, by a line at a descriptor."""
+    """A phasepipe program. The constructor blocks until its readiness message arrives on --ready-fd."""
 
     def __init__(self, cmd, log, seconds=120):
         self.log = log
@@ -60,7 +60,7 @@ class Process:
 
 
 class Server(Process):
-    """stream --http; url and ollama are where it listens."""
+    """stream --http; url and ollama are the URLs at which it listens."""
 
     def __init__(self, services, name, *options, ollama=False):
         cmd = [program("stream"), "--run", services.run, "-m", services.model, "--http", "127.0.0.1:0",
@@ -70,7 +70,7 @@ class Server(Process):
         super().__init__(cmd, os.path.join(services.folder, f"{name}.log"))
         if len(self.addresses) != 1 + ollama:
             self.stop()
-            raise Failed(f"{name}: says that it listens at {self.addresses}\n{self.output()}")
+            raise Failed(f"{name}: reports the addresses {self.addresses}\n{self.output()}")
         self.url, self.ollama = self.addresses["HTTP"], self.addresses.get("OLLAMA", "")
 
 
@@ -99,7 +99,7 @@ class Services:
             s.stop()
         subprocess.run([program("phasepipe"), "down", "--run", self.run], stdin=subprocess.DEVNULL,
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120, check=False)
-        for _ in range(50):  # the last of them unlinks its sockets
+        for _ in range(50):  # services still unlink their sockets
             try:
                 shutil.rmtree(self.folder)
                 return

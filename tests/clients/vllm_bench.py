@@ -1,5 +1,5 @@
-"""`vllm bench serve`, of the vLLM that scripts/peer-vllm installed: every request successful, as many tokens as were asked
-for, the prompts as long as it meant them to be."""
+"""`vllm bench serve`, of the vLLM that scripts/peer-vllm installed: every request succeeds, with the requested number of tokens
+and the intended prompt length."""
 
 import json
 import os
@@ -15,8 +15,8 @@ N, IN, OUT = 12, 96, 24
 
 
 def bench(*options, out=OUT, roles=0):
-    """Its result with --save-detailed, and what it printed. roles: chunks without text before the first token; it takes the
-    first of all for the first token, of any server's chat."""
+    """(result with --save-detailed, output). roles: chunks without text before the first token. vLLM's benchmark counts the first
+    chunk of a chat as the first token, with any server."""
     with tempfile.TemporaryDirectory() as folder:
         cmd = [os.path.join(HOME, "venv", "bin", "vllm"), "bench", "serve", "--base-url", c.URL, "--tokenizer",
                os.path.join(HOME, "model"), "--dataset-name", "random", "--random-input-len", str(IN),
@@ -36,32 +36,32 @@ def bench(*options, out=OUT, roles=0):
     return r, run.stdout
 
 
-def said(r):
+def medians(r):
     return f"TTFT {r['median_ttft_ms']:.0f} ms, TPOT {r['median_tpot_ms']:.1f} ms (medians)"
 
 
 @check
 def completions():
-    """--backend openai, at a rate, without --model: it takes data[0].root"""
+    """--backend openai, at a request rate, without --model: uses data[0].root"""
     r, out = bench("--backend", "openai", "--endpoint", "/v1/completions", "--request-rate", "6", "--seed", "1")
     equal(r["total_input_tokens"], N * IN)
-    true("tokenizer mismatch" not in out, "it sees other tokens than the server: " + out[:300])
-    return said(r)
+    true("tokenizer mismatch" not in out, "its token counts differ from the server's: " + out[:300])
+    return medians(r)
 
 
 @check
 def chat():
-    """--backend openai-chat, four at once"""
+    """--backend openai-chat, four concurrent requests"""
     r, _ = bench("--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--model", c.model(),
                  "--max-concurrency", "4", "--temperature", "0", "--goodput", "ttft:60000", roles=1)
     true(r["request_goodput"] > 0, "goodput")
-    return said(r)
+    return medians(r)
 
 
 @check
 def one_token():
     """answers of one token"""
-    return said(bench("--backend", "openai", "--endpoint", "/v1/completions", "--model", c.model(), out=1)[0])
+    return medians(bench("--backend", "openai", "--endpoint", "/v1/completions", "--model", c.model(), out=1)[0])
 
 
 if __name__ == "__main__":

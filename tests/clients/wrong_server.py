@@ -1,5 +1,5 @@
-"""Holds the check of the README's commands (curl_recipes.py) against servers that answer wrongly: it must see each of them, and
-name the command. They are a proxy before the real one, with one thing changed."""
+"""Runs the check of the README's commands (curl_recipes.py) against servers with wrong responses: it must detect each one and
+name the command. Each server is a proxy of the real one that changes one thing."""
 
 import os
 import re
@@ -17,7 +17,7 @@ METRIC = b"vllm:time_to_first_token_seconds"
 
 
 def at(path, change):
-    """A change of (status, body) for the paths that begin so."""
+    """A function that applies change to (status, body) of the paths with this prefix."""
     return lambda p, status, body: change(status, body) if p.startswith(path) else (status, body)
 
 
@@ -33,7 +33,7 @@ def empty(status, body):
     return status, b"{}"
 
 
-# what is wrong: (the change, the path of the command that must be named)
+# what is wrong: (the change, the path of the command that the check must name)
 WRONG = {
     "500 of the chat": (at("/v1/chat", failed), "/v1/chat"),
     "500 of the stream": (at("/v1/completions", failed), "/v1/completions"),

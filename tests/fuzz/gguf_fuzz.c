@@ -1,4 +1,4 @@
-/* The GGUF reader and what follows it: shape, plan of tensors, and every key read as every type. */
+/* Fuzzes the GGUF reader and its users: model shape, tensor plan, and every key read as every type. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Lines of JSON as frames. What is taken must be written as JSON that is taken again, as the same frame. */
+/* Fuzzes frames from JSON lines. A line that decodes must encode to JSON that decodes to the same frame. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -24,10 +24,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
     size_t n_once, n_twice;
     char *line;
     if (!wire_from_json(&e, &f, a, &data, (const char *)p, n)) {
-        check(!wire_encode(&e, &once, &n_once, &f), "what was read does not encode\n");
-        check(!wire_to_json(&e, &line, &f, data, true), "no JSON of it\n");
-        check(!wire_from_json(&e, &g, a, &data_again, line, strlen(line)), "its JSON does not read\n");
-        check(!wire_encode(&e, &twice, &n_twice, &g), "it does not encode a second time\n");
+        check(!wire_encode(&e, &once, &n_once, &f), "a decoded frame does not encode\n");
+        check(!wire_to_json(&e, &line, &f, data, true), "a decoded frame has no JSON\n");
+        check(!wire_from_json(&e, &g, a, &data_again, line, strlen(line)), "the JSON of a frame does not decode\n");
+        check(!wire_encode(&e, &twice, &n_twice, &g), "a frame does not encode a second time\n");
         check(n_once == n_twice && !memcmp(once, twice, n_once), "two encodings differ\n");
         check(f.kind != WIRE_BLK || !memcmp(data, data_again, f.blk.n_data), "the payload differs\n");
         free(line);

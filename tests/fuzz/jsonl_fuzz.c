@@ -1,4 +1,4 @@
-/* JSON lines as requests: whatever is read is in range, and can be read again after a failure. */
+/* Fuzzes requests from JSON lines: parsed fields are in range, and a failure sets an error. */
 #include <assert.h>
 #include <math.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
-/* The load generator's readers: events of a stream, the same wherever it is cut; lines of traces and of lists. The
- * first byte chooses. */
+/* Fuzzes the load generator's parsers: event streams, which give the same events for any split into pieces, and lines
+ * of traces and lists. The first byte selects the parser. */
 #include <assert.h>
 #include <math.h>
 #include <stdint.h>
@@ -10,13 +10,13 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-struct heard {
+struct digest {
     uint64_t hash, events;
 };
 
-static bool hear(void *arg, const char *data, size_t n, bool error)
+static bool on_event(void *arg, const char *data, size_t n, bool error)
 {
-    struct heard *h = arg;
+    struct digest *h = arg;
     struct load_event ev;
     struct err e;
     h->events++;
@@ -31,18 +31,18 @@ static bool hear(void *arg, const char *data, size_t n, bool error)
     return true;
 }
 
-/* In pieces of `step` bytes, each in memory of its own. */
-static struct heard stream(const uint8_t *data, size_t size, size_t step)
+/* Parses in pieces of `step` bytes, each in its own allocation, so that an overrun is detected. */
+static struct digest stream(const uint8_t *data, size_t size, size_t step)
 {
     struct load_sse s = {0};
-    struct heard h = {0};
+    struct digest h = {0};
     struct err e;
     for (size_t at = 0; at < size; at += step) {
         size_t n = size - at < step ? size - at : step;
         char *piece = malloc(n);
         assert(piece);
         memcpy(piece, data + at, n);
-        int rc = load_sse_feed(&e, &s, hear, &h, piece, n);
+        int rc = load_sse_feed(&e, &s, on_event, &h, piece, n);
         assert(!rc);
         free(piece);
     }
@@ -58,7 +58,7 @@ static void lines(const uint8_t *data, size_t size, bool list)
     while (size) {
         const uint8_t *end = memchr(data, '\n', size);
         size_t n = end ? (size_t)(end - data) + 1 : size;
-        char *line = malloc(n + 1); /* as getline gives it */
+        char *line = malloc(n + 1); /* as getline returns it */
         assert(line);
         memcpy(line, data, n);
         line[n] = 0;
@@ -82,7 +82,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 2)
         return 0;
     if (*data % 4 < 2) {
-        struct heard a = stream(data + 1, size - 1, size), b = stream(data + 1, size - 1, 1 + *data / 4);
+        struct digest a = stream(data + 1, size - 1, size), b = stream(data + 1, size - 1, 1 + *data / 4);
         assert(a.hash == b.hash && a.events == b.events);
     } else {
         lines(data + 1, size - 1, *data % 4 == 2);

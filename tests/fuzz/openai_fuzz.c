@@ -1,7 +1,7 @@
 /*
- * Any body to any route of the OpenAI API, then any frames: an answer that is refused is an error object; a stream is
- * events of JSON and the end mark, a whole answer one object; the texts in it are those that were given. The input is a
- * letter for the route, the body, and after a NUL the frames, three bytes each.
+ * Fuzzes the OpenAI API with arbitrary bodies for any route, then arbitrary frames. Invariants: a rejected request gets
+ * an error object; a stream consists of JSON events and [DONE], a whole answer is one object; the text in the response
+ * is that of the frames. The input is a letter for the route, the body, and after a NUL the frames, three bytes each.
  */
 #include <assert.h>
 #include <float.h>
@@ -32,7 +32,7 @@ static void is_error(const json_t *o, int status)
 
 static struct {
     bool ended[256 + 1]; /* of the first choices; later ones end by themselves */
-    size_t n_text;       /* bytes given to choice 0 of line 0 that must be shown */
+    size_t n_text;       /* text bytes of choice 0 of line 0 that the response must contain */
     bool failed;
 } run;
 
@@ -118,7 +118,7 @@ static size_t text_of(const json_t *choice)
     return json_integer_value(json_object_get(choice, "index")) == 0 ? json_string_length(text) : 0;
 }
 
-/* Every byte of the stream is of an event; *n_text: of choice 0. */
+/* Checks that events cover the whole stream; *n_text: text bytes of choice 0. */
 static void stream(const struct http_request *r, size_t *n_text)
 {
     const char *p = r->out.p, *stop = p + r->out.n;
@@ -173,7 +173,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size--;
     const uint8_t *nul = memchr(data + 1, 0, size);
     r.n_body = nul ? (size_t)(nul - data - 1) : size;
-    char *body = malloc(r.n_body + 1); /* of its own, so that what is read past it shows */
+    char *body = malloc(r.n_body + 1); /* its own allocation, so that an overrun is detected */
     memcpy(body, data + 1, r.n_body);
     body[r.n_body] = 0;
     r.request_id = data[0] & 8 ? "h-1" : NULL;

@@ -1,7 +1,8 @@
 /*
- * Any bytes as text: the pieces of its ids put together are the repaired text without the bytes the vocabulary lacks,
- * no id is a control token, and the streaming detokeniser says the same however the stops lie. The first byte chooses
- * the kind. A small vocabulary of all bytes and some merges is written first, so that the harness needs no model.
+ * Fuzzes tokenization of arbitrary bytes. Invariants: the concatenated pieces of the ids are the text with repaired
+ * UTF-8, without bytes that the vocabulary lacks; no id is a control token; the streaming detokenizer outputs the same
+ * text for any position of the stop texts. The first byte selects the pre-tokenizer. The harness writes a small
+ * vocabulary of all bytes and some merges, so it needs no model.
  */
 #include <assert.h>
 
@@ -66,7 +67,7 @@ static void check_round_trip(const struct text *t, const struct text_ids *v, con
     assert(at == n_want);
 }
 
-/* The text up to the stop that is complete first, of those the longest. */
+/* Length of the text before the stop that is complete first; of several, the longest. */
 static size_t expected_end(const char *s, size_t n, const char *const *stop, const size_t *len, size_t n_stop)
 {
     size_t best = SIZE_MAX, begin = n;
@@ -103,7 +104,7 @@ static void check_out(const struct text *t, const struct text_ids *v, const char
     text_out_free(o);
 }
 
-/* A stream of ids that is no encoding of any text: what is given is valid UTF-8, and all of it. */
+/* Ids that are the encoding of no text: the output is valid UTF-8 and complete. */
 static void check_any_ids(const struct text *t, const uint8_t *data, size_t size)
 {
     struct text_out *o;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Stands for any service under the supervisor: copied under the service's name, it writes down how it was started, says
-that it is ready, and ends at SIGTERM. Files in the folder $STAND change that: fail-NAME (it ends at once with the status
-in it), stuck-NAME (SIGTERM does not end it), slow-NAME (it is never ready), lines-NAME (it says so many lines more),
-addresses-NAME (lines of its readiness message)."""
+"""Stand-in for any service of the supervisor, copied under the service's name. It records how it was started, reports that it
+is ready, and exits at SIGTERM. Files in the folder $STAND change this: fail-NAME (it exits at once with the status in the
+file), stuck-NAME (it ignores SIGTERM), slow-NAME (it never reports ready), lines-NAME (it logs this number of extra lines),
+addresses-NAME (additional lines of its readiness message)."""
 import json
 import os
 import signal
