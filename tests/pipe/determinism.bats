@@ -144,7 +144,7 @@ delayed() {
     decode --threads 2 --max-num-batched-tokens 77 < long.tok | stream --jsonl | answers | diff long.want -
 }
 
-# again TIMES
+# again N: runs the pipeline N times; each run gives the expected answers
 again() {
     for i in $(seq "$1"); do
         prefill < all.tok | decode | stream --jsonl | answers > got
@@ -152,7 +152,7 @@ again() {
     done
 }
 
-@test "once more" { again 2; }
+@test "a second run gives the same answers" { again 2; }
 
 # bats test_tags=long
-@test "again and again" { again 16; }
+@test "sixteen runs give the same answers" { again 16; }

@@ -67,13 +67,13 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
 }
 
 @test "the README's commands work unchanged at ports 8000 and 11434" {
-    for port in 8000 11434; do free $port || skip "somebody listens at port $port"; done
+    for port in 8000 11434; do free $port || skip "port $port is in use"; done
     unset PHASEPIPE_HTTP
     export PHASEPIPE_RUN=$PWD/run # where it stands, which the commands do not say
     PATH="$PHASEPIPE_BIN:$PATH"
     up=$(grep -x 'phasepipe up --served-model-name .* --detach' "$PHASEPIPE_TOP/README.md")
     bash -c "$up" 2> err 3>&- || rc=$?
-    ! grep -q 'address already in use' err || skip "somebody took a port meanwhile"
+    ! grep -q 'address already in use' err || skip "another program took a port meanwhile"
     [ "${rc-0}" -eq 0 ] || { cat err; false; }
     grep -qx 'phasepipe up: the OpenAI API and metrics: http://127.0.0.1:8000' err
     grep -qx 'phasepipe up: the Ollama API: http://127.0.0.1:11434' err
@@ -84,7 +84,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
 }
 
 @test "if Ollama's default port is in use, up logs it and serves the rest; if the port was given, it fails" {
-    listen 11434 || skip "port 11434 is somebody's, who may leave it at any time"
+    listen 11434 || skip "port 11434 is in use by another program"
     unset PHASEPIPE_HTTP
     PATH="$PHASEPIPE_BIN:$PATH"
     # Nothing is generated, so the fake engine is enough.

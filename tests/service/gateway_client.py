@@ -94,7 +94,7 @@ def gone():
 
 
 def half():
-    """A client that has said all it wants to say still gets its answer."""
+    """A client that has closed its side of the connection (half-close) still receives its answer."""
     for stream in (True, False):
         s = connect()
         s.sendall(raw(completion(max_tokens=60, stream=stream), Connection="close"))
@@ -237,8 +237,8 @@ def lives(pid):
 
 
 def reads_on():
-    """SIGTERM: who reads slowly has all of an answer that is long computed, and the process ends then; who reads nothing is not
-    waited for beyond --drain-seconds, nor is who has sent half a request."""
+    """SIGTERM: a slow reader receives the whole answer, and then the process exits. A client that reads nothing, or has sent half
+    a request, delays the exit by at most --drain-seconds."""
     pid, deaf, half = int(ARGS[0]), ARGS[1:] == ["deaf"], connect()
     half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
     s = connect()
@@ -260,7 +260,7 @@ def reads_on():
 
 
 def large():
-    """A request that takes seconds to read keeps no stream waiting, and nobody behind it that is small."""
+    """A request that takes seconds to parse delays no stream, and no small request after it."""
     gaps, stop = [], threading.Event()
 
     def stream():

@@ -34,7 +34,7 @@ start() {
     [ "$(cat ready)" = ready ]
 }
 
-# client NAME [MODEL [ARITH]]: a client that takes commands by `tell NAME COMMAND`, its answer on stdout
+# client NAME [MODEL [ARITH]]: starts a client for `command_to NAME COMMAND`
 client() {
     mkfifo "$1.in" "$1.out"
     "$PHASEPIPE_BUILD/tests/tools/kv_client" unix:kv.sock "${2:-07}" "${@:3}" < "$1.in" > "$1.out" 2> "$1.err" 3>&- &
@@ -50,7 +50,8 @@ answer() {
     echo "$line"
 }
 
-tell() {
+# command_to NAME COMMAND: sends a command to a client and prints its answer
+command_to() {
     local in="$1_in"
     echo "${@:2}" >&"${!in}"
     answer "$1"
@@ -58,7 +59,7 @@ tell() {
 
 # counts NAME: "free cached leased quarantined credited" as numbers
 counts() {
-    tell "$1" stat | awk '/ sound$/ { print $4, $6, $8, $10, $12 }'
+    command_to "$1" stat | awk '/ sound$/ { print $4, $6, $8, $10, $12 }'
 }
 
 # until_counts NAME MS WANT: waits at most MS for these counts
@@ -74,10 +75,10 @@ until_counts() {
 six_blocks_on_disk() {
     start --disk kv.disk --disk-size 10M
     client a
-    tell a lease 1 6
-    tell a credit 6
-    tell a publish 6
-    [ "$(tell a release)" = ok ]
+    command_to a lease 1 6
+    command_to a credit 6
+    command_to a publish 6
+    [ "$(command_to a release)" = ok ]
     kill -9 $a_pid
     kill -TERM "$store_pid"
     wait "$store_pid"
@@ -88,34 +89,34 @@ six_blocks_on_disk() {
     start
     client a
     client b
-    [[ $(tell a lease 1 5) == *"blocks 0 tail 0" ]]
-    tell a credit 6
-    [ "$(tell a publish 5 9)" = "published 5" ]
+    [[ $(command_to a lease 1 5) == *"blocks 0 tail 0" ]]
+    command_to a credit 6
+    [ "$(command_to a publish 5 9)" = "published 5" ]
     [ "$(counts a)" = "594 0 6 0 0" ]
-    read -r _ seq _ gen _ < <(tell a hand)
-    [[ $(tell b take "$seq" "$gen") == *"blocks 5 tail 9" ]]
-    [[ $(tell a take "$seq" "$gen") == "no 4:"* ]]
-    [[ $(tell b lease 1 5) == *"blocks 5 tail 0" ]]
-    [ "$(tell b check)" = ok ]
-    [[ $(tell b lease 2 5) == *"blocks 2 tail 0" ]]
+    read -r _ seq _ gen _ < <(command_to a hand)
+    [[ $(command_to b take "$seq" "$gen") == *"blocks 5 tail 9" ]]
+    [[ $(command_to a take "$seq" "$gen") == "no 4:"* ]]
+    [[ $(command_to b lease 1 5) == *"blocks 5 tail 0" ]]
+    [ "$(command_to b check)" = ok ]
+    [[ $(command_to b lease 2 5) == *"blocks 2 tail 0" ]]
     # 4 blocks against 256: the times of a round trip, so the best of a few medians of 1001, all of the same client: two
     # processes may have different memory placement for as long as they live.
     ratio() {
         local short=999999999 long=999999999 t
         for _ in 1 2 3 4 5; do
-            [[ $(tell a lease 1 4) == *"blocks 4 tail 0" ]]
-            read -r t _ < <(tell a time-hand) && [ "$t" -lt "$short" ] && short=$t
-            [ "$(tell a release)" = ok ]
-            [[ $(tell a lease 3 256) == *"blocks 256 tail 0" ]]
-            read -r t _ < <(tell a time-hand) && [ "$t" -lt "$long" ] && long=$t
-            [ "$(tell a release)" = ok ]
+            [[ $(command_to a lease 1 4) == *"blocks 4 tail 0" ]]
+            read -r t _ < <(command_to a time-hand) && [ "$t" -lt "$short" ] && short=$t
+            [ "$(command_to a release)" = ok ]
+            [[ $(command_to a lease 3 256) == *"blocks 256 tail 0" ]]
+            read -r t _ < <(command_to a time-hand) && [ "$t" -lt "$long" ] && long=$t
+            [ "$(command_to a release)" = ok ]
         done
         echo "short $short ns, long $long ns"
         [ $((long * 10)) -le $((short * 13)) ]
     }
-    tell b lease 3 256
-    tell b credit 254
-    [ "$(tell b publish 254)" = "published 254" ]
+    command_to b lease 3 256
+    command_to b credit 254
+    [ "$(command_to b publish 254)" = "published 254" ]
     for _ in 1 2 3 4 5; do # other processes disturb a round
         ! ratio || return 0
         sleep 0.5
@@ -134,19 +135,19 @@ six_blocks_on_disk() {
     flat() {
         local first last short long
         n_try=$((n_try + 1))
-        [[ $(tell a lease "$1" 8192) == *" blocks "[02]" "* ]]
-        read -r _ first _ last < <(tell a time-publish)
-        long=$(tell a time-lease)
-        tell b lease "$1" 1024
-        short=$(tell b time-lease)
+        [[ $(command_to a lease "$1" 8192) == *" blocks "[02]" "* ]]
+        read -r _ first _ last < <(command_to a time-publish)
+        long=$(command_to a time-lease)
+        command_to b lease "$1" 1024
+        short=$(command_to b time-lease)
         echo "publish $first and $last ns, lease $short and $long ns a block"
-        [ "$(tell b release)" = ok ]
+        [ "$(command_to b release)" = ok ]
         [ "$last" -le $((first * 3)) ] && [ "$long" -le $((short * 3)) ]
     }
-    flat 1 || { tell a release && flat 2; } || { tell a release && flat 3; }
-    read -r _ seq _ gen _ blocks _ < <(tell a hand)
+    flat 1 || { command_to a release && flat 2; } || { command_to a release && flat 3; }
+    read -r _ seq _ gen _ blocks _ < <(command_to a hand)
     [ "$blocks" = 8192 ]
-    [[ $(tell b take "$seq" "$gen") == *"blocks 8192 tail 0" ]]
+    [[ $(command_to b take "$seq" "$gen") == *"blocks 8192 tail 0" ]]
     kill -9 $b_pid
     local cached=$((n_try == 1 ? 8192 : 9300)) # what was tried before is cached, too, as far as it fits
     until_counts a 500 "$((9300 - cached)) $cached 0 0 0"
@@ -156,9 +157,9 @@ six_blocks_on_disk() {
     start
     client a
     client b
-    tell a lease 1 6
-    tell a credit 10
-    tell a publish 4 7
+    command_to a lease 1 6
+    command_to a credit 10
+    command_to a publish 4 7
     [ "$(counts b)" = "6 0 5 0 5" ]
     kill -9 $a_pid
     until_counts b 100 "12 4 0 0 0"
@@ -169,42 +170,42 @@ six_blocks_on_disk() {
     client a
     client b
     client c
-    tell a lease 1 6
-    [[ $(tell b lease 1 6) == *"blocks 0 tail 0 pending" ]]
-    [[ $(tell c lease 1 6) == *"blocks 0 tail 0 pending" ]]
-    tell a credit 6
-    tell a publish 3
-    [[ $(tell b news 2000) == *"blocks 3 tail 0 pending" ]]
-    [[ $(tell c news 2000) == *"blocks 3 tail 0 pending" ]]
+    command_to a lease 1 6
+    [[ $(command_to b lease 1 6) == *"blocks 0 tail 0 pending" ]]
+    [[ $(command_to c lease 1 6) == *"blocks 0 tail 0 pending" ]]
+    command_to a credit 6
+    command_to a publish 3
+    [[ $(command_to b news 2000) == *"blocks 3 tail 0 pending" ]]
+    [[ $(command_to c news 2000) == *"blocks 3 tail 0 pending" ]]
     kill -9 $a_pid
-    [[ $(tell b news 2000) == *"blocks 3 tail 0" ]]
-    tell b credit 3
-    tell b publish 3
-    [[ $(tell c news 2000) == *"blocks 6 tail 0" ]]
-    [ "$(tell c check)" = ok ]
+    [[ $(command_to b news 2000) == *"blocks 3 tail 0" ]]
+    command_to b credit 3
+    command_to b publish 3
+    [[ $(command_to c news 2000) == *"blocks 6 tail 0" ]]
+    [ "$(command_to c check)" = ok ]
 }
 
 @test "a client stopped beyond its lease loses everything; slots it might write are quarantined until it is gone" {
     start --lease-ms 1000
     client a
     client b
-    tell a lease 1 6
-    tell a credit 8
-    tell a publish 4 7
+    command_to a lease 1 6
+    command_to a credit 8
+    command_to a publish 4 7
     [ "$(counts b)" = "8 0 5 0 3" ]
     kill -STOP $a_pid
     until_counts b 5000 "8 4 0 4 0"
     grep -q "kv_client (process $a_pid) is silent" store.err
-    [[ $(tell b credit 13) == "no 3:"*"12 of 16 are available" ]]
-    [ "$(tell b credit 12)" = "credit 12" ]
-    [ "$(tell b uncredit)" = ok ]
-    kill -CONT $a_pid # it goes on, and is told
-    [[ $(tell a check) == "no "* ]]
-    [[ $(tell a publish 1) == "no 5:"*"lease has ended"* ]]
+    [[ $(command_to b credit 13) == "no 3:"*"12 of 16 are available" ]]
+    [ "$(command_to b credit 12)" = "credit 12" ]
+    [ "$(command_to b uncredit)" = ok ]
+    kill -CONT $a_pid # it continues, and receives an error
+    [[ $(command_to a check) == "no "* ]]
+    [[ $(command_to a publish 1) == "no 5:"*"lease has ended"* ]]
     [ "$(counts b)" = "12 0 0 4 0" ]
-    [ "$(tell a again)" = ok ]
+    [ "$(command_to a again)" = ok ]
     until_counts b 500 "16 0 0 0 0"
-    [[ $(tell a lease 1 6) == *"blocks 0 tail 0" ]]
+    [[ $(command_to a lease 1 6) == *"blocks 0 tail 0" ]]
     kill -STOP $a_pid
     sleep 1.5
     kill -9 $a_pid
@@ -214,44 +215,44 @@ six_blocks_on_disk() {
 @test "a client stopped for less than its lease continues" {
     start --lease-ms 2000
     client a
-    tell a lease 1 3
-    tell a credit 3
-    tell a publish 3
+    command_to a lease 1 3
+    command_to a credit 3
+    command_to a publish 3
     kill -STOP $a_pid
     sleep 0.5
     kill -CONT $a_pid
-    [ "$(tell a check)" = ok ]
+    [ "$(command_to a check)" = ok ]
 }
 
 @test "kvstore is killed: the next one gets the state from its clients and loses nothing" {
     start -v
     client a
     client b
-    tell a lease 1 6
-    tell a credit 8
-    tell a publish 4 7
-    tell b lease 5 3
-    tell b credit 1
-    tell b publish 1
-    tell b release
+    command_to a lease 1 6
+    command_to a credit 8
+    command_to a publish 4 7
+    command_to b lease 5 3
+    command_to b credit 1
+    command_to b publish 1
+    command_to b release
     client w
-    [[ $(tell w lease 1 6) == *"blocks 4 tail 0 pending" ]]
+    [[ $(command_to w lease 1 6) == *"blocks 4 tail 0 pending" ]]
     before=$(counts a)
     [ "$before" = "7 1 5 0 3" ]
     kill -9 "$store_pid"
-    [ "$(tell a check)" = ok ] # readers do not even notice
+    [ "$(command_to a check)" = ok ] # readers are not affected
     start -v
     grep -q "arena adopted from a client" store.err
     until_counts a 2000 "$before"
-    [[ $(tell w news 2000) == *"blocks 4 tail 0" ]] # what waited is told that it waits for nobody now
-    [ "$(tell w release)" = ok ]
-    [ "$(tell a publish 2)" = "published 2" ]
-    [ "$(tell a check)" = ok ]
-    [[ $(tell b lease 1 6) == *"blocks 6 tail 0" ]]
+    [[ $(command_to w news 2000) == *"blocks 4 tail 0" ]] # the waiting sequence receives the event that its writer has ended
+    [ "$(command_to w release)" = ok ]
+    [ "$(command_to a publish 2)" = "published 2" ]
+    [ "$(command_to a check)" = ok ]
+    [[ $(command_to b lease 1 6) == *"blocks 6 tail 0" ]]
     # Killed together: blocks leased only by the client are freed when its death is detected.
     kill -9 "$store_pid" $a_pid
     start -v
-    [ "$(tell b check)" = ok ]
+    [ "$(command_to b check)" = ok ]
     until_counts b 2000 "9 1 6 0 0"
 }
 
@@ -259,7 +260,7 @@ six_blocks_on_disk() {
     start --lease-ms 1000
     client a
     client b
-    tell a credit 5
+    command_to a credit 5
     kill -STOP $a_pid
     kill -9 "$store_pid"
     start --lease-ms 1000
@@ -274,18 +275,18 @@ import array, os, socket, subprocess, sys, time
 s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 s.bind(os.path.abspath("notify"))
 def messages(until):
-    fd, said = None, []
+    fd, received = None, []
     s.settimeout(10)
-    while until not in said:
+    while until not in received:
         data, anc, _, _ = s.recvmsg(4096, socket.CMSG_SPACE(4))
-        said += data.decode().split("\n")
+        received += data.decode().split("\n")
         for level, kind, raw in anc:
             fd = array.array("i", raw)[0]
-    return said, fd
+    return received, fd
 env = dict(os.environ, NOTIFY_SOCKET=os.path.abspath("notify"))
 first = subprocess.Popen(sys.argv[1:], env=env)
-said, fd = messages("READY=1")
-assert "FDSTORE=1" in said and "FDNAME=arena" in said and fd is not None, said
+received, fd = messages("READY=1")
+assert "FDSTORE=1" in received and "FDNAME=arena" in received and fd is not None, received
 os.write(1, b"one\n")
 sys.stdin.readline()
 first.kill()
@@ -297,7 +298,7 @@ messages("READY=1")
 os.write(1, b"two\n")
 sys.stdin.readline()
 second.terminate()
-said, _ = messages("STOPPING=1")
+received, _ = messages("STOPPING=1")
 sys.exit(second.wait())
 P
     mkfifo m.in m.out
@@ -307,17 +308,17 @@ P
     exec {m_in}> m.in {m_out}< m.out
     [ "$(answer m)" = one ]
     client a
-    tell a lease 1 4
-    tell a credit 4
-    tell a publish 4
-    [ "$(tell a release)" = ok ]
+    command_to a lease 1 4
+    command_to a credit 4
+    command_to a publish 4
+    [ "$(command_to a release)" = ok ]
     kill -9 $a_pid # no client brings the arena
-    [ "$(tell m next)" = two ]
+    [ "$(command_to m next)" = two ]
     grep -q "adopted from the service manager" store.err
     client b
-    [[ $(tell b lease 1 4) == *"blocks 4 tail 0" ]]
-    [ "$(tell b check)" = ok ]
-    [ "$(tell b release)" = ok ]
+    [[ $(command_to b lease 1 4) == *"blocks 4 tail 0" ]]
+    [ "$(command_to b check)" = ok ]
+    [ "$(command_to b release)" = ok ]
     echo end >&"$m_in"
     wait $m_pid
 }
@@ -326,17 +327,17 @@ P
     start
     client a
     client b
-    tell a lease 1 10
-    tell a credit 16
-    [[ $(tell b credit 1) == "no 3:"*"full"* ]]
-    [[ $(tell b credit 17) == "no 2:"*"never fit"* ]]
-    [[ $(tell b lease 1 17) == "no 2:"*"never fit"* ]]
-    tell a publish 10
-    [ "$(tell a release)" = ok ]
-    [ "$(tell b credit 8)" = "credit 8" ] # the cached ones make room, from the end of the chain
-    [[ $(tell b lease 1 10) == *"blocks 2 tail 0" ]]
-    [[ $(tell b credit 9) == "no 3:"* ]]
-    [ "$(tell a credit 9 1)" = "no 3: the store is full: 9 blocks requested, 0 of 16 are available" ]
+    command_to a lease 1 10
+    command_to a credit 16
+    [[ $(command_to b credit 1) == "no 3:"*"full"* ]]
+    [[ $(command_to b credit 17) == "no 2:"*"never fit"* ]]
+    [[ $(command_to b lease 1 17) == "no 2:"*"never fit"* ]]
+    command_to a publish 10
+    [ "$(command_to a release)" = ok ]
+    [ "$(command_to b credit 8)" = "credit 8" ] # the cached ones make room, from the end of the chain
+    [[ $(command_to b lease 1 10) == *"blocks 2 tail 0" ]]
+    [[ $(command_to b credit 9) == "no 3:"* ]]
+    [ "$(command_to a credit 9 1)" = "no 3: the store is full: 9 blocks requested, 0 of 16 are available" ]
 }
 
 # let_go SEQ GEN BYTES: one that holds nothing ends a sequence by that many bytes of its handle; the kind of the response
@@ -363,33 +364,33 @@ P
     start --handed-ms 1000
     client a
     client b
-    tell a lease 1 4
-    tell a credit 9
-    tell a publish 4 7
-    read -r _ seq _ gen _ < <(tell a hand)
+    command_to a lease 1 4
+    command_to a credit 9
+    command_to a publish 4 7
+    read -r _ seq _ gen _ < <(command_to a hand)
     [ "$(counts b)" = "7 0 5 0 4" ]
     until_counts b 5000 "8 4 0 0 4"
-    [[ $(tell b take "$seq" "$gen") == "no 4:"* ]]
-    tell a lease 1 4
-    tell a publish 0 7
-    read -r _ seq _ gen _ < <(tell a hand)
+    [[ $(command_to b take "$seq" "$gen") == "no 4:"* ]]
+    command_to a lease 1 4
+    command_to a publish 0 7
+    read -r _ seq _ gen _ < <(command_to a hand)
     [ "$(counts b)" = "8 0 5 0 3" ]
-    [[ $(tell b free "$seq" "$gen") == "no 4:"* ]] # it is not b's
-    [ "$(tell a free "$seq" "$gen")" = ok ]
+    [[ $(command_to b free "$seq" "$gen") == "no 4:"* ]] # it is not b's
+    [ "$(command_to a free "$seq" "$gen")" = ok ]
     [ "$(counts b)" = "9 4 0 0 3" ]
-    tell a lease 1 4
-    read -r _ seq _ gen _ < <(tell a hand)
+    command_to a lease 1 4
+    read -r _ seq _ gen _ < <(command_to a hand)
     [ "$(let_go "$seq" "$gen" 15)" = 47 ] # kv_no
     [ "$(let_go "$seq" "$gen" 64)" = 42 ] # kv_free
     [ "$(let_go "$seq" "$gen" 64)" = 47 ]
     [ "$(counts b)" = "9 4 0 0 3" ]
     # It outlives the one who gave it, and takes its time then too.
-    tell a lease 1 4
-    tell a publish 0 7
-    read -r _ seq _ gen _ < <(tell a hand)
+    command_to a lease 1 4
+    command_to a publish 0 7
+    read -r _ seq _ gen _ < <(command_to a hand)
     kill -9 $a_pid
     until_counts b 100 "11 0 5 0 0"
-    [[ $(tell b take "$seq" "$gen") == *"blocks 4 tail 7" ]]
+    [[ $(command_to b take "$seq" "$gen") == *"blocks 4 tail 7" ]]
 }
 
 @test "blocks survive a restart in the file; a damaged one is dropped and computed again" {
@@ -397,18 +398,18 @@ P
     [ ! -e kv.sock ]
     start --disk kv.disk --disk-size 10M
     client b
-    [[ $(tell b nowait 1 6) == *"blocks 6 tail 0" ]] # answered when they are read
-    [ "$(tell b check)" = ok ]
+    [[ $(command_to b nowait 1 6) == *"blocks 6 tail 0" ]] # answered when they are read
+    [ "$(command_to b check)" = ok ]
     kill -9 $b_pid "$store_pid"
     # The fourth record: its bytes begin a page after its header.
     printf X | dd of=kv.disk bs=1 seek=$((4096 + 3 * (4096 + 12288) + 4096 + 300)) conv=notrunc status=none
     start --disk kv.disk --disk-size 10M
     client c
-    [[ $(tell c lease 1 6) == *"blocks 0 tail 0 pending" ]]
-    [[ $(tell c news 5000) == *"blocks 3 tail 0" ]]
-    [ "$(tell c check)" = ok ]
+    [[ $(command_to c lease 1 6) == *"blocks 0 tail 0 pending" ]]
+    [[ $(command_to c news 5000) == *"blocks 3 tail 0" ]]
+    [ "$(command_to c check)" = ok ]
     grep -q "record 3 is torn or damaged: dropped" store.err
-    [[ $(tell c stat) == *"disk 5 bad 1 sound" ]]
+    [[ $(command_to c stat) == *"disk 5 bad 1 sound" ]]
     run kvstore "${kv[@]}" --listen unix:other.sock --disk kv.disk
     [ "$status" -eq 1 ]
     [[ $output == *"another kvstore uses it"* ]]
@@ -425,14 +426,14 @@ P
     mount -t tmpfs -o size=52k small small || skip "mounting needs root"
     start --disk small/kv.disk
     client a
-    tell a lease 1 8
-    tell a credit 8
-    tell a publish 8
+    command_to a lease 1 8
+    command_to a credit 8
+    command_to a publish 8
     sleep 0.3
     [ "$(grep -c 'kv.disk: the disk is full with 3 blocks' store.err)" -eq 1 ]
-    [ "$(tell a check)" = ok ]
-    [ "$(tell a release)" = ok ]
-    [[ $(tell a lease 1 8) == *"blocks 8 tail 0" ]]
+    [ "$(command_to a check)" = ok ]
+    [ "$(command_to a release)" = ok ]
+    [[ $(command_to a lease 1 8) == *"blocks 8 tail 0" ]]
 }
 
 @test "a blocked disk delays only requests that need it, by at most --disk-ms" {
@@ -455,38 +456,38 @@ C
     client b
     client c
     client d
-    [[ $(tell c nowait 7 3) == *"blocks 2 tail 0" ]] # all prompts begin with the same two
+    [[ $(command_to c nowait 7 3) == *"blocks 2 tail 0" ]] # all prompts begin with the same two
     touch still
     begin=$(date +%s%N)
-    [[ $(tell b lease 1 6) == *"blocks 2 tail 0 pending" ]]
+    [[ $(command_to b lease 1 6) == *"blocks 2 tail 0 pending" ]]
     echo nowait 1 6 >&"$d_in" # answered when it is decided
-    tell c credit 5
-    [ "$(tell c publish 1)" = "published 1" ]
-    [ "$(tell c check)" = ok ]
-    [ "$(tell c release)" = ok ]
-    [[ $(tell c lease 8 4) == *"blocks 2 tail 0" ]]
-    [ "$(tell c publish 2)" = "published 2" ]
-    [ "$(tell c release)" = ok ]
+    command_to c credit 5
+    [ "$(command_to c publish 1)" = "published 1" ]
+    [ "$(command_to c check)" = ok ]
+    [ "$(command_to c release)" = ok ]
+    [[ $(command_to c lease 8 4) == *"blocks 2 tail 0" ]]
+    [ "$(command_to c publish 2)" = "published 2" ]
+    [ "$(command_to c release)" = ok ]
     [ $(($(date +%s%N) - begin)) -lt 1000000000 ]
-    [[ $(tell b news 5000) == *"blocks 2 tail 0" ]]
+    [[ $(command_to b news 5000) == *"blocks 2 tail 0" ]]
     [[ $(answer d) == *"blocks 2 tail 0" ]]
     [ $(($(date +%s%N) - begin)) -gt 1400000000 ]
     grep -q "did not read a block within 1500 ms" store.err
-    [ "$(tell b release)" = ok ]
-    [[ $(tell b nowait 1 6) == *"blocks 2 tail 0" ]] # at once: nothing is asked of it now
-    [ "$(tell b release)" = ok ]
+    [ "$(command_to b release)" = ok ]
+    [[ $(command_to b nowait 1 6) == *"blocks 2 tail 0" ]] # at once: nothing is asked of it now
+    [ "$(command_to b release)" = ok ]
     rm still
     for _ in 1 2 3 4 5 6 7 8 9 10; do grep -q "completed a read" store.err && break || sleep 0.1; done
-    [[ $(tell b nowait 1 6) == *"blocks 6 tail 0" ]]
-    [ "$(tell b check)" = ok ]
+    [[ $(command_to b nowait 1 6) == *"blocks 6 tail 0" ]]
+    [ "$(command_to b check)" = ok ]
     # Shutdown with a blocked disk does not wait for ever.
 
-    tell b release
-    tell d release
+    command_to b release
+    command_to d release
     touch still
-    tell c lease 9 3
-    tell c publish 1
-    tell c release
+    command_to c lease 9 3
+    command_to c publish 1
+    command_to c release
     kill -TERM "$store_pid"
     for _ in $(seq 50); do kill -0 "$store_pid" 2>/dev/null && sleep 0.1 || break; done
     run kill -0 "$store_pid"
@@ -511,9 +512,9 @@ C
 @test "malformed bytes and nonsensical frames harm no other client" {
     start
     client a
-    tell a lease 1 3
-    tell a credit 3
-    tell a publish 3
+    command_to a lease 1 3
+    command_to a credit 3
+    command_to a publish 3
     cat > hostile.py << 'P'
 import array, os, random, socket, struct
 def dial():
@@ -560,7 +561,7 @@ s.send(good * 3)
 assert len(s.recv(10)) == 10
 P
     python3 hostile.py
-    [ "$(tell a check)" = ok ]
+    [ "$(command_to a check)" = ok ]
     [ "$(counts a)" = "13 0 3 0 0" ]
     until_fds() { [ "$(ls "/proc/$store_pid/fd" | wc -l)" -lt 20 ]; }
     for _ in 1 2 3 4 5 6 7 8 9 10; do until_fds && break || sleep 0.1; done
@@ -572,29 +573,29 @@ P
     client a
     client w watch
     [ "$(answer w)" = "reset stored 0 evicted 0" ]
-    tell a lease 1 10
-    tell a credit 10
-    tell a publish 10
+    command_to a lease 1 10
+    command_to a credit 10
+    command_to a publish 10
     [ "$(answer w)" = "stored 10 evicted 0" ]
     client v watch
     [ "$(answer v)" = "reset stored 10 evicted 0" ]
-    [ "$(tell a release)" = ok ]
-    tell a credit 8
+    [ "$(command_to a release)" = ok ]
+    command_to a credit 8
     [ "$(answer w)" = "stored 0 evicted 2" ]
 }
 
 @test "SIGTERM: new prompts are refused, running ones complete, exit 0" {
     start --drain-seconds 20
     client a
-    tell a lease 1 3
+    command_to a lease 1 3
     kill -TERM "$store_pid"
     sleep 0.2
-    [[ $(tell a lease 2 3) == "no 6:"*"ending"* ]]
-    tell a credit 3
-    [ "$(tell a publish 3)" = "published 3" ]
-    [ "$(tell a check)" = ok ]
+    [[ $(command_to a lease 2 3) == "no 6:"*"shutting down"* ]]
+    command_to a credit 3
+    [ "$(command_to a publish 3)" = "published 3" ]
+    [ "$(command_to a check)" = ok ]
     kill -0 "$store_pid"
-    tell a take 0 1 || true
+    command_to a take 0 1 || true
     kill -9 $a_pid
     wait "$store_pid"
     [ ! -e kv.sock ]

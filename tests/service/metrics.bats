@@ -94,7 +94,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     grep -v '^#' "$PHASEPIPE_TOP/tests/golden/vllm-board.txt" > board
     [ "$(wc -l < board)" = 21 ]
     while read -r name labels; do
-        grep "^$name{" page > rows || { echo "$name is not there"; false; }
+        grep "^$name{" page > rows || { echo "$name is missing"; false; }
         for label in $labels; do grep -q "[{,]$label=\"" rows || { echo "$name has no $label"; false; }; done
     done < board
 }
@@ -244,7 +244,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     client load 2 6 > more
     local choices=$(jq .choices more)
     until_true 10 says phasepipe:sched_submitted_total $((submitted + choices))
-    until_true 10 says phasepipe:sched_ended_total reason=length $((length + choices)) # told after the client has it
+    until_true 10 says phasepipe:sched_ended_total reason=length $((length + choices)) # the worker reports it after the client has it
     so "$(value phasepipe:store_hit_blocks_total) >= $hits"
 }
 
@@ -272,8 +272,8 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
         }' page | sort > there
     [ "$(wc -l < there)" -gt 80 ]
     awk '/^\.It Ic/ { line = $3; for (i = 4; i <= NF; i++) if ($i != "," && $i != ";" && $i != "Pq") line = line " " $i
-        print line }' "$PHASEPIPE_TOP/docs/man/phasepipe-metrics.7" | sort > told
-    diff told there
+        print line }' "$PHASEPIPE_TOP/docs/man/phasepipe-metrics.7" | sort > documented
+    diff documented there
 }
 
 @test "Prometheus scrapes the page and evaluates the board's queries" {

@@ -276,11 +276,11 @@ def tokens():
     # what a client puts into the model's format itself has markers: lm-eval's remote tokenizer asks so for the end's id
     assert [ok("/tokenize", {"prompt": info[k], "add_special_tokens": False})["tokens"] for k in
             ("bos_token", "eos_token", "pad_token")] == [[1], [2], [2]]
-    said = chat(messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Say hi."}])
-    ids = ok("/tokenize", {"messages": said["messages"]})["tokens"]
+    body = chat(messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Say hi."}])
+    ids = ok("/tokenize", {"messages": body["messages"]})["tokens"]
     text = ok("/detokenize", {"tokens": ids})["prompt"]
     assert ok("/tokenize", {"prompt": text})["tokens"] == ids != ok("/tokenize", {"prompt": text, "parse_special": False})["tokens"]
-    a, b = ok("/v1/chat/completions", said), ok("/v1/completions", {**completion(prompt=text), "max_tokens": said["max_tokens"]})
+    a, b = ok("/v1/chat/completions", body), ok("/v1/completions", {**completion(prompt=text), "max_tokens": body["max_tokens"]})
     assert a["choices"][0]["message"]["content"] == b["choices"][0]["text"] and a["usage"] == {**b["usage"], "prompt_tokens_details": a["usage"]["prompt_tokens_details"]}, (a, b)
     # markers in what a user says are text
     control = lambda s: [i for i in ok("/tokenize", {"messages": [{"role": "user", "content": s}]})["tokens"] if i < 17]
@@ -324,7 +324,7 @@ def routes():
 
 
 def beside():
-    """Greedy answers do not depend on who else asks, nor do bad requests harm anybody."""
+    """Greedy answers do not depend on other requests, and bad requests do not affect others."""
     alone = ok("/v1/completions", completion(max_tokens=30))["choices"][0]["text"]
     got, stop = [], threading.Event()
 

@@ -48,8 +48,8 @@ gateway() {
     echo $! >> pids
 }
 
-# said NAME: prints the gateway's output after it has ended
-said() {
+# output_of NAME: prints the gateway's output after it has ended
+output_of() {
     local pid="$1_pid"
     timeout 60 tail --pid="${!pid}" -f /dev/null
     cat "$1.out"
@@ -98,7 +98,7 @@ gone() {
     worker w1 both 16 2 1
     worker w2 both 16 2 1
     gateway g1 300 40 8 0
-    [ "$(said g1)" = "submitted 300 stop 0 length 300 cancelled 0 error 0 refused 0 twice 0 again 1" ]
+    [ "$(output_of g1)" = "submitted 300 stop 0 length 300 cancelled 0 error 0 refused 0 twice 0 again 1" ]
     adds_up
     [ "$(stat '.length, .policy, .workers')" = "$(printf '300\nkv\n2')" ]
     [ "$(timeout 10 "$client" stat "$url" | jq -c 'select(.k == "worker") | [.name, .role, .seqs_all]' |
@@ -141,7 +141,7 @@ gone() {
     start sched-fcfs
     # Waiting for prefill: there are no workers.
     gateway g1 20 20 8 1
-    [ "$(said g1)" = "submitted 20 stop 0 length 0 cancelled 20 error 0 refused 0 twice 0 again 1" ]
+    [ "$(output_of g1)" = "submitted 20 stop 0 length 0 cancelled 20 error 0 refused 0 twice 0 again 1" ]
     adds_up
     # In prefill, and waiting for decode without a decode worker: the gateway disconnects, which cancels its requests.
     worker p1 prefill 4 300 1
@@ -169,7 +169,7 @@ gone() {
     until_stat "(.length $n) > 30"
     kill -9 "$w1_pid"
     until_stat '.workers == 1 or .workers == 2'
-    [ "$(said g1)" = "submitted 200 stop 0 length 200 cancelled 0 error 0 refused 0 twice 0 again 1" ]
+    [ "$(output_of g1)" = "submitted 200 stop 0 length 200 cancelled 0 error 0 refused 0 twice 0 again 1" ]
     adds_up
     [ "$(stat "(.retried $n) > 0 and (.retried $n) <= 32")" = true ]
 }
@@ -186,8 +186,8 @@ gone() {
         gone "$sched_pid"
         start sched
     done
-    [[ $(said g1) == "submitted 400 stop 0 length 400 cancelled 0 error 0 refused 0 twice "*" again "* ]]
-    [[ $(said g2) == "submitted 400 stop 0 length "*" error 0 refused 0 twice "*" again "* ]]
+    [[ $(output_of g1) == "submitted 400 stop 0 length 400 cancelled 0 error 0 refused 0 twice "*" again "* ]]
+    [[ $(output_of g2) == "submitted 400 stop 0 length "*" error 0 refused 0 twice "*" again "* ]]
     until_stat "(.running $n) == 0 and (.waiting $n) == 0"
     adds_up
     [ "$(grep -c "cancelled 0 error 0 .* again [34]$" g1.out)" = 1 ]
@@ -206,7 +206,7 @@ gone() {
         gone "$sched_pid"
         start $policy
     done
-    [[ $(said g1) == "submitted 1200 stop 0 length 1200 cancelled 0 error 0 refused 0 twice "*" again "* ]]
+    [[ $(output_of g1) == "submitted 1200 stop 0 length 1200 cancelled 0 error 0 refused 0 twice "*" again "* ]]
     adds_up
 }
 
@@ -219,7 +219,7 @@ gone() {
     kill -STOP "$sched_pid"
     sleep 5
     kill -CONT "$sched_pid"
-    [ "$(said g1)" = "submitted 40 stop 0 length 40 cancelled 0 error 0 refused 0 twice 0 again 1" ]
+    [ "$(output_of g1)" = "submitted 40 stop 0 length 40 cancelled 0 error 0 refused 0 twice 0 again 1" ]
     [ "$(stat "[(.retried $n), (.placed $n), .workers]" | tr -d ' \n')" = "[0,40,2]" ]
     adds_up
 }
@@ -231,7 +231,7 @@ gone() {
     gateway g1 300 40 10 0
     until_stat "(.length $n) > 20"
     kill -STOP "$w1_pid"
-    [ "$(said g1)" = "submitted 300 stop 0 length 300 cancelled 0 error 0 refused 0 twice 0 again 1" ]
+    [ "$(output_of g1)" = "submitted 300 stop 0 length 300 cancelled 0 error 0 refused 0 twice 0 again 1" ]
     [ "$(workers)" = '"w2"' ] # one whose session has ended is not listed
     kill -CONT "$w1_pid"
     for _ in $(seq 100); do
@@ -239,7 +239,7 @@ gone() {
         sleep 0.1
     done
     gateway g2 100 64 10 0
-    [ "$(said g2)" = "submitted 100 stop 0 length 100 cancelled 0 error 0 refused 0 twice 0 again 1" ]
+    [ "$(output_of g2)" = "submitted 100 stop 0 length 100 cancelled 0 error 0 refused 0 twice 0 again 1" ]
     adds_up
     [ "$(workers | tr -d '\n')" = '"w1""w2"' ]
 }
@@ -254,7 +254,7 @@ gone() {
     run timeout 60 "$client" hostile "$url" g1
     [ "$status" = 0 ]
     [ "$output" = "23 refused" ]
-    [ "$(said g1)" = "submitted 500 stop 0 length 500 cancelled 0 error 0 refused 0 twice 0 again 1" ]
+    [ "$(output_of g1)" = "submitted 500 stop 0 length 500 cancelled 0 error 0 refused 0 twice 0 again 1" ]
     [ "$(cat crowd.out)" = there ]
     adds_up
     [ "$(workers)" = '"w1"' ]
@@ -273,7 +273,7 @@ gone() {
     [ "$(stat "[(.waiting $n), (.running $n)]" | tr -d ' \n')" = "[10,0]" ]
     [ "$(timeout 10 "$client" stat "$url" | jq -c 'select(.name == "w1") | .draining')" = true ]
     timeout 10 "$client" knob "$url" drain 0 w1
-    [ "$(said g1)" = "submitted 10 stop 0 length 10 cancelled 0 error 0 refused 0 twice 0 again 1" ]
+    [ "$(output_of g1)" = "submitted 10 stop 0 length 10 cancelled 0 error 0 refused 0 twice 0 again 1" ]
     timeout 10 "$client" knob "$url" queue_max 5
 }
 
@@ -284,8 +284,8 @@ gone() {
     until_stat "(.running $n) == 8"
     kill "$sched_pid"
     gateway g2 5 5 4 0
-    [ "$(said g2)" = "submitted 5 stop 0 length 0 cancelled 0 error 0 refused 5 twice 0 again 1" ]
-    [ "$(said g1)" = "submitted 8 stop 0 length 8 cancelled 0 error 0 refused 0 twice 0 again 1" ]
+    [ "$(output_of g2)" = "submitted 5 stop 0 length 0 cancelled 0 error 0 refused 5 twice 0 again 1" ]
+    [ "$(output_of g1)" = "submitted 8 stop 0 length 8 cancelled 0 error 0 refused 0 twice 0 again 1" ]
     gone "$sched_pid"
     [ "$status" = 0 ]
 }

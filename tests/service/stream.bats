@@ -254,7 +254,7 @@ without_sched() {
     kill $!
 }
 
-@test "a service that is not there is named; one that never was is an error" {
+@test "a missing service is an error that names its address" {
     for _ in 1 2 3; do ! eventually grep -q '^status' "$BATS_FILE_TMPDIR/without.out" || break; done
     run cat "$BATS_FILE_TMPDIR/without.out"
     [[ "$output" == *"status 111"* ]]

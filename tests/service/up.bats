@@ -365,7 +365,7 @@ P
     kill -9 "$(last)"
     until_true 5 started 3
     rm stand/lines-decode-0
-    sleep 1.5 # it is tried again, and not said again
+    sleep 1.5 # up retries, but does not log it again
     [ "$(grep -c "state.json.new: $why; the services keep running" "$run/log/up.log")" -eq 1 ]
     [ "$(restarts)" = 0 ]
     make_room
