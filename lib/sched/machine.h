@@ -151,7 +151,8 @@ struct sched {
     size_t n_setting;
     /* values of the scheduler's own settings, updated when one changes */
     uint64_t grace_ns, lease_ns, retry_ns;
-    uint64_t queue_max;
+    uint64_t queue_max, queue_bytes;
+    uint64_t bytes; /* of the bodies of all requests */
     uint32_t retries_max;
     double reserve;
 

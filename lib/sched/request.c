@@ -49,7 +49,7 @@ int req_new(struct err *e, struct request **out, struct sched *s, struct gateway
     return 0;
 }
 
-static void drop_data(struct request *r)
+static void drop_data(struct sched *s, struct request *r)
 {
     free(r->digests);
     free(r->body);
@@ -58,6 +58,7 @@ static void drop_data(struct request *r)
     r->digests = r->body = NULL;
     r->reply = NULL;
     r->out = NULL;
+    s->bytes -= r->n_body;
     r->n_body = r->n_reply = 0;
     r->n_out_id = r->size_out = 0;
     r->pub.n_block = 0;
@@ -69,7 +70,7 @@ void req_free(struct sched *s, struct request *r)
     s->n_ended--;
     map_drop(&s->requests, req_hash(g, r->pub.job), r);
     list_remove(&r->of_gateway);
-    drop_data(r);
+    drop_data(s, r);
     free(r);
     if (g->gone && list_empty(&g->requests))
         gateway_free(s, g);
@@ -169,7 +170,7 @@ void req_end(struct sched *s, struct request *r, enum end end, uint32_t code, co
     if (list_empty(&r->attempts))
         req_free(s, r);
     else
-        drop_data(r);
+        drop_data(s, r);
 }
 
 void req_requeue(struct sched *s, struct request *r, const char *failure)

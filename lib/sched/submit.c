@@ -94,6 +94,7 @@ static int fill(struct err *e, struct sched *s, struct request *r, const struct 
     if (rc)
         return rc;
     r->n_body = f->body.n;
+    s->bytes += r->n_body;
     r->n_reply = f->reply.n;
     r->deadline.at_ns = r->pub.deadline_ns;
     if (r->pub.deadline_ns)
@@ -114,14 +115,24 @@ void req_refuse(struct sched *s, struct request *r, bool never, uint64_t retry_n
     req_end(s, r, END_REFUSED, ERR_NO, text);
 }
 
-static void refuse_full(struct sched *s, struct request *r)
+/* true: refused, because too many requests wait, or their bodies have too many bytes. */
+static bool refuse_full(struct sched *s, struct request *r)
 {
     char text[200];
-    snprintf(text, sizeof text,
-             "the scheduler's queue is full: %" PRIu64 " requests wait, the limit is %" PRIu64
-             " (setting queue_max); retry later",
-             s->queued.n, s->queue_max);
+    if (s->queued.n >= s->queue_max)
+        snprintf(text, sizeof text,
+                 "the scheduler's queue is full: %" PRIu64 " requests wait, the limit is %" PRIu64
+                 " (setting queue_max); retry later",
+                 s->queued.n, s->queue_max);
+    else if (s->bytes > s->queue_bytes)
+        snprintf(text, sizeof text,
+                 "the scheduler's requests would have %" PRIu64 " bytes, the limit is %" PRIu64
+                 " (setting queue_bytes); retry later",
+                 s->bytes, s->queue_bytes);
+    else
+        return false;
     req_refuse(s, r, false, s->retry_ns, text);
+    return true;
 }
 
 /*
@@ -182,24 +193,24 @@ static int claim(struct err *e, struct sched *s, struct request *r, const struct
 static int admit(struct err *e, struct sched *s, struct request *r, const struct wire_submit *f)
 {
     int rc = fill(e, s, r, f);
-    if (rc) {
+    if (rc && rc != ERR_SYS) {
         req_free(s, r);
         return rc;
     }
     list_push_back(&s->unacked, &r->unacked);
     s->submitted++;
+    if (rc) { /* no memory for this request: the others continue */
+        req_refuse(s, r, false, s->retry_ns, e->text);
+        return 0;
+    }
     if (f->again) {
         r->attempt = f->attempt ? f->attempt : 1;
         req_set_state(s, r, REQUEST_IN_GRACE);
         list_push_back(&s->grace, &r->grace);
         return 0;
     }
-    if (refuse_never(s, r))
+    if (refuse_never(s, r) || refuse_full(s, r))
         return 0;
-    if (s->queued.n >= s->queue_max) {
-        refuse_full(s, r);
-        return 0;
-    }
     req_set_state(s, r, REQUEST_QUEUED);
     return 0;
 }

@@ -94,3 +94,18 @@ not json
         "the scheduler's queue is full: 1 requests wait, the limit is 1 (setting queue_max); retry later" ]
     [[ "$(jq -r 'select(.k == "done").text' out)" == "given up after 1 failed attempts (setting retries): "*"; last: worker w disconnected" ]]
 }
+
+@test "requests beyond the byte limit are refused, those that ended no longer count" {
+    body=$(printf '%0200d' 0) # hex of 100 bytes
+    submit() { printf '{"k":"submit","at_ns":"%s","gw":"g","job":"%s","n_prompt":64,"max_tokens":8,"body":"%s"}\n' "$1" "$1" "$body"; }
+    {
+        submit 1
+        submit 2
+        submit 3
+        echo '{"k":"cancel","at_ns":"4","gw":"g","job":"1"}'
+        submit 5
+    } > events
+    sched --jsonl -k queue_bytes=200 < events > out
+    [ "$(jq -r 'select(.k == "refuse") | [.job, .never // false, .text] | @tsv' out)" = \
+        "$(printf "3\tfalse\tthe scheduler's requests would have 300 bytes, the limit is 200 (setting queue_bytes); retry later")" ]
+}
