@@ -24,8 +24,6 @@
 #include "link/session.h"
 #include "unit/asserts.h"
 
-#define LATE_MS 20000
-
 extern char **environ;
 
 static struct err e;
@@ -67,6 +65,13 @@ static int stop(void **state)
 
 /* ---- peers ---- */
 
+/* Limit of a wait. PHASEPIPE_SLOW multiplies it, for ThreadSanitizer. */
+static int late_ms(void)
+{
+    const char *slow = getenv("PHASEPIPE_SLOW");
+    return 20000 * (slow ? (int)strtol(slow, NULL, 10) : 1);
+}
+
 static bool next_event(struct peer *p, struct session_event *v, int ms)
 {
     uint64_t end = time_now_ns() + (uint64_t)ms * 1000000;
@@ -83,7 +88,7 @@ static void wait_for(struct peer *p, enum session_event_type type)
 {
     struct session_event v;
     do
-        if (!next_event(p, &v, LATE_MS))
+        if (!next_event(p, &v, late_ms()))
             fail_msg("%s: no event %d of its session", p->name, (int)type);
     while (v.type != type);
 }
@@ -126,8 +131,8 @@ static const struct wire_frame *expect(struct peer *p, enum wire_kind kind)
 {
     struct session_event v;
     do
-        if (!next_event(p, &v, LATE_MS))
-            fail_msg("%s: no %s frame within 20 s", p->name, wire_kind_name(kind));
+        if (!next_event(p, &v, late_ms()))
+            fail_msg("%s: no %s frame in time", p->name, wire_kind_name(kind));
     while (v.type != SESSION_FRAME);
     wire_arena_reset(p->arena);
     OK(session_frame(&e, &p->f, p->arena, &v));
@@ -259,11 +264,11 @@ static void a_burst_of_large_work_items_waits_for_a_full_session(void **state)
         struct session_event v;
         int rc;
         while ((rc = session_send(&e, g->s, &f)) == ERR_NO)
-            assert_true(next_event(g, &v, LATE_MS));
+            assert_true(next_event(g, &v, late_ms()));
         assert_int_equal(rc, 0);
     }
     for (struct session_event v; session_unacked_bytes(g->s);)
-        assert_true(next_event(g, &v, LATE_MS));
+        assert_true(next_event(g, &v, late_ms()));
     join(w, NULL);
     capacity(w, 0, 16);
     for (uint64_t end = time_now_ns() + 1000000000; time_now_ns() < end; usleep(100000)) {
@@ -415,7 +420,7 @@ static void send_and_never_read(const char *role, struct wire_frame *f, uint64_t
         put = send(s, p + at, n - at, MSG_NOSIGNAL);
     for (;;) { /* what was sent before, then the end */
         struct pollfd q = {.fd = s, .events = POLLIN};
-        if (poll(&q, 1, LATE_MS) < 1)
+        if (poll(&q, 1, late_ms()) < 1)
             fail_msg("the connection stays open");
         if (read(s, got, sizeof got) <= 0)
             break;
