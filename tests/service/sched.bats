@@ -51,7 +51,7 @@ gateway() {
 # output_of NAME: prints the gateway's output after it has ended
 output_of() {
     local pid="$1_pid"
-    timeout 60 tail --pid="${!pid}" -f /dev/null
+    timeout $((60 * ${PHASEPIPE_SLOW:-1})) tail --pid="${!pid}" -f /dev/null
     cat "$1.out"
     cat "$1.out" "$1.err" >&2
 }
