@@ -430,7 +430,7 @@ P
     decode --sched "ipc://$RUN/sched.sock" --kv unix:other.sock --name other -m "$BATS_FILE_TMPDIR/b.gguf" \
         2> other.err 3>&- &
     echo $! >> pids
-    until_true 10 grep -q "would not fit together" other.err
+    until_true 10 grep -q "start all workers with the same model" other.err
     gateway g < "$BATS_FILE_TMPDIR/load"
     finish g
     right g
