@@ -1,8 +1,10 @@
 #include "base/socket.h"
 
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 ssize_t socket_send(int sock, const void *p, size_t n, int fd)
@@ -55,4 +57,15 @@ ssize_t socket_recv(int sock, void *p, size_t n, int *fd)
     if (got >= 0)
         take_fds(&m, fd);
     return got;
+}
+
+bool socket_is_listening(const char *path)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    strncpy(a.sun_path, path, sizeof a.sun_path - 1);
+    bool is = sock >= 0 && (!connect(sock, (const struct sockaddr *)(const void *)&a, sizeof a) || errno == EAGAIN);
+    if (sock >= 0)
+        close(sock);
+    return is;
 }

@@ -14,6 +14,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/socket.h"
+
 #define BACKLOG 1024
 
 void http_name_of(char out[HTTP_NAME_BYTES], int fd)
@@ -36,15 +38,6 @@ void http_name_of(char out[HTTP_NAME_BYTES], int fd)
     }
 }
 
-static bool is_listening(const struct sockaddr_un *a)
-{
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool yes = fd >= 0 && (!connect(fd, (const struct sockaddr *)a, sizeof *a) || errno == EAGAIN);
-    if (fd >= 0)
-        close(fd);
-    return yes;
-}
-
 static int bind_unix(struct err *e, struct http_socket *out, const char *path)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -55,7 +48,7 @@ static int bind_unix(struct err *e, struct http_socket *out, const char *path)
     memcpy(a.sun_path, path, strlen(path) + 1);
     snprintf(out->name, sizeof out->name, "unix:%s", a.sun_path);
     if (!stat(path, &st)) {
-        if (!S_ISSOCK(st.st_mode) || is_listening(&a))
+        if (!S_ISSOCK(st.st_mode) || socket_is_listening(path))
             return err_set(e, ERR_NO, "%s: address already in use", out->name);
         unlink(path);
     }

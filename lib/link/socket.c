@@ -1,9 +1,10 @@
 #include "link/socket.h"
 
-#include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "base/socket.h"
 
 int socket_address(struct err *e, struct sockaddr_un *out, const char *url)
 {
@@ -18,17 +19,6 @@ int socket_address(struct err *e, struct sockaddr_un *out, const char *url)
     return 0;
 }
 
-static bool is_listening(const char *path)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    strncpy(a.sun_path, path, sizeof a.sun_path - 1);
-    bool is = sock >= 0 && (!connect(sock, (const struct sockaddr *)(const void *)&a, sizeof a) || errno == EAGAIN);
-    if (sock >= 0)
-        close(sock);
-    return is;
-}
-
 int socket_make_way(struct err *e, const char *path, bool *is_socket)
 {
     struct stat st;
@@ -38,7 +28,7 @@ int socket_make_way(struct err *e, const char *path, bool *is_socket)
     if (!S_ISSOCK(st.st_mode))
         return err_set(e, ERR_NO, "%s: the file is not a socket", path);
     *is_socket = true;
-    if (is_listening(path))
+    if (socket_is_listening(path))
         return err_set(e, ERR_NO, "%s: address in use: another program listens on it", path);
     return unlink(path) ? err_sys(e, "%s", path) : 0;
 }
