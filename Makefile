@@ -148,6 +148,13 @@ man-lint:
 check-faults: all unit tools
 	@B=$(B) FAULTS=all scripts/run-tests unit/worker_link unit/worker_world service/faults
 
+# Floods, poison requests, rogue peers, scribbling workers, pairs of kills and the like against real services (tests/attack);
+# `make check` has the quick ones. Prints the peak of memory of each process beside its bound.
+.PHONY: check-attack
+check-attack: all unit tools
+	@rm -f $(B)/peaks; rc=0; B=$(B) ATTACK=all PHASEPIPE_PEAKS=$(abspath $(B))/peaks scripts/run-tests attack > $(B)/attack.log || rc=$$?; \
+		[ ! -e $(B)/peaks ] || column -t -s '	' $(B)/peaks; cat $(B)/attack.log; exit $$rc
+
 # Under a sanitizer fmaf and -O1 make the plain C kernels slow enough to run for tens of minutes. With the machine's FMA
 # instruction they compute the same bits.
 build-san/obj/kernels/cpu/plain_%.o build-tsan/obj/kernels/cpu/plain_%.o: override OPT += -O2 $(if $(shell grep -w -m1 fma /proc/cpuinfo),-mfma)
