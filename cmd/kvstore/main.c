@@ -145,6 +145,7 @@ static int turn(struct err *e, struct kvstore *k, bool absent)
     if (k->draining && wait > DRAIN_MS_STEP)
         wait = DRAIN_MS_STEP;
     kvstore_notify_watchers(k);
+    proc_alive();
     return loop_step(e, k->loop, NULL, wait);
 }
 

@@ -1,6 +1,7 @@
 /*
  * The descriptor store of the supervisor: a service sends a descriptor (FDSTORE=1, FDNAME=NAME), and its next process
- * inherits it. So the arena of kvstore outlives kvstore. The protocol is that of systemd.
+ * inherits it. So the arena of kvstore outlives kvstore. The same socket receives the reports of the watchdog
+ * (WATCHDOG=1). The protocol is that of systemd.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -10,6 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "cmd/phasepipe/service.h"
 
 int keep_open(struct err *e, int *fd, const char *run)
@@ -93,8 +95,11 @@ void keep_take(struct super *s)
     }
     bool kept = false;
     for (size_t i = 0; i < s->n && from.pid > 0; i++)
-        if (s->service[i].pid == from.pid)
+        if (s->service[i].pid == from.pid) {
+            if (!strcmp(text, "WATCHDOG=1"))
+                s->service[i].alive_ns = time_now_ns();
             kept = keep(&s->service[i], text, n_fd > 0 ? fds[0] : -1);
+        }
     for (int i = kept; i < n_fd; i++)
         close(fds[i]);
 }

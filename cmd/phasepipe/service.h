@@ -32,6 +32,7 @@
 #define STEADY_MS 30000 /* an uptime of this length resets the back-off */
 #define SLOW_MS 10000   /* starts that take longer are logged, since a large model may */
 #define DRAIN_MS 40000  /* default time from SIGTERM to SIGKILL; workers stop draining after 30 s */
+#define WATCHDOG_S 10   /* default of --watchdog-seconds */
 #define QUIT_MS 300     /* the same, if the services end before all were ready */
 #define LOG_BYTES_MAX (4u << 20)
 #define KEPT_MAX 4
@@ -105,6 +106,9 @@ struct service {
     uint64_t born;        /* start time in /proc/PID/stat: identifies the process together with the pid */
     int ready_fd, err_fd; /* -1: none */
     uint64_t begun_ns;    /* of the process */
+    uint64_t watchdog_ns; /* a service that is ready and has not reported for so long is killed; 0: never */
+    uint64_t alive_ns;    /* its last report (WATCHDOG=1); 0: none, so the watchdog does not count yet */
+    bool hung;            /* it was killed for that */
     uint64_t due_ns;      /* when to start it (WAITING, BACKING_OFF), or to kill it (DRAINING in a restart) */
     unsigned backoff_ms, fails;
     bool ever_ready;
@@ -135,7 +139,7 @@ struct plan {
     const char *kv_bytes, *disk_size, *batched, *seqs;
     const char *http, *ollama, *key_file, *tls_cert, *tls_key, *origins; /* http, ollama: "off", or an address */
     struct cli_list names;
-    uint64_t n_prefill, n_decode, drain_s;
+    uint64_t n_prefill, n_decode, drain_s, watchdog_s;
     bool detach, ollama_given, access_log;
 };
 /* policy: "NAME" or "PATH", optionally followed by a space and one argument. */
@@ -197,6 +201,7 @@ struct super {
     bool changed;      /* state.json is to be written */
     bool published;    /* it was written at least once */
     bool unwritten;    /* the failed write was logged */
+    uint64_t turn_ns;  /* start of the last turn of its loop */
     uint64_t retry_ns; /* earliest next attempt after a failed write */
 };
 int super_run(struct err *e, struct super *s);

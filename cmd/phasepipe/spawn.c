@@ -1,6 +1,7 @@
 /* Starts the process of a service: descriptors, environment, signals; SIGTERM when the supervisor dies. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,7 +120,12 @@ static void become(struct service *v, const char *run, int ready, int err, pid_t
     }
     snprintf(text, sizeof text, "%s/notify.sock", run);
     setenv("NOTIFY_SOCKET", text, 1);
-    unsetenv("WATCHDOG_USEC");
+    snprintf(text, sizeof text, "%" PRIu64, v->watchdog_ns / NS_US);
+    setenv("WATCHDOG_USEC", text, 1);
+    snprintf(text, sizeof text, "%d", (int)getpid());
+    setenv("WATCHDOG_PID", text, 1);
+    if (!v->watchdog_ns)
+        unsetenv("WATCHDOG_USEC");
     setenv("PHASEPIPE_RUN", run, 1);
     if (v->pinned)
         sched_setaffinity(0, sizeof v->cpus, &v->cpus);
@@ -159,6 +165,8 @@ int service_spawn(struct err *e, struct service *v, const char *run)
     v->ready_fd = ready[0];
     v->err_fd = err[0];
     v->begun_ns = time_now_ns();
+    v->alive_ns = 0;
+    v->hung = false;
     v->n_line = 0;
     v->last[0] = 0;
     return 0;

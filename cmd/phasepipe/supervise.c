@@ -5,6 +5,7 @@
  *   DRAINING (after SIGTERM) ──▶ STARTING in a restart, EXITED in a shutdown
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -389,11 +390,34 @@ static bool shutdown_next(struct super *s)
 
 /* ---- the loop ---- */
 
+/* Kills a service that is ready but no longer reports to the watchdog; it is then started again like after a crash. */
+static void watchdog(struct super *s, struct service *v, uint64_t now)
+{
+    if (v->state != SERVICE_READY || !v->watchdog_ns || !v->alive_ns || v->hung || now < v->alive_ns + v->watchdog_ns)
+        return;
+    super_log(s, "%s (pid %d) has not reported for %" PRIu64 " s: it hangs or is stopped, and is killed", v->name,
+              (int)v->pid, v->watchdog_ns / NS_S);
+    v->hung = true;
+    kill(v->pid, SIGKILL);
+}
+
+/* Time in which the supervisor itself was stopped, or had no processor, does not count for the watchdog. */
+static void excuse(struct super *s, uint64_t now)
+{
+    uint64_t late = now - s->turn_ns;
+    s->turn_ns = now;
+    if (late > 2 * WAIT_MS_MAX * NS_MS)
+        for (size_t i = 0; i < s->n; i++)
+            s->service[i].alive_ns += s->service[i].alive_ns ? late : 0;
+}
+
 static void run_timers(struct super *s)
 {
     uint64_t now = time_now_ns();
+    excuse(s, now);
     for (size_t i = 0; i < s->n && !s->ending; i++) {
         struct service *v = &s->service[i];
+        watchdog(s, v, now);
         bool wants = v->state == SERVICE_WAITING || v->state == SERVICE_BACKING_OFF;
         if (wants && now >= v->due_ns && (!v->needs_store || store_is_ready(s)))
             start(s, v);
@@ -514,7 +538,7 @@ static int take_signals(struct err *e, struct super *s)
 
 int super_run(struct err *e, struct super *s)
 {
-    s->begun_ns = time_now_ns();
+    s->begun_ns = s->turn_ns = time_now_ns();
     s->signal_fd = s->notify_fd = s->control_fd = -1;
     s->changed = true;
     for (size_t i = 0; i < CLIENTS_MAX; i++)
@@ -522,6 +546,8 @@ int super_run(struct err *e, struct super *s)
     int rc = take_signals(e, s);
     rc = rc ? rc : keep_open(e, &s->notify_fd, s->run);
     rc = rc ? rc : control_open(e, &s->control_fd, s->run);
+    for (size_t i = 0; i < s->n; i++)
+        s->service[i].watchdog_ns = s->plan->watchdog_s * NS_S;
     for (size_t i = 0; i < s->n && !rc; i++)
         rc = log_open(e, &s->service[i].log, s->run, s->service[i].name, s->plan->detach);
     rc = rc ? rc : loop(e, s);

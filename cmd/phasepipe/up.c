@@ -48,6 +48,8 @@ static int parse(struct err *e, struct plan *p, int argc, char **argv)
         {0, "allowed-origins", CLI_STR, &p->origins, "LIST", "allowed origins (CORS), separated by commas, or *",
          .lo = 0},
         {0, "access-log", CLI_FLAG, &p->access_log, NULL, "log a line for each HTTP response", .lo = 0},
+        {0, "watchdog-seconds", CLI_U64, &p->watchdog_s, "N",
+         "services that hang for longer are killed and started again; 0: never (10)", .lo = 0, .hi = 86400},
         {0, "drain-seconds", CLI_U64, &p->drain_s, "N", "services that run longer after SIGTERM are killed (40)",
          .lo = 0, .hi = 86400},
     };
@@ -194,7 +196,8 @@ int up(int argc, char **argv)
                      .cores = "lease",
                      .http = "127.0.0.1:8000",
                      .ollama = "127.0.0.1:11434",
-                     .drain_s = DRAIN_MS / 1000};
+                     .drain_s = DRAIN_MS / 1000,
+                     .watchdog_s = WATCHDOG_S};
     struct parting parting = {-1, -1};
     int words[2], status[2];
     const char *http = getenv("PHASEPIPE_HTTP");

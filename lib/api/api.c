@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/time.h"
+#include "proc/notify.h"
 #include "proc/proc.h"
 
 #define ABSENT_LOG_NS NS_S
@@ -343,6 +344,7 @@ int api_run(struct err *e, struct api *a, int signal_fd, double drain_s, void (*
     proc_wake_soon(true);
     while (!rc && is_running(&l, now)) {
         bool was = l.connected;
+        proc_alive();
         rc = loop_step(e, a->loop, NULL, wait_ms(&l));
         rc = rc ? rc : step(e, &l);
         if (!was && l.connected && ready)

@@ -12,6 +12,7 @@
 #include "base/time.h"
 #include "engine/backend.h"
 #include "kv/bytes.h"
+#include "proc/notify.h"
 #include "text/text.h"
 
 /* Its KV: one layer, one head of 8, int8; the fingerprint is 32 times this byte. */
@@ -169,9 +170,11 @@ static double step_ns(const struct fake *f, const struct engine_chunk *chunk, in
 
 static void sleep_until(uint64_t ns)
 {
-    struct timespec t = time_spec(ns);
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
-        ;
+    for (uint64_t now; (now = time_now_ns()) < ns; proc_alive()) {
+        struct timespec t = time_spec(ns - now > NS_S ? now + NS_S : ns);
+        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
+            ;
+    }
 }
 
 static int fake_step(struct err *e, struct engine *g, const struct engine_chunk *chunk, int64_t n_chunk,

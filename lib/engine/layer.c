@@ -10,10 +10,14 @@
  */
 #include "engine/layer.h"
 
+#include "proc/notify.h"
+
 /* The part of a layer that other rows depend on: its keys and values. */
 void layer_keys(const struct schedule *s, struct pass *p, int64_t layer)
 {
     const struct model_layer *l = &p->g->e.m->layer[layer];
+    if (!p->tid)
+        proc_alive();         /* a step may take minutes */
     s->norm(p, l->attn_norm); /* a = norm(x) * attn_norm */
     part_time(p->g, p->tid, PART_NORM);
     s->qkv(p, layer); /* q = wq·a + bq, k = wk·a + bk, v = wv·a + bv */

@@ -204,6 +204,7 @@ static void wait_for_events(const struct serve *v)
 static int take(struct err *e, struct runner *r, bool idle, bool *over)
 {
     struct serve *v = serve_of(r);
+    proc_alive();
     int rc = drain(e, v, over);
     if (rc || *over)
         return rc;

@@ -1,7 +1,9 @@
 #include "proc/notify.h"
 
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/socket.h"
+#include "base/time.h"
 
 #define FIRST_FD 3
 
@@ -56,6 +59,33 @@ int proc_ready_at(struct err *e, struct err *manager, int fd, const char *addres
         return err_sys(e, "--ready-fd %d", fd);
     close(fd);
     return 0;
+}
+
+/* Nanoseconds between two reports; 0: no watchdog. */
+static uint64_t alive_period_ns(void)
+{
+    const char *us = getenv("WATCHDOG_USEC"), *pid = getenv("WATCHDOG_PID");
+    if (!us || (pid && strtol(pid, NULL, 10) != getpid()))
+        return 0;
+    return strtoull(us, NULL, 10) * NS_US / 4;
+}
+
+void proc_alive(void)
+{
+    static bool asked;
+    static uint64_t period_ns, next_ns;
+    if (!asked) {
+        asked = true;
+        period_ns = alive_period_ns();
+    }
+    if (!period_ns)
+        return;
+    uint64_t now = time_now_ns();
+    if (now < next_ns)
+        return;
+    struct err e = {0};
+    (void)proc_notify(&e, "WATCHDOG=1", -1); /* a manager that does not listen ends this process: nothing else to do */
+    next_ns = now + period_ns;
 }
 
 /* The i-th of names between colons is `name`. */

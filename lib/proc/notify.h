@@ -15,6 +15,13 @@ int proc_notify(struct err *e, const char *text, int fd);
 #define PROC_READY_BYTES_MAX 4000
 int proc_ready(struct err *e, struct err *manager, int fd);
 int proc_ready_at(struct err *e, struct err *manager, int fd, const char *addresses);
+/*
+ * Keeps the manager's watchdog from expiring: sends WATCHDOG=1 when a quarter of $WATCHDOG_USEC has passed since the
+ * last time, unless $WATCHDOG_PID is another process. Without that variable: nothing. A service calls it in each
+ * iteration of its loop, at least once a second, and a long computation calls it whenever a part of its work is done,
+ * so a busy service differs from one that hangs. Called by one thread of a process.
+ */
+void proc_alive(void);
 /* A descriptor of this name that the manager kept ($LISTEN_FDS); -1: none. The caller's from here on. */
 int proc_kept_fd(const char *name);
 

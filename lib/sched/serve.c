@@ -226,6 +226,7 @@ static int run(struct err *e, struct serve *v)
             *e = v->failure;
             return e->code;
         }
+        proc_alive();
         wait_for_events(v);
     }
 }
