@@ -56,6 +56,7 @@ int main(int argc, char **argv)
     if (!rc && f.o.seqs > f.o.batched_tokens)
         rc = err_set(&e, ERR_USAGE, "--max-num-seqs %llu is over --max-num-batched-tokens %llu",
                      (unsigned long long)f.o.seqs, (unsigned long long)f.o.batched_tokens);
+    rc = rc ? rc : phase_flags_sandbox(&e, &f);
     if (!rc)
         rc = phase_flags_service(&f) ? serve(&e, &f.o) : filter(&e, &f.o);
     if (!rc)

@@ -53,6 +53,7 @@ int main(int argc, char **argv)
     cli_on_bus_error(prog, "the file of packed weights in the cache directory was truncated while in use");
     if (!rc)
         rc = phase_flags_done(&e, &f);
+    rc = rc ? rc : phase_flags_sandbox(&e, &f);
     if (!rc)
         rc = phase_flags_service(&f) ? serve(&e, &f.o) : filter(&e, &f.o);
     if (!rc)

@@ -13,6 +13,7 @@
 #include "model/model.h"
 #include "proc/notify.h"
 #include "proc/proc.h"
+#include "proc/sandbox.h"
 
 #define BYTES_DEFAULT ((uint64_t)1 << 30)
 #define FD_NAME "arena"
@@ -241,6 +242,17 @@ static void raise_fd_limit(void)
     }
 }
 
+/* Keeps the model's header, the directory of its socket and that of the file tier. */
+static int enter_sandbox(struct err *e, const struct flags *f)
+{
+    struct sandbox s;
+    sandbox_begin(&s);
+    model_allow(&s, f->model);
+    sandbox_write_beside(&s, f->listen);
+    sandbox_write_beside(&s, f->disk);
+    return sandbox_enter(e, &s);
+}
+
 int main(int argc, char **argv)
 {
     struct err e = {0};
@@ -291,6 +303,7 @@ int main(int argc, char **argv)
     raise_fd_limit();
     rc = rc ? rc : proc_signals(&e);
     proc_wake_soon(true);
+    rc = rc ? rc : enter_sandbox(&e, &f);
     rc = rc ? rc : run(&e, &f);
     return rc ? cli_fail(PROG, &e) : 0;
 }

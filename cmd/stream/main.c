@@ -8,7 +8,9 @@
 
 #include "cli/cli.h"
 #include "cmd/stream/stream.h"
+#include "model/model.h"
 #include "proc/proc.h"
+#include "proc/sandbox.h"
 #include "request/lines.h"
 
 #define URL_BYTES 512
@@ -174,6 +176,26 @@ static bool is_http(const struct flags *f)
     return f->http.listen.n || f->http.ollama || f->http.given || f->http.name.n || f->http.ready_given;
 }
 
+/* Keeps the model's vocabulary, the directories of its sockets, and those of keys and certificates, which may be
+ * replaced. */
+static int enter_sandbox(struct err *e, const struct flags *f)
+{
+    struct sandbox s;
+    sandbox_begin(&s);
+    model_allow(&s, f->model);
+    sandbox_write_beside(&s, f->o.sched);
+    sandbox_write_beside(&s, f->o.listen);
+    for (size_t i = 0; i < f->http.listen.n; i++)
+        if (!strncmp(f->http.listen.v[i], "unix:", 5))
+            sandbox_write_beside(&s, f->http.listen.v[i]);
+    if (f->http.ollama && !strncmp(f->http.ollama, "unix:", 5))
+        sandbox_write_beside(&s, f->http.ollama);
+    sandbox_read_beside(&s, f->http.key_file);
+    sandbox_read_beside(&s, f->http.tls_cert);
+    sandbox_read_beside(&s, f->http.tls_key);
+    return sandbox_enter(e, &s);
+}
+
 /* A server has no input and prints nothing. */
 static int run_http(struct err *e, struct flags *f, const char *dir)
 {
@@ -184,6 +206,8 @@ static int run_http(struct err *e, struct flags *f, const char *dir)
         return err_set(e, ERR_USAGE,
                        "--http excludes -p, --jsonl and flags of a request: HTTP requests have their own fields");
     if (url_of(e, &f->o.sched, f->url[0], dir, "sched") || url_of(e, &f->o.tokenize, f->url[1], dir, "tokenize"))
+        return e->code;
+    if (enter_sandbox(e, f))
         return e->code;
     return http_serve(e, &f->http, &f->o, f->model);
 }
@@ -199,7 +223,7 @@ static int run(struct err *e, struct show *s, struct flags *f)
     /* Ctrl-C ends stream at once; the stages before it end when their pipe is closed. */
     if (!serves)
         signal(SIGINT, SIG_DFL);
-    if ((serves && check(e, f, dir && *dir ? dir : NULL)) || show_open(e, s))
+    if ((serves && check(e, f, dir && *dir ? dir : NULL)) || enter_sandbox(e, f) || show_open(e, s))
         return e->code;
     int r = serves ? service(e, s, &f->o) : pipe_in(e, s);
     order_end_line(s->order);

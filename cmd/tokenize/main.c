@@ -7,7 +7,9 @@
 
 #include "base/time.h"
 #include "cmd/tokenize/tokenize.h"
+#include "model/model.h"
 #include "proc/proc.h"
+#include "proc/sandbox.h"
 #include "request/flags.h"
 #include "request/lines.h"
 
@@ -209,6 +211,16 @@ static int open_vocabulary(struct err *e, struct tokenize *t, struct text **text
     return 0;
 }
 
+/* Keeps the model's header and the directory of its socket; its input is open. */
+static int enter_sandbox(struct err *e, const struct flags *f)
+{
+    struct sandbox s;
+    sandbox_begin(&s);
+    model_allow(&s, f->model);
+    sandbox_write_beside(&s, f->listen);
+    return sandbox_enter(e, &s);
+}
+
 int main(int argc, char **argv)
 {
     struct err e = {0};
@@ -231,6 +243,7 @@ int main(int argc, char **argv)
             r = l.fd < 0 ? err_sys(&e, "open %s", f.file) : 0;
         }
         proc_wake_soon(f.listen != NULL);
+        r = r ? r : enter_sandbox(&e, &f);
         if (!r && !(r = open_vocabulary(&e, &t, &text, &g, &f, path, sizeof path)))
             r = run(&e, &t, &f, &l);
     }

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "model/model_impl.h"
+#include "proc/sandbox.h"
 
 #define PATH_BYTES 4096
 #define DEFAULT_MODEL "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -56,6 +57,14 @@ int model_default_path(struct err *e, char *out, size_t n)
     return rc;
 }
 
+void model_allow(struct sandbox *s, const char *path)
+{
+    char text[PATH_BYTES];
+    struct err unused;
+    if (path || !model_default_path(&unused, text, sizeof text))
+        sandbox_read(s, path ? path : text);
+}
+
 static int make_dirs(struct err *e, char *path)
 {
     for (char *p = path + 1;; p++) {
@@ -77,14 +86,18 @@ struct cache_paths {
     struct pack_identity id;
 };
 
+int model_packed_dir(struct err *e, char *out, size_t n)
+{
+    char cache[PATH_BYTES - 64];
+    int rc = cache_dir(e, cache, sizeof cache);
+    rc = rc ? rc : join(e, out, n, cache, "packed");
+    return rc ? rc : make_dirs(e, out);
+}
+
 static int find_paths(struct err *e, struct cache_paths *at, const struct gguf *g)
 {
-    char cache[PATH_BYTES - 64], whole[33], name[96];
-    int rc = cache_dir(e, cache, sizeof cache);
-    if (!rc)
-        rc = join(e, at->dir, sizeof at->dir, cache, "packed");
-    if (!rc)
-        rc = make_dirs(e, at->dir);
+    char whole[33], name[96];
+    int rc = model_packed_dir(e, at->dir, sizeof at->dir);
     if (!rc)
         rc = pack_identity(e, &at->id, g);
     if (rc)

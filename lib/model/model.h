@@ -75,6 +75,13 @@ uint64_t model_huge_bytes(const struct model *m);
 /* The shape alone, without weights. */
 int model_config_read(struct err *e, struct model_config *out, const struct gguf *g);
 
+/* Lets the sandbox open a model file; NULL: the default one. */
+struct sandbox;
+void model_allow(struct sandbox *s, const char *path);
+
+/* The directory of packed weights, which is created if it is missing. ERR_SYS: it cannot be. */
+int model_packed_dir(struct err *e, char *out, size_t n);
+
 /* Path of the default model. ERR_NO with the way to get it (scripts/get-model) if the file does not exist. */
 int model_default_path(struct err *e, char *out, size_t n);
 

@@ -1,10 +1,13 @@
 /* The flags that prefill and decode share. */
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
+#include "model/model.h"
 #include "phase/phase.h"
+#include "proc/sandbox.h"
 
 void phase_flags_table(struct cli_opt *table, struct phase_flags *f)
 {
@@ -103,4 +106,19 @@ int phase_flags_done(struct err *e, struct phase_flags *f)
     if (!rc && !phase_flags_service(f) && (f->o.name || f->o.store || f->has_ready))
         rc = err_set(e, ERR_USAGE, "--name, --store-name and --ready-fd are for workers: give --sched and --kv too");
     return rc;
+}
+
+int phase_flags_sandbox(struct err *e, const struct phase_flags *f)
+{
+    char path[PATH_MAX];
+    struct err unused;
+    struct sandbox s;
+    sandbox_begin(&s);
+    model_allow(&s, f->o.model);
+    if (!model_packed_dir(&unused, path, sizeof path)) /* without it the weights are packed into memory */
+        sandbox_write(&s, path);
+    if (phase_flags_service(f))
+        sandbox_write_beside(&s, f->o.sched);
+    sandbox_write_beside(&s, f->o.cores_file);
+    return sandbox_enter(e, &s);
 }

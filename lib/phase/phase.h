@@ -72,5 +72,8 @@ struct phase_flags {
 void phase_flags_table(struct cli_opt *table, struct phase_flags *f);
 int phase_flags_done(struct err *e, struct phase_flags *f);
 bool phase_flags_service(const struct phase_flags *f); /* whether to run as a service */
+/* After phase_flags_done and before any thread exists: keeps the model, the packed weights and the runtime directory,
+ * gives up the rest (proc/sandbox.h). */
+int phase_flags_sandbox(struct err *e, const struct phase_flags *f);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "proc/proc.h"
+#include "proc/sandbox.h"
 #include "sched/exec.h"
 #include "sched/sched.h"
 #include "sched/serve.h"
@@ -84,6 +85,17 @@ static int service_flags(struct err *e, struct flags *f)
     return rc;
 }
 
+/* A service keeps the directory of its socket. The policy of sched-exec is a program, which needs more. */
+static int enter_sandbox(struct err *e, const struct flags *f, const struct sched_policy *p)
+{
+    struct sandbox s;
+    if (!f->listen || p->open == sched_policy_exec.open)
+        return 0;
+    sandbox_begin(&s);
+    sandbox_write_beside(&s, f->listen);
+    return sandbox_enter(e, &s);
+}
+
 static int run(struct err *e, const struct sched_policy *p, struct flags *f)
 {
     struct sched *s;
@@ -93,6 +105,7 @@ static int run(struct err *e, const struct sched_policy *p, struct flags *f)
         return rc;
     for (size_t i = 0; i < f->settings.n && !rc; i++)
         rc = set_setting(e, s, f->settings.v[i]);
+    rc = rc ? rc : enter_sandbox(e, f, p);
     if (!rc && f->listen) {
         proc_wake_soon(true);
         rc = proc_signals(e);
