@@ -55,10 +55,12 @@ ordered() { SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no units/
     done
 }
 
-@test "each unit notifies, and a refused model causes no restart loop" {
+@test "each unit notifies, has a watchdog, and neither a refused model nor crashes cause an endless restart loop" {
     for unit in units/*.service; do
         grep -qx 'Type=notify' "$unit"
         grep -qx 'RestartPreventExitStatus=1 2 100' "$unit"
+        grep -qx 'StartLimitIntervalSec=300' "$unit"
+        grep -qx 'WatchdogSec=10' "$unit"
     done
     grep -q '^FileDescriptorStoreMax=' units/phasepipe-kvstore.service
 }
