@@ -12,7 +12,7 @@ HARDEN_LD ?= -pie -Wl,-z,relro,-z,now,-z,noexecstack
 # -ffp-contract=off: a product and a sum are fused only where docs/arithmetic.md states it.
 CFLAGS  += $(CSTD) $(WARN) $(OPT) $(HARDEN) -ffp-contract=off -fno-math-errno -D_GNU_SOURCE -Ilib -I. -pthread
 LDFLAGS += -pthread $(HARDEN_LD)
-LDLIBS  += -lmicrohttpd -lgnutls -lnng -lmsgpackc -lutf8proc -ljansson -lsodium -lxxhash -lseccomp -lm
+LDLIBS  += -lgnutls -lnng -lmsgpackc -lutf8proc -ljansson -lsodium -lxxhash -lseccomp -lm
 
 AREAS   := err base cli proc wire text model kv engine phase request gateway sched link http api load
 LIB_SRC := $(foreach a,$(AREAS),$(wildcard lib/$(a)/*.c)) $(wildcard kernels/*.c) $(wildcard kernels/cpu/*.c)

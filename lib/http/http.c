@@ -1,16 +1,31 @@
-/* The server: its listeners, each an MHD daemon driven by http_step. */
+/* The server: its listeners, and the step that runs it. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "http/http_impl.h"
 
-#define CLOSE_ROUNDS 100
-
 /* ---- open and close ---- */
+
+static uint64_t or_default(uint64_t v, uint64_t otherwise)
+{
+    return v ? v : otherwise;
+}
+
+static void set_limits(struct http_opts *o)
+{
+    o->body_bytes_max = or_default(o->body_bytes_max, BODY_BYTES_MAX);
+    o->bodies_bytes_max = or_default(o->bodies_bytes_max, BODIES_BYTES_MAX);
+    o->queued_bytes_max = or_default(o->queued_bytes_max, QUEUED_BYTES_MAX);
+    o->outputs_bytes_max = or_default(o->outputs_bytes_max, OUTPUTS_BYTES_MAX);
+    o->connections_max = (uint32_t)or_default(o->connections_max, CONNECTIONS_MAX);
+    o->address_connections_max =
+        (uint32_t)or_default(o->address_connections_max, or_default(o->connections_max / 4 * 3, o->connections_max));
+    o->idle_s = (uint32_t)or_default(o->idle_s, IDLE_S);
+    o->head_s = (uint32_t)or_default(o->head_s, o->idle_s < HEAD_S ? o->idle_s : HEAD_S);
+}
 
 int http_open(struct err *e, struct http **out, const struct http_opts *o)
 {
@@ -19,17 +34,13 @@ int http_open(struct err *e, struct http **out, const struct http_opts *o)
     if (!h)
         return err_nomem(e, "the HTTP server", sizeof *h);
     h->o = *o;
+    set_limits(&h->o);
     list_init(&h->conns);
-    h->o.body_bytes_max = o->body_bytes_max ? o->body_bytes_max : BODY_BYTES_MAX;
-    h->o.queued_bytes_max = o->queued_bytes_max ? o->queued_bytes_max : QUEUED_BYTES_MAX;
-    h->o.connections_max = o->connections_max ? o->connections_max : CONNECTIONS_MAX;
-    h->o.idle_s = o->idle_s ? o->idle_s : IDLE_S;
-    h->epoll = epoll_create1(EPOLL_CLOEXEC);
-    h->hangups = epoll_create1(EPOLL_CLOEXEC);
-    struct epoll_event v = {.events = EPOLLIN};
-    int rc = 0;
-    if (h->epoll < 0 || h->hangups < 0 || epoll_ctl(h->epoll, EPOLL_CTL_ADD, h->hangups, &v))
-        rc = err_sys(e, "epoll");
+    list_init(&h->idle);
+    list_init(&h->lingers);
+    list_init(&h->due);
+    h->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int rc = loop_new(e, &h->loop);
     if (!rc && o->tls_cert)
         rc = tls_new(e, &h->tls, o->tls_cert, o->tls_key);
     if (rc)
@@ -39,29 +50,22 @@ int http_open(struct err *e, struct http **out, const struct http_opts *o)
     return rc;
 }
 
-/* MHD_stop_daemon requires that no connection is suspended: abort each and run the daemons until they have closed them.
- */
-static void abort_all(struct http *h)
+static void listener_stop(struct listener *l)
 {
-    list_each (struct conn, k, &h->conns, node) {
-        if (k->r && k->r->state == STATE_DELIVERED)
-            request_disconnected(k->r);
-        else if (k->r && k->r->suspended) {
-            k->r->broken = true;
-            k->r->suspended = false;
-            MHD_resume_connection(k->c);
-        }
-    }
-    for (size_t i = 0; i < h->n_listener; i++)
-        MHD_run(h->listener[i]->daemon);
+    loop_fd_remove(&l->io);
+    loop_timer_stop(&l->again);
+    if (l->fd >= 0)
+        close(l->fd);
+    l->fd = -1;
+    if (*l->path)
+        unlink(l->path);
+    *l->path = 0;
 }
 
-static bool any_suspended(const struct http *h)
+static void free_all(struct list *conns)
 {
-    list_each (const struct conn, k, &h->conns, node)
-        if (k->r && k->r->suspended)
-            return true;
-    return false;
+    while (!list_empty(conns))
+        conn_close(list_entry(conns->next, struct conn, node));
 }
 
 void http_close(struct http *h)
@@ -69,78 +73,45 @@ void http_close(struct http *h)
     if (!h)
         return;
     h->closing = true;
-    for (int i = 0; i < CLOSE_ROUNDS && (i == 0 || any_suspended(h)); i++)
-        abort_all(h);
+    free_all(&h->conns);
+    free_all(&h->lingers);
     for (size_t i = 0; i < h->n_listener; i++) {
-        struct listener *l = h->listener[i];
-        MHD_stop_daemon(l->daemon);
-        if (*l->path)
-            unlink(l->path);
-        free(l);
+        listener_stop(h->listener[i]);
+        free(h->listener[i]);
     }
-    linger_end(h);
-    if (h->epoll >= 0)
-        close(h->epoll);
-    if (h->hangups >= 0)
-        close(h->hangups);
+    if (h->spare >= 0)
+        close(h->spare);
+    loop_free(h->loop);
     tls_free(h->tls);
+    map_free(&h->peers);
     free(h);
 }
 
 /* ---- addresses ---- */
 
-static void on_log(void *arg, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0)));
-static void on_log(void *arg, const char *fmt, va_list ap)
-{
-    /* Errors of clients are not logged: they would fill the log and do not concern the operator. */
-    check_log(arg, fmt, ap);
-}
-
-/* fd: a listening socket; owned by the daemon, closed on failure. */
-static int start_daemon(struct err *e, struct listener *l, int fd)
-{
-    struct http *h = l->h;
-    unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (h->tls ? MHD_USE_TLS : 0);
-    const struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_CERT_CALLBACK, 0, tls_callback()},
-                                         {MHD_OPTION_END, 0, NULL}};
-    const struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
-    l->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, request_handle, l, MHD_OPTION_EXTERNAL_LOGGER, on_log, l, MHD_OPTION_LISTEN_SOCKET, fd,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)(h->o.connections_max + CONNECTIONS_SPARE),
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)h->o.idle_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)32768,
-        MHD_OPTION_NOTIFY_CONNECTION, conn_notify, l, MHD_OPTION_NOTIFY_COMPLETED, request_completed, l,
-        MHD_OPTION_URI_LOG_CALLBACK, request_uri, l, MHD_OPTION_ARRAY, h->tls ? tls : none, MHD_OPTION_END);
-    if (!l->daemon) {
-        close(fd);
-        return err_set(e, ERR_SYS, "%s: libmicrohttpd cannot start", l->address);
-    }
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
-    struct epoll_event v = {.events = EPOLLIN};
-    if (info && !epoll_ctl(h->epoll, EPOLL_CTL_ADD, info->epoll_fd, &v))
-        return 0;
-    err_sys(e, "epoll");
-    MHD_stop_daemon(l->daemon); /* closes fd */
-    return e->code;
-}
-
 /* fd is owned, on failure too. */
 static int start(struct err *e, struct http *h, int fd, int dialect, const char *address, const char *path)
 {
     struct listener *l = h->n_listener < LISTENERS_MAX ? calloc(1, sizeof *l) : NULL;
-    if (!l) {
+    int rc = 0;
+    if (h->n_listener == LISTENERS_MAX)
+        rc = err_set(e, ERR_USAGE, "%s: more than %d addresses", address, LISTENERS_MAX);
+    else if (!l)
+        rc = err_nomem(e, "an address", sizeof *l);
+    else if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK)) /* an inherited one may block */
+        rc = err_sys(e, "%s", address);
+    else if (!(rc = loop_fd_add(e, h->loop, &l->io, fd, EPOLLIN, accept_ready, l)))
+        loop_timer_init(h->loop, &l->again, accept_again, l);
+    if (rc) {
         close(fd);
-        return h->n_listener < LISTENERS_MAX
-                   ? err_nomem(e, "an address", sizeof *l)
-                   : err_set(e, ERR_USAGE, "%s: more than %d addresses", address, LISTENERS_MAX);
+        free(l);
+        return rc;
     }
     l->h = h;
+    l->fd = fd;
     l->dialect = dialect;
     snprintf(l->address, sizeof l->address, "%s", address);
     snprintf(l->path, sizeof l->path, "%s", path);
-    if (start_daemon(e, l, fd)) {
-        free(l);
-        return e->code;
-    }
     h->listener[h->n_listener++] = l;
     return 0;
 }
@@ -177,19 +148,11 @@ int http_address_dialect(const struct http *h, size_t i)
 void http_stop(struct http *h)
 {
     h->stopped = true;
-    for (size_t i = 0; i < h->n_listener; i++) {
-        struct listener *l = h->listener[i];
-        MHD_socket fd = l->quiet ? MHD_INVALID_SOCKET : MHD_quiesce_daemon(l->daemon);
-        l->quiet = true;
-        if (fd != MHD_INVALID_SOCKET)
-            close(fd);
-        if (*l->path)
-            unlink(l->path);
-        *l->path = 0;
-    }
+    for (size_t i = 0; i < h->n_listener; i++)
+        listener_stop(h->listener[i]);
     list_each (struct conn, k, &h->conns, node)
-        if (!k->r)
-            shutdown(k->fd, SHUT_RDWR);
+        if (k->state == CONN_HANDSHAKE || (k->state == CONN_HEAD && !buf_left(&k->in)))
+            conn_kill(k);
 }
 
 int http_reload(struct err *e, struct http *h)
@@ -202,40 +165,64 @@ uint32_t http_connections(const struct http *h)
     return h->n_conn;
 }
 
+void http_stats(const struct http *h, struct http_stats *out)
+{
+    *out = (struct http_stats){
+        .connections = h->n_conn,
+        .idle = h->n_idle,
+        .body_bytes = h->n_body,
+        .queued_bytes = h->n_queued,
+        .replaced = h->n_replaced,
+        .refused = h->n_refused,
+        .timed_out = h->n_timed_out,
+    };
+}
+
+uint32_t http_unsent(struct http *h, uint64_t stall_ns)
+{
+    uint64_t now = time_now_ns();
+    uint32_t n = 0;
+    list_each (struct conn, k, &h->conns, node) {
+        if (!k->r || k->r->state != REQUEST_FINISHED || k->dead)
+            continue;
+        uint64_t bytes = send_unsent(k);
+        if (!k->look_ns || bytes != k->unsent)
+            k->look_ns = now;
+        k->unsent = bytes;
+        n += now - k->look_ns < stall_ns;
+    }
+    return n;
+}
+
 /* ---- the step ---- */
 
 int http_fd(const struct http *h)
 {
-    return h->epoll;
+    return loop_epoll_fd(h->loop);
 }
 
 uint64_t http_next_ms(const struct http *h)
 {
-    uint64_t ms = UINT64_MAX, now = time_now_ns(), at = conn_next_ns(h), end = linger_next_ns(h);
-    if (h->due)
+    uint64_t at = loop_next_ns(h->loop), now = time_now_ns();
+    if (!list_empty(&h->due))
         return 0;
-    at = end < at ? end : at;
-    for (size_t i = 0; i < h->n_listener; i++) {
-        MHD_UNSIGNED_LONG_LONG t;
-        if (MHD_get_timeout(h->listener[i]->daemon, &t) == MHD_YES && t < ms)
-            ms = t;
-    }
-    if (at != UINT64_MAX) {
-        uint64_t left = at > now ? (at - now) / NS_MS + 1 : 0;
-        ms = left < ms ? left : ms;
-    }
-    return ms;
+    return at == UINT64_MAX ? at : at > now ? (at - now) / NS_MS + 1 : 0;
+}
+
+/* What becomes due meanwhile has its turn later, so that no client can hold the others up. */
+static void run_due(struct http *h)
+{
+    struct list turn;
+    list_init(&turn);
+    list_append(&turn, &h->due);
+    for (struct list *n; (n = list_pop_front(&turn));)
+        conn_turn(list_entry(n, struct conn, due));
 }
 
 int http_step(struct err *e, struct http *h)
 {
-    uint64_t now = time_now_ns();
-    conn_poll_hangups(h);
-    conn_scan(h, now);
-    linger_step(h, now);
-    h->due = false;
-    for (size_t i = 0; i < h->n_listener; i++)
-        if (MHD_run(h->listener[i]->daemon) != MHD_YES)
-            return err_set(e, ERR_SYS, "%s: libmicrohttpd has failed", h->listener[i]->address);
-    return 0;
+    run_due(h); /* responses since the last step */
+    int rc = loop_step(e, h->loop, NULL, 0);
+    run_due(h); /* responses to the requests of this one */
+    return rc;
 }

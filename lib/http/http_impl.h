@@ -2,72 +2,109 @@
 #ifndef HTTP_IMPL_H
 #define HTTP_IMPL_H
 
-#include <microhttpd.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include "base/buf.h"
 #include "base/list.h"
+#include "base/loop.h"
+#include "base/map.h"
 #include "base/str.h"
 #include "base/time.h"
 #include "http/http.h"
 #include "http/listen.h"
+#include "http/parse.h"
 
 #define BODY_BYTES_MAX ((uint64_t)32 << 20)
+#define BODIES_BYTES_MAX ((uint64_t)512 << 20)
 #define QUEUED_BYTES_MAX ((uint64_t)64 << 20)
+#define OUTPUTS_BYTES_MAX ((uint64_t)1 << 30)
+#define OUTPUT_SHARE ((uint64_t)1 << 20) /* of one connection, if all together have too much */
 #define CONNECTIONS_MAX 4096
-#define CONNECTIONS_SPARE 64 /* beyond connections_max, to be refused with 503 */
 #define IDLE_S 60
-#define STALL_IDLES 5     /* idle timeouts that a client with unread output has */
-#define STALL_BYTES 65536 /* bytes of output; less is soon in the socket's buffer */
+#define HEAD_S 15
+#define STALL_IDLES 5 /* idle timeouts that a client with unread output has */
 #define LISTENERS_MAX 16
 #define HEADERS_MAX 16 /* of a response that the caller adds */
-#define SCAN_NS NS_S
 #define LINGER_NS (2 * NS_S)
-#define LINGERS_MAX 64
-#define PROBE_NS                                                                                                       \
-    (50 * NS_MS) /* until the first probe of a half-closed connection; the next ones follow each second                \
-                  */
+#define LINGERS_MAX 256
+#define REPLACE_NS NS_S              /* a younger connection is not closed for a new one */
+#define PROBE_NS (50 * NS_MS)        /* from the first probe of a half-closed connection to the second */
+#define PROBE_AGAIN_NS NS_S          /* … and to each further one */
+#define TURN_BYTES ((size_t)1 << 20) /* read or sent of one connection before others have their turn */
 
 struct listener {
     struct http *h;
-    struct MHD_Daemon *daemon;
+    int fd; /* -1: accepts no more connections */
+    struct loop_fd io;
+    struct loop_timer again; /* without descriptors, accepts again */
     int dialect;
     char address[HTTP_NAME_BYTES];
     char path[108]; /* of a Unix socket, unlinked at the end; "" */
-    bool quiet;     /* accepts no more connections */
 };
 
-/* A connection; its descriptor is in the epoll set `hangups`. */
+/* The clients of one address. */
+struct peer {
+    uint8_t key[16];
+    uint32_t n;       /* connections */
+    struct list idle; /* conn.peer_idle, the oldest first */
+};
+
+enum conn_state {
+    CONN_HANDSHAKE, /* of TLS */
+    CONN_HEAD,      /* no complete head: `in` has its begin */
+    CONN_BODY,      /* the body of r is incomplete */
+    CONN_BUSY,      /* r is delivered, and its response not completely passed to the kernel */
+    CONN_LINGER,    /* the response is sent: input is discarded, so that the client receives no reset */
+};
+
 struct conn {
-    struct list node; /* http.conns */
+    struct list node;            /* http.conns, or http.lingers */
+    struct list idle, peer_idle; /* in CONN_HANDSHAKE and CONN_HEAD: http.idle and peer.idle */
+    struct list due;             /* http.due: it has something to do that no descriptor signals */
     struct http *h;
     struct listener *l;
-    struct MHD_Connection *c;
+    struct peer *peer; /* NULL: a Unix socket */
+    struct loop_fd io;
+    struct loop_timer timer;
+    struct tls_session *tls; /* NULL: no TLS */
     int fd;
-    struct http_request *r;       /* in progress; NULL: none */
-    uint64_t since_ns;            /* time of the accept, or of the end of the last request */
-    uint64_t probe_ns;            /* half-closed: time of the next probe; 0: open in both directions */
-    uint64_t unsent, progress_ns; /* unsent output when last checked, and when that last changed; 0: never checked */
-    bool tls;
-    bool dead;         /* shut down or to be closed */
-    bool probed;       /* a probe was sent */
-    bool hung_up;      /* the disconnect has been handled */
-    bool long_timeout; /* its timeout is STALL_IDLES times the idle time */
-    bool over_limit;   /* accepted beyond connections_max */
-    bool body_unread;  /* refused before its body was read */
-    char peer[48];
+    enum conn_state state;
+    struct http_request *r; /* in CONN_BODY and CONN_BUSY */
+    struct buf in;          /* received, not parsed */
+    size_t searched;        /* bytes of `in` without the end of a head */
+    struct buf out;         /* to be sent; then the parts */
+    struct str *part;       /* [n_part]; sent up to at_byte of at_part */
+    size_t n_part, at_part, at_byte;
+    uint64_t n_queued;        /* bytes of out and parts, as counted in http.n_queued */
+    uint64_t since_ns;        /* begin of the state; in CONN_HEAD also the time of its first byte */
+    uint64_t moved_ns;        /* time of the last byte received in CONN_BODY, or sent */
+    uint64_t written_ns;      /* time of the last write to a stream */
+    uint64_t probe_ns;        /* half-closed: time of the next probe; 0: open in both directions */
+    uint64_t unsent, look_ns; /* output in here and in the kernel when last compared, and when that changed; 0: never */
+    int kernel_unsent;        /* SIOCOUTQ when moved_ns was set */
+    bool used;                /* it had a complete request */
+    bool probed;              /* a probe was sent */
+    bool blocked;             /* the socket takes no more output now */
+    bool dead;                /* to be freed */
+    bool eof;                 /* the client has ended its stream, and all of it was read */
+    bool loopback;            /* its local address is of the loopback */
+    char name[48];            /* of the client */
 };
 
 enum request_state {
-    STATE_READING,   /* the head or body is incomplete */
-    STATE_DELIVERED, /* the caller has it and must respond */
-    STATE_FINISHED,  /* response complete or client disconnected: the caller no longer knows it */
+    REQUEST_READING,   /* the body is incomplete */
+    REQUEST_DELIVERED, /* the caller has it and must respond */
+    REQUEST_FINISHED,  /* response complete or client disconnected: the caller no longer knows it */
 };
 
 struct http_request {
     struct conn *k;
     enum request_state state;
-    char *path;
-    const char *method; /* borrowed from MHD for the lifetime of the request */
+    struct parse_head head;
+    char *text; /* of the head */
     struct str body;
+    struct parse_chunks chunks;
     uint64_t arrived_ns;
     void *user; /* of the caller */
     struct {
@@ -75,83 +112,84 @@ struct http_request {
     } header[HEADERS_MAX];
     size_t n_header;
 
-    struct MHD_Response *response; /* not yet passed to MHD; owned. NULL: none, or passed */
     int status;
-    bool queued;    /* the response was passed to MHD */
-    bool suspended; /* MHD_suspend_connection is in effect */
-    bool streams;   /* a streamed response */
-    bool ended;     /* http_end was called */
-    bool broken;    /* to be aborted */
-    bool head, too_large;
-    bool internal;            /* answered here, not delivered to the caller */
-    bool accepts_interim;     /* the client accepts "100 Continue": HTTP/1.1 */
-    bool absolute_form;       /* the target has scheme and host (RFC 9112, absolute-form) */
-    bool raw;                 /* refused by writing to the socket, not through libmicrohttpd */
-    size_t n_target;          /* length of the target as received */
-    const char *target_error; /* why the target is invalid; NULL: it is valid */
-    uint64_t n_discarded;     /* bytes of a body beyond the limit, discarded */
-    const char *probe;        /* bytes without meaning in this content type; NULL: none */
-    char *out;                /* queued output: bytes at_out to n_out */
-    size_t n_out, at_out, cap_out;
+    bool replied;      /* http_reply, or http_end */
+    bool streams;      /* a streamed response */
+    bool begun;        /* its head is queued */
+    bool close;        /* the connection is closed after the response */
+    bool internal;     /* answered here, not delivered to the caller */
+    bool keepalive;    /* event stream: sends comments */
+    const char *probe; /* bytes without meaning in this content type; NULL: none */
+    char *type;        /* of a streamed response to HEAD, whose head is sent at its end */
 };
 
 struct http {
     struct http_opts o;
     struct listener *listener[LISTENERS_MAX];
     size_t n_listener;
-    int epoll;   /* all descriptors that http_step serves */
-    int hangups; /* epoll set of all connections, for disconnects only */
-    struct list conns;
-    uint32_t n_conn;
-    uint64_t scan_ns;
-    uint32_t n_half_closed; /* half-closed connections */
-    uint64_t half_scan_ns;  /* time of the next check of these, which walks all connections */
+    struct loop *loop;
+    struct list conns, idle, lingers, due;
+    uint32_t n_conn, n_idle, n_linger;
+    struct map peers;
+    uint64_t n_body, n_queued; /* bytes */
+    uint64_t n_replaced, n_refused, n_timed_out;
+    uint64_t logged_ns; /* time of the last line about refused connections; 0: never */
+    uint64_t n_unlogged;
+    int spare; /* a descriptor to be closed when there are none left; -1: none */
     bool stopped, closing;
-    bool due; /* output was queued since MHD_run; no descriptor signals that */
-    struct {
-        int fd;
-        uint64_t end_ns;
-    } linger[LINGERS_MAX];
-    size_t n_linger;
     struct tls *tls; /* NULL: no TLS */
 };
 
+/* ---- accept.c ---- */
+void accept_ready(void *listener, uint32_t events);
+void accept_again(void *listener);
+void peer_leave(struct conn *k);
+
 /* ---- conn.c ---- */
-void conn_notify(void *listener, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode what);
-void conn_poll_hangups(struct http *h); /* handles the events of `hangups` */
-void conn_scan(struct http *h, uint64_t now);
-void conn_probe(struct conn *k); /* sends a probe if it is half-closed; its request is delivered */
-uint64_t conn_next_ns(const struct http *h);
+/* Takes fd over; NULL: no memory, and it is closed. */
+struct conn *conn_open(struct listener *l, int fd, const struct sockaddr_storage *a);
+int conn_add(struct conn *k);    /* to the loop only */
+int conn_start(struct conn *k);  /* adds it to the loop and reads what has arrived */
+void conn_close(struct conn *k); /* reports a disconnect */
+void conn_kill(struct conn *k);  /* frees it in the next turn: for callers that still use it */
+void conn_due(struct conn *k);
+void conn_turn(struct conn *k); /* sends, and continues with the next request; may free it */
+void conn_linger(struct conn *k);
+void conn_arm(struct conn *k); /* sets its timer */
+void conn_set_idle(struct conn *k, bool idle);
 
-/* ---- linger.c ---- */
-void linger_add(struct http *h, int fd); /* duplicates fd */
-void linger_step(struct http *h, uint64_t now);
-uint64_t linger_next_ns(const struct http *h);
-void linger_end(struct http *h);
-
-/* ---- check.c ---- */
-void check_target(struct http_request *r, const char *target);
-const char *check_path(const struct http_request *r,
-                       const char *url); /* the path of a target in origin-form or absolute-form */
-/* Returns the status that refuses the request and its reason, or 0. */
-int check_head(const struct http_request *r, const char *url, const char *version, const char **why);
-void check_log(struct listener *l, const char *fmt, va_list ap); /* handles a log line of libmicrohttpd */
-void check_reply(struct http_request *r, int status, const char *type, const void *body,
-                 size_t n); /* response to a request that is `raw` */
+/* ---- send.c ---- */
+void send_bytes(struct conn *k, const void *p, size_t n); /* queues a copy; kills the connection without memory */
+void send_count(struct conn *k);                          /* updates the counts of queued bytes */
+bool send_queued(struct conn *k);                         /* passes to the kernel what it takes; false: an error */
+size_t send_left(const struct conn *k);
+uint64_t send_unsent(const struct conn *k); /* including the kernel's buffer; for comparison only */
 
 /* ---- request.c ---- */
-void *request_uri(void *listener, const char *uri, struct MHD_Connection *c);
-enum MHD_Result request_handle(void *listener, struct MHD_Connection *c, const char *url, const char *method,
-                               const char *version, const char *upload, size_t *n_upload, void **context);
-void request_completed(void *listener, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode how);
-void request_disconnected(
-    struct http_request *r); /* the client disconnected: reports that and lets MHD close the connection */
+/* Parses the input; returns false if more is needed. */
+bool request_input(struct conn *k);
+/* Appends body bytes; returns how many of p were used. */
+size_t request_body(struct conn *k, const char *p, size_t n);
+void request_fail(struct conn *k, int status, const char *text);
+void request_free(struct http_request *r); /* reports a disconnect */
 void request_probe(struct http_request *r);
+
+/* ---- guard.c ---- */
+void guard_cors(const struct http_request *r, struct str *head);
+bool guard_preflight(const struct http_request *r);
+/* Whether a page of another site may have sent it: false, with the reason. */
+bool guard_passes(const struct http_request *r, char *why, size_t n);
 
 /* ---- tls.c ---- */
 int tls_new(struct err *e, struct tls **out, const char *cert, const char *key);
 int tls_load(struct err *e, struct tls *t);
 void tls_free(struct tls *t);
-void *tls_callback(void); /* for MHD_OPTION_HTTPS_CERT_CALLBACK */
+struct tls_session *tls_open(struct tls *t, int fd); /* NULL: no memory */
+int tls_handshake(struct tls_session *s);            /* 1: complete, 0: not yet, -1: failed */
+bool tls_wants_write(const struct tls_session *s);
+/* Bytes, 0: the end of the stream, -1: none now, -2: failed. */
+ssize_t tls_recv(struct tls_session *s, void *p, size_t n);
+ssize_t tls_send(struct tls_session *s, const void *p, size_t n); /* the same; after -1 with the same bytes again */
+void tls_close(struct tls_session *s, bool bye);
 
 #endif

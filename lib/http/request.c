@@ -1,409 +1,285 @@
-/* Requests, from the request line to the end of the response. libmicrohttpd calls the first half, the server's user the
- * second. */
-#include <errno.h>
+/* Requests, from the head to the end of the body. The response is in response.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/socket.h>
 
-#include "base/vec.h"
 #include "http/http_impl.h"
 
-#define BLOCK 1024    /* of a streamed response */
-#define BODY_LIMITS 4 /* multiples of its limit that a body is discarded up to before the connection is aborted */
+/* ---- begin and end ---- */
 
-static struct conn *conn_of(struct MHD_Connection *c)
+static struct http_request *request_new(struct conn *k)
 {
-    const union MHD_ConnectionInfo *i = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    return i ? i->socket_context : NULL;
-}
-
-/* libmicrohttpd counts a client as idle while its socket is full, and a full socket becomes writable only after a good
- * part of it was read. So a slow reader needs a longer timeout. */
-static void set_timeout(struct conn *k, bool on)
-{
-    uint64_t s = (uint64_t)k->h->o.idle_s * (on ? STALL_IDLES : 1);
-    k->long_timeout = on;
-    (void)MHD_set_connection_option(k->c, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)(s < 1000000 ? s : 1000000));
-}
-
-/* ---- received ---- */
-
-void *request_uri(void *listener, const char *uri, struct MHD_Connection *c)
-{
-    struct conn *k = conn_of(c);
-    struct http_request *r = k ? calloc(1, sizeof *r) : NULL;
-    (void)listener;
-    if (!r)
+    struct http_request *r = calloc(1, sizeof *r);
+    if (!r) {
+        conn_kill(k);
         return NULL;
+    }
     r->k = k;
-    check_target(r, uri ? uri : "");
     r->arrived_ns = time_now_ns();
+    r->head.method = r->head.path = "";
     k->r = r;
-    k->progress_ns = 0;
-    if (k->long_timeout)
-        set_timeout(k, false);
+    k->moved_ns = r->arrived_ns;
     return r;
 }
 
-static void add_cors(struct http_request *r, struct MHD_Response *a)
+static void drop_body(struct http_request *r)
 {
-    const char *allowed = r->k->h->o.origins, *origin = allowed ? http_header(r, "Origin") : NULL;
-    if (!origin)
-        return;
-    size_t n = strlen(origin);
-    bool ok = !strcmp(allowed, "*");
-    for (const char *p = allowed; *p && !ok; p += strcspn(p, ","), p += *p == ',') {
-        while (*p == ' ')
-            p++;
-        ok = !strncmp(p, origin, n) && (!p[n] || p[n] == ',' || p[n] == ' ');
-    }
-    MHD_add_response_header(a, "Vary", "Origin");
-    if (!ok)
-        return;
-    MHD_add_response_header(a, "Access-Control-Allow-Origin", strcmp(allowed, "*") ? origin : "*");
-    MHD_add_response_header(a, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
-}
-
-/* A CORS preflight request of a browser. */
-static bool is_preflight(const struct http_request *r)
-{
-    return r->k->h->o.origins && !strcmp(r->method, "OPTIONS") && http_header(r, "Origin") &&
-           http_header(r, "Access-Control-Request-Method");
-}
-
-static void preflight(struct http_request *r)
-{
-    const char *headers = http_header(r, "Access-Control-Request-Headers");
-    http_add_header(r, "Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS");
-    if (headers)
-        http_add_header(r, "Access-Control-Allow-Headers", headers);
-    http_add_header(r, "Access-Control-Max-Age", "600");
-    r->internal = true;
-    http_reply(r, 204, NULL, NULL, 0);
-}
-
-/* ---- callbacks of libmicrohttpd ---- */
-
-static enum MHD_Result queue(struct http_request *r)
-{
-    enum MHD_Result ok = MHD_queue_response(r->k->c, (unsigned)r->status, r->response);
-    MHD_destroy_response(r->response); /* MHD holds its own reference */
-    r->response = NULL;
-    r->queued = true;
-    return ok;
-}
-
-static void resume(struct http_request *r)
-{
-    if (!r->suspended)
-        return;
-    r->suspended = false;
-    r->k->h->due = true;
-    MHD_resume_connection(r->k->c);
-}
-
-/* Lets opts.fail format the error response now. */
-static enum MHD_Result refuse(struct http_request *r, int status, const char *text)
-{
-    struct http *h = r->k->h;
-    r->state = STATE_DELIVERED;
-    h->o.fail(h->o.arg, r, status, text);
-    return r->response ? queue(r) : MHD_NO;
-}
-
-/* Refuses before the body is read, so the connection is closed after it. */
-static enum MHD_Result refuse_early(struct http_request *r, int status, const char *text)
-{
-    r->k->body_unread = true;
-    http_add_header(r, "Connection", "close");
-    return refuse(r, status, text);
-}
-
-static enum MHD_Result on_head(struct http_request *r, const char *url, const char *method, const char *version)
-{
-    const struct http *h = r->k->h;
-    const char *length, *why;
-    char text[160];
-    r->method = method;
-    r->head = !strcmp(method, "HEAD");
-    r->accepts_interim = !strcmp(version, "HTTP/1.1");
-    r->path = strdup(check_path(r, url));
-    if (!r->path)
-        return MHD_NO;
-    int status = check_head(r, url, version, &why);
-    if (status)
-        return refuse_early(r, status, why);
-    if (r->k->over_limit && h->n_conn > h->o.connections_max) {
-        snprintf(text, sizeof text, "too many connections: the limit is %u; retry later", h->o.connections_max);
-        return refuse_early(r, 503, text);
-    }
-    length = http_header(r, "Content-Length");
-    if (length && strtoull(length, NULL, 10) > h->o.body_bytes_max) {
-        snprintf(text, sizeof text, "the request body is too large: %.20s bytes, the limit is %llu", length,
-                 (unsigned long long)h->o.body_bytes_max);
-        return refuse_early(r, 413, text);
-    }
-    return MHD_YES;
-}
-
-static enum MHD_Result append_body(struct http_request *r, const char *p, size_t n)
-{
-    uint64_t max = r->k->h->o.body_bytes_max;
-    if (r->too_large || r->body.n + n > max) {
-        r->too_large = true;
-        r->n_discarded += n;
-        r->k->dead = r->n_discarded / BODY_LIMITS >= max;
-        return r->k->dead ? MHD_NO : MHD_YES;
-    }
-    str_add(&r->body, p, n);
-    return r->body.failed ? MHD_NO : MHD_YES;
-}
-
-static enum MHD_Result deliver(struct http_request *r)
-{
-    struct http *h = r->k->h;
-    char text[120];
-    if (r->too_large) {
-        snprintf(text, sizeof text, "the request body is too large: the limit is %llu bytes",
-                 (unsigned long long)h->o.body_bytes_max);
-        return refuse(r, 413, text);
-    }
-    r->state = STATE_DELIVERED;
-    if (is_preflight(r))
-        preflight(r);
-    else
-        h->o.request(h->o.arg, r);
-    if (r->state == STATE_DELIVERED && r->k->probe_ns)
-        conn_probe(r->k);
-    if (r->broken)
-        return MHD_NO;
-    if (r->response && !(r->head && r->streams && !r->ended))
-        return queue(r);
-    r->suspended = true;
-    MHD_suspend_connection(r->k->c);
-    return MHD_YES;
-}
-
-enum MHD_Result request_handle(void *listener, struct MHD_Connection *c, const char *url, const char *method,
-                               const char *version, const char *upload, size_t *n_upload, void **context)
-{
-    struct http_request *r = *context;
-    (void)listener, (void)c;
-    if (!r || r->broken || r->k->dead || r->k->h->closing)
-        return MHD_NO;
-    if (r->response && !r->queued)
-        return queue(r);
-    if (!r->method)
-        return on_head(r, url, method, version);
-    if (*n_upload) {
-        size_t n = *n_upload;
-        *n_upload = 0;
-        return r->state == STATE_READING ? append_body(r, upload, n) : MHD_YES;
-    }
-    return r->state == STATE_READING ? deliver(r) : MHD_YES;
+    r->k->h->n_body -= r->body.n;
+    str_free(&r->body);
 }
 
 static void report_disconnect(struct http_request *r)
 {
     struct http *h = r->k->h;
-    if (r->state != STATE_DELIVERED)
+    if (r->state != REQUEST_DELIVERED)
         return;
     h->o.disconnected(h->o.arg, r);
-    r->state = STATE_FINISHED;
+    r->state = REQUEST_FINISHED;
     if (h->o.finished)
         h->o.finished(h->o.arg, r, 0);
 }
 
-void request_completed(void *listener, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode how)
+void request_free(struct http_request *r)
 {
-    struct http_request *r = *context;
-    (void)listener, (void)c, (void)how;
-    if (!r)
-        return;
     report_disconnect(r);
-    r->k->r = NULL;
-    r->k->since_ns = time_now_ns();
-    if (r->k->h->stopped && !r->k->dead) { /* no further request is accepted */
-        r->k->dead = true;
-        shutdown(r->k->fd, SHUT_RDWR);
-    }
-    if (r->response)
-        MHD_destroy_response(r->response);
+    drop_body(r);
     for (size_t i = 0; i < r->n_header; i++) {
         free(r->header[i].name);
         free(r->header[i].value);
     }
-    free(r->path);
-    str_free(&r->body);
-    free(r->out);
+    free(r->type);
+    free(r->text);
     free(r);
-    *context = NULL;
 }
 
-void request_disconnected(struct http_request *r)
+static void begin_response(struct conn *k)
 {
-    report_disconnect(r);
-    r->broken = true;
-    if (r->suspended)
-        resume(r);
-    else
-        shutdown(r->k->fd, SHUT_RDWR); /* MHD notices at its next write */
+    conn_set_idle(k, false);
+    k->state = CONN_BUSY;
+    k->r->state = REQUEST_DELIVERED;
+    k->used = true;
 }
 
-void request_probe(struct http_request *r)
+void request_fail(struct conn *k, int status, const char *text)
+{
+    struct http *h = k->h;
+    struct http_request *r = k->r ? k->r : request_new(k);
+    if (!r)
+        return;
+    drop_body(r);
+    begin_response(k);
+    r->close = true;
+    h->o.fail(h->o.arg, r, status, text);
+}
+
+static void deliver(struct conn *k)
+{
+    struct http *h = k->h;
+    begin_response(k);
+    if (guard_preflight(k->r))
+        return;
+    h->o.request(h->o.arg, k->r);
+}
+
+/* ---- the body ---- */
+
+static void fail_size(struct conn *k, uint64_t n)
+{
+    char text[160];
+    uint64_t max = k->h->o.body_bytes_max;
+    int len = snprintf(text, sizeof text, "the request body is too large: ");
+    if (n && n < UINT64_MAX)
+        len += snprintf(text + len, sizeof text - (size_t)len, "%llu bytes, ", (unsigned long long)n);
+    snprintf(text + len, sizeof text - (size_t)len, "the limit is %llu bytes", (unsigned long long)max);
+    request_fail(k, 413, text);
+}
+
+/* Whether n more bytes exceed the limit of all bodies together; then the request is refused. */
+static bool is_over_budget(struct conn *k, uint64_t n)
+{
+    const struct http *h = k->h;
+    char text[160];
+    if (h->n_body + n <= h->o.bodies_bytes_max)
+        return false;
+    snprintf(text, sizeof text,
+             "request bodies use all of their memory, %llu bytes for all requests together; retry later",
+             (unsigned long long)h->o.bodies_bytes_max);
+    request_fail(k, 503, text);
+    return true;
+}
+
+static void append(struct conn *k, const char *p, size_t n)
+{
+    struct http_request *r = k->r;
+    if (!n || is_over_budget(k, n))
+        return;
+    str_add(&r->body, p, n);
+    if (r->body.failed)
+        request_fail(k, 503, "out of memory for the request body; retry later");
+    else
+        k->h->n_body += n;
+}
+
+/* The size of a chunk is compared with the limit before any of its data is read. */
+static size_t chunked_body(struct conn *k, const char *p, size_t n)
+{
+    struct http_request *r = k->r;
+    uint64_t max = k->h->o.body_bytes_max;
+    const char *data, *why;
+    size_t n_data, used = parse_chunks(&r->chunks, p, n, &data, &n_data, &why);
+    if (why)
+        request_fail(k, 400, why);
+    else if (r->chunks.left > max - r->body.n || n_data > max - r->body.n - r->chunks.left)
+        fail_size(k, 0);
+    else
+        append(k, data, n_data);
+    if (k->state == CONN_BODY && r->chunks.state == CHUNK_END)
+        deliver(k);
+    return used;
+}
+
+static size_t sized_body(struct conn *k, const char *p, size_t n)
+{
+    struct http_request *r = k->r;
+    uint64_t left = r->head.length - r->body.n;
+    n = n < left ? n : (size_t)left;
+    append(k, p, n);
+    if (k->state == CONN_BODY && r->body.n == r->head.length)
+        deliver(k);
+    return n;
+}
+
+size_t request_body(struct conn *k, const char *p, size_t n)
+{
+    size_t used = 0;
+    while (used < n && k->state == CONN_BODY && !k->dead)
+        used += k->r->head.chunked ? chunked_body(k, p + used, n - used) : sized_body(k, p + used, n - used);
+    return used;
+}
+
+/* ---- the head ---- */
+
+/* A request whose head is valid. */
+static void begin_body(struct conn *k)
 {
     static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
-    if (r->streams) {
-        if (r->probe)
-            http_write(r, r->probe, strlen(r->probe));
+    struct http *h = k->h;
+    struct http_request *r = k->r;
+    char why[300];
+    bool has_body = r->head.chunked || r->head.length > 0;
+    if (!guard_passes(r, why, sizeof why)) {
+        request_fail(k, 403, why);
         return;
     }
-    /* Before the response only an interim response is allowed; every HTTP/1.1 client skips it. */
-    if (r->response || r->queued)
-        return;
-    if (r->k->tls || !r->accepts_interim ||
-        send(r->k->fd, interim, sizeof interim - 1, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof interim - 1)
-        request_disconnected(r);
-}
-
-/* ---- responses ---- */
-
-static ssize_t read_out(void *request, uint64_t at, char *p, size_t max)
-{
-    struct http_request *r = request;
-    size_t n = r->n_out - r->at_out;
-    (void)at;
-    if (r->broken)
-        return MHD_CONTENT_READER_END_WITH_ERROR;
-    if (n) {
-        n = n < max ? n : max;
-        memcpy(p, r->out + r->at_out, n);
-        r->at_out += n;
-        if (r->at_out == r->n_out)
-            r->at_out = r->n_out = 0;
-        return (ssize_t)n;
-    }
-    if (r->ended)
-        return MHD_CONTENT_READER_END_OF_STREAM;
-    r->suspended = true;
-    MHD_suspend_connection(r->k->c);
-    return 0;
-}
-
-static void respond(struct http_request *r, int status, const char *type, struct MHD_Response *a)
-{
-    r->status = status;
-    r->response = a;
-    if (!a) { /* no memory: the connection is closed without a response */
-        r->broken = true;
-        resume(r);
+    if (r->head.length > h->o.body_bytes_max) {
+        fail_size(k, r->head.length);
         return;
     }
-    if (type)
-        MHD_add_response_header(a, "Content-Type", type);
-    for (size_t i = 0; i < r->n_header; i++)
-        MHD_add_response_header(a, r->header[i].name, r->header[i].value);
-    if (r->k->h->stopped)
-        MHD_add_response_header(a, "Connection", "close");
-    add_cors(r, a);
-}
-
-static void finish(struct http_request *r)
-{
-    struct http *h = r->k->h;
-    r->state = STATE_FINISHED;
-    if (h->o.finished && !r->internal)
-        h->o.finished(h->o.arg, r, r->status);
-}
-
-void http_reply(struct http_request *r, int status, const char *type, const void *body, size_t n)
-{
-    static char nothing[1];
-    if (r->raw) {
-        check_reply(r, status, type, body, n);
-        finish(r);
+    if (r->head.length && is_over_budget(k, r->head.length))
+        return;
+    if (h->o.head) {
+        r->close = has_body; /* if it is refused now */
+        r->state = REQUEST_DELIVERED;
+        h->o.head(h->o.arg, r);
+        if (r->state == REQUEST_FINISHED) {
+            begin_response(k);
+            r->state = REQUEST_FINISHED;
+            return;
+        }
+        r->state = REQUEST_READING;
+        r->close = !r->head.keep_alive;
+    }
+    if (!has_body) {
+        deliver(k);
         return;
     }
-    if (n > STALL_BYTES)
-        set_timeout(r->k, true);
-    respond(r, status, type,
-            MHD_create_response_from_buffer(n, n ? (void *)(uintptr_t)body : nothing, MHD_RESPMEM_MUST_COPY));
-    finish(r);
-    resume(r);
+    conn_set_idle(k, false);
+    k->state = CONN_BODY;
+    k->since_ns = r->arrived_ns;
+    if (r->head.expects_continue && r->head.minor && !buf_left(&k->in))
+        send_bytes(k, interim, sizeof interim - 1);
 }
 
-void http_begin(struct http_request *r, int status, const char *type)
+static void fail_head_size(struct conn *k)
 {
-    r->streams = true;
-    if (!strncmp(type, "text/event-stream", 17))
-        r->probe = ":\n\n";
-    else if (strstr(type, "json"))
-        r->probe = " "; /* not an empty line: many line-by-line readers reject one */
-    http_add_header(r, "Cache-Control", "no-cache");
-    http_add_header(r, "X-Accel-Buffering", "no"); /* so that nginx does not buffer */
-    struct MHD_Response *a = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_out, r, NULL);
-    if (a && r->head) /* else libmicrohttpd sends a last chunk, which clients do not expect after HEAD */
-        MHD_set_response_options(a, MHD_RF_HTTP_1_0_COMPATIBLE_STRICT, MHD_RO_END);
-    respond(r, status, type, a);
-    if (!r->head || r->broken) /* HEAD: the status is sent at http_end, when the outcome is known */
-        resume(r);
+    bool line = !memchr(buf_front(&k->in), '\n', buf_left(&k->in));
+    request_fail(k, line ? 414 : 431,
+                 line ? "the request target is too long: the limit of a request line with its headers is 32 KiB"
+                      : "the request headers are too large: the limit is 32 KiB");
 }
 
-/* The hangup event reports the disconnect later: here the caller is still writing its response. */
-static void abort_request(struct http_request *r)
+/* Empty lines before a request are ignored (RFC 9112, 2.2). */
+static void skip_empty_lines(struct conn *k)
 {
-    r->broken = true;
-    shutdown(r->k->fd, SHUT_RDWR);
+    const uint8_t *p = buf_front(&k->in);
+    size_t n = buf_left(&k->in), at = 0;
+    while (at < n && (p[at] == '\n' || (p[at] == '\r' && at + 1 < n && p[at + 1] == '\n')))
+        at += p[at] == '\n' ? 1 : 2;
+    if (at)
+        buf_take(&k->in, at);
 }
 
-void http_write(struct http_request *r, const void *p, size_t n)
+static bool head_input(struct conn *k)
 {
-    if (r->broken || r->head || !n)
-        return;
-    if (http_queued(r) + n > r->k->h->o.queued_bytes_max) {
-        abort_request(r);
-        return;
+    const char *why;
+    if (!k->searched)
+        skip_empty_lines(k);
+    size_t n = buf_left(&k->in), n_head = n ? parse_head_length((const char *)buf_front(&k->in), n, &k->searched) : 0;
+    if (n_head > PARSE_HEAD_BYTES_MAX || (!n_head && n > PARSE_HEAD_BYTES_MAX)) {
+        fail_head_size(k);
+        return true;
     }
-    if (http_queued(r) + n > STALL_BYTES && !r->k->long_timeout)
-        set_timeout(r->k, true);
-    if (r->at_out > 65536 && r->at_out > r->n_out / 2) {
-        memmove(r->out, r->out + r->at_out, r->n_out - r->at_out);
-        r->n_out -= r->at_out;
-        r->at_out = 0;
+    struct http_request *r = n_head ? request_new(k) : NULL;
+    if (!r)
+        return false;
+    if (!(r->text = malloc(n_head + 1))) {
+        conn_kill(k);
+        return false;
     }
-    if (!vec_grow(&r->out, &r->cap_out, r->n_out + n, 1)) {
-        abort_request(r);
+    memcpy(r->text, buf_front(&k->in), n_head);
+    buf_take(&k->in, n_head);
+    k->searched = 0;
+    int status = parse_head(&r->head, r->text, n_head, &why);
+    r->close = !r->head.keep_alive;
+    if (status)
+        request_fail(k, status, why);
+    else
+        begin_body(k);
+    return true;
+}
+
+static void free_input(struct conn *k)
+{
+    if (buf_left(&k->in) || !k->in.cap)
         return;
+    free(k->in.p);
+    k->in = (struct buf){0};
+}
+
+bool request_input(struct conn *k)
+{
+    bool more;
+    if (k->state == CONN_HEAD) {
+        more = head_input(k);
+    } else {
+        size_t n = buf_left(&k->in), used = n ? request_body(k, (const char *)buf_front(&k->in), n) : 0;
+        buf_take(&k->in, used);
+        more = used > 0;
     }
-    memcpy(r->out + r->n_out, p, n);
-    r->n_out += n;
-    resume(r);
-}
-
-void http_end(struct http_request *r)
-{
-    r->ended = true;
-    finish(r);
-    resume(r);
-}
-
-size_t http_queued(const struct http_request *r)
-{
-    return r->n_out - r->at_out;
+    free_input(k); /* most connections wait without input */
+    return more;
 }
 
 /* ---- accessors ---- */
 
 const char *http_method(const struct http_request *r)
 {
-    return r->method ? r->method : "";
+    return r->head.method;
 }
 
 const char *http_path(const struct http_request *r)
 {
-    return r->path ? r->path : "";
+    return r->head.path;
 }
 
 int http_dialect(const struct http_request *r)
@@ -413,7 +289,7 @@ int http_dialect(const struct http_request *r)
 
 const char *http_header(const struct http_request *r, const char *name)
 {
-    return MHD_lookup_connection_value(r->k->c, MHD_HEADER_KIND, name);
+    return parse_header(&r->head, name);
 }
 
 const char *http_body(const struct http_request *r, size_t *n)
@@ -422,9 +298,18 @@ const char *http_body(const struct http_request *r, size_t *n)
     return str_text(&r->body);
 }
 
+char *http_take_body(struct http_request *r, size_t *n)
+{
+    char *p = r->body.p;
+    *n = r->body.n;
+    r->k->h->n_body -= r->body.n;
+    r->body = (struct str){0};
+    return p;
+}
+
 const char *http_peer(const struct http_request *r)
 {
-    return r->k->peer;
+    return r->k->name;
 }
 
 uint64_t http_arrived_ns(const struct http_request *r)
@@ -440,18 +325,4 @@ void http_set(struct http_request *r, void *user)
 void *http_get(const struct http_request *r)
 {
     return r->user;
-}
-
-void http_add_header(struct http_request *r, const char *name, const char *value)
-{
-    if (r->n_header == HEADERS_MAX)
-        return;
-    char *n = strdup(name), *v = strdup(value);
-    if (!n || !v) {
-        free(n);
-        free(v);
-        return;
-    }
-    r->header[r->n_header].name = n;
-    r->header[r->n_header++].value = v;
 }

@@ -1,7 +1,11 @@
-/* Certificates. GnuTLS requests them at each handshake, so that reloaded ones take effect without a restart. */
+/* TLS 1.2 and 1.3. A connection holds the certificates with which it began, so that reloaded ones take effect without a
+ * restart and the previous ones are freed with their last connection. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <gnutls/abstract.h>
 #include <gnutls/gnutls.h>
@@ -9,67 +13,126 @@
 #include "http/http_impl.h"
 
 #define CHAIN_MAX 16
-#define FILE_BYTES_MAX (1u << 20)
+#define FILE_BYTES_MAX ((size_t)1 << 20)
+#define PRIORITY "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
 
-struct chain { /* previous chains stay allocated: a handshake may be using them */
-    struct chain *previous;
-    gnutls_pcert_st cert[CHAIN_MAX];
-    unsigned n;
-    gnutls_privkey_t key;
+struct chain {
+    uint32_t n_ref;
+    gnutls_certificate_credentials_t credentials;
 };
 
 struct tls {
     char *cert, *key;
+    gnutls_priority_t priority;
     struct chain *current;
 };
 
-/* Global, since the callback has no argument: all listeners of a process share the same files. */
-static struct tls *active;
+struct tls_session {
+    gnutls_session_t s;
+    struct chain *chain;
+    bool bye; /* the handshake is complete */
+};
 
-static void chain_free(struct chain *c)
+static void chain_release(struct chain *c)
 {
-    for (unsigned i = 0; i < c->n; i++)
-        gnutls_pcert_deinit(&c->cert[i]);
-    if (c->key)
-        gnutls_privkey_deinit(c->key);
+    if (!c || --c->n_ref)
+        return;
+    if (c->credentials)
+        gnutls_certificate_free_credentials(c->credentials);
     free(c);
+}
+
+/* Reads a file; out->data is freed by gnutls_free. A private key must not be readable by others; that of a service
+ * manager ($CREDENTIALS_DIRECTORY) has the access rights that it has given. */
+static int read_file(struct err *e, gnutls_datum_t *out, const char *path, bool is_private)
+{
+    const char *credentials = getenv("CREDENTIALS_DIRECTORY");
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    *out = (gnutls_datum_t){NULL, 0};
+    if (fd < 0 || fstat(fd, &st)) {
+        err_set(e, ERR_NO, "%s: %m", path);
+        if (fd >= 0)
+            close(fd);
+        return e->code;
+    }
+    bool given = credentials && *credentials && !strncmp(path, credentials, strlen(credentials));
+    if (is_private && !given && st.st_mode & (S_IRGRP | S_IROTH | S_IWGRP | S_IWOTH))
+        err_set(e, ERR_NO, "%s: other users can read or change this private key (mode %04o): chmod 600 it", path,
+                (unsigned)st.st_mode & 07777);
+    else if (!S_ISREG(st.st_mode) || (size_t)st.st_size > FILE_BYTES_MAX)
+        err_set(e, ERR_NO, "%s: expected a PEM file of at most %zu bytes", path, FILE_BYTES_MAX);
+    else if (!(out->data = gnutls_malloc((size_t)st.st_size + 1)))
+        err_nomem(e, "certificates", (size_t)st.st_size);
+    else
+        e->code = 0;
+    ssize_t n = e->code ? 0 : read(fd, out->data, (size_t)st.st_size);
+    close(fd);
+    out->size = n > 0 ? (unsigned)n : 0;
+    return e->code;
+}
+
+static int read_certs(struct err *e, gnutls_pcert_st cert[CHAIN_MAX], unsigned *n, const char *path)
+{
+    gnutls_datum_t pem;
+    if (read_file(e, &pem, path, false))
+        return e->code;
+    *n = CHAIN_MAX;
+    int rc = gnutls_pcert_list_import_x509_raw(cert, n, &pem, GNUTLS_X509_FMT_PEM, 0);
+    gnutls_free(pem.data);
+    if (rc >= 0 && *n)
+        return 0;
+    *n = 0;
+    return err_set(e, ERR_NO, "%s: no PEM certificates: %s", path, gnutls_strerror(rc));
+}
+
+static int read_key(struct err *e, gnutls_privkey_t *key, const char *path)
+{
+    gnutls_datum_t pem;
+    if (read_file(e, &pem, path, true))
+        return e->code;
+    int rc = gnutls_privkey_init(key);
+    if (rc >= 0)
+        rc = gnutls_privkey_import_x509_raw(*key, &pem, GNUTLS_X509_FMT_PEM, NULL, 0);
+    gnutls_memset(pem.data, 0, pem.size);
+    gnutls_free(pem.data);
+    return rc < 0 ? err_set(e, ERR_NO, "%s: no PEM private key: %s", path, gnutls_strerror(rc)) : 0;
+}
+
+static bool match(const gnutls_pcert_st *cert, gnutls_privkey_t key)
+{
+    gnutls_pubkey_t pub = NULL;
+    unsigned char a[64], b[64];
+    size_t n_a = sizeof a, n_b = sizeof b;
+    int rc = gnutls_pubkey_init(&pub);
+    rc = rc < 0 ? rc : gnutls_pubkey_import_privkey(pub, key, 0, 0);
+    rc = rc < 0 ? rc : gnutls_pubkey_get_key_id(pub, 0, a, &n_a);
+    rc = rc < 0 ? rc : gnutls_pubkey_get_key_id(cert->pubkey, 0, b, &n_b);
+    if (pub)
+        gnutls_pubkey_deinit(pub);
+    return rc >= 0 && n_a == n_b && !memcmp(a, b, n_a);
 }
 
 static int chain_load(struct err *e, struct chain *c, const struct tls *t)
 {
-    gnutls_datum_t cert = {NULL, 0}, key = {NULL, 0};
-    int rc = gnutls_load_file(t->cert, &cert);
-    if (rc < 0)
-        return err_set(e, ERR_NO, "%s: %s", t->cert, gnutls_strerror(rc));
-    c->n = CHAIN_MAX;
-    rc = gnutls_pcert_list_import_x509_raw(c->cert, &c->n, &cert, GNUTLS_X509_FMT_PEM, 0);
-    gnutls_free(cert.data);
-    if (rc < 0 || !c->n) {
-        c->n = 0;
-        return err_set(e, ERR_NO, "%s: no PEM certificates: %s", t->cert, gnutls_strerror(rc));
-    }
-    rc = gnutls_load_file(t->key, &key);
-    if (rc < 0)
-        return err_set(e, ERR_NO, "%s: %s", t->key, gnutls_strerror(rc));
-    rc = gnutls_privkey_init(&c->key);
-    if (rc >= 0)
-        rc = gnutls_privkey_import_x509_raw(c->key, &key, GNUTLS_X509_FMT_PEM, NULL, 0);
-    gnutls_memset(key.data, 0, key.size);
-    gnutls_free(key.data);
-    if (rc < 0)
-        return err_set(e, ERR_NO, "%s: no PEM private key: %s", t->key, gnutls_strerror(rc));
-    gnutls_pubkey_t pub = NULL;
-    unsigned char a[64], b[64];
-    size_t n_a = sizeof a, n_b = sizeof b;
-    rc = gnutls_pubkey_init(&pub);
-    rc = rc < 0 ? rc : gnutls_pubkey_import_privkey(pub, c->key, 0, 0);
-    rc = rc < 0 ? rc : gnutls_pubkey_get_key_id(pub, 0, a, &n_a);
-    rc = rc < 0 ? rc : gnutls_pubkey_get_key_id(c->cert[0].pubkey, 0, b, &n_b);
-    if (pub)
-        gnutls_pubkey_deinit(pub);
-    if (rc < 0 || n_a != n_b || memcmp(a, b, n_a))
-        return err_set(e, ERR_NO, "%s: this private key does not match the certificate %s", t->key, t->cert);
-    return 0;
+    gnutls_pcert_st cert[CHAIN_MAX];
+    gnutls_privkey_t key = NULL;
+    unsigned n = 0;
+    int rc = read_certs(e, cert, &n, t->cert);
+    rc = rc ? rc : read_key(e, &key, t->key);
+    if (!rc && !match(&cert[0], key))
+        rc = err_set(e, ERR_NO, "%s: this private key does not match the certificate %s", t->key, t->cert);
+    if (!rc && gnutls_certificate_allocate_credentials(&c->credentials) < 0)
+        rc = err_nomem(e, "certificates", 0);
+    if (!rc && gnutls_certificate_set_key(c->credentials, NULL, 0, cert, (int)n, key) >= 0)
+        return 0; /* which owns certificates and key now */
+    if (!rc)
+        rc = err_set(e, ERR_NO, "%s: GnuTLS cannot use this certificate and its key", t->cert);
+    for (unsigned i = 0; i < n; i++)
+        gnutls_pcert_deinit(&cert[i]);
+    if (key)
+        gnutls_privkey_deinit(key);
+    return rc;
 }
 
 int tls_load(struct err *e, struct tls *t)
@@ -77,11 +140,12 @@ int tls_load(struct err *e, struct tls *t)
     struct chain *c = calloc(1, sizeof *c);
     if (!c)
         return err_nomem(e, "certificates", sizeof *c);
+    c->n_ref = 1;
     if (chain_load(e, c, t)) {
-        chain_free(c);
+        chain_release(c);
         return e->code;
     }
-    c->previous = t->current;
+    chain_release(t->current);
     t->current = c;
     return 0;
 }
@@ -89,47 +153,77 @@ int tls_load(struct err *e, struct tls *t)
 int tls_new(struct err *e, struct tls **out, const char *cert, const char *key)
 {
     struct tls *t = calloc(1, sizeof *t);
-    if (!t || !(t->cert = strdup(cert)) || !(t->key = strdup(key ? key : ""))) {
+    int rc = t && (t->cert = strdup(cert)) && (t->key = strdup(key ? key : "")) ? 0 : err_nomem(e, "certificates", 0);
+    if (!rc && gnutls_priority_init(&t->priority, PRIORITY, NULL) < 0)
+        rc = err_set(e, ERR_SYS, "GnuTLS does not accept the priorities %s", PRIORITY);
+    rc = rc ? rc : tls_load(e, t);
+    if (rc)
         tls_free(t);
-        return err_nomem(e, "certificates", 0);
-    }
-    if (tls_load(e, t)) {
-        tls_free(t);
-        return e->code;
-    }
-    *out = active = t;
-    return 0;
+    else
+        *out = t;
+    return rc;
 }
 
 void tls_free(struct tls *t)
 {
     if (!t)
         return;
-    while (t->current) {
-        struct chain *c = t->current;
-        t->current = c->previous;
-        chain_free(c);
-    }
-    if (active == t)
-        active = NULL;
+    chain_release(t->current);
+    if (t->priority)
+        gnutls_priority_deinit(t->priority);
     free(t->cert);
     free(t->key);
     free(t);
 }
 
-static int retrieve(gnutls_session_t session, const gnutls_datum_t *ca, int n_ca, const gnutls_pk_algorithm_t *algo,
-                    int n_algo, gnutls_pcert_st **cert, unsigned *n, gnutls_privkey_t *key)
+/* ---- sessions ---- */
+
+struct tls_session *tls_open(struct tls *t, int fd)
 {
-    (void)session, (void)ca, (void)n_ca, (void)algo, (void)n_algo;
-    if (!active || !active->current)
-        return -1;
-    *cert = active->current->cert;
-    *n = active->current->n;
-    *key = active->current->key;
-    return 0;
+    struct tls_session *s = calloc(1, sizeof *s);
+    if (!s || gnutls_init(&s->s, GNUTLS_SERVER | GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL) < 0) {
+        free(s);
+        return NULL;
+    }
+    s->chain = t->current;
+    s->chain->n_ref++;
+    gnutls_priority_set(s->s, t->priority);
+    gnutls_credentials_set(s->s, GNUTLS_CRD_CERTIFICATE, s->chain->credentials);
+    gnutls_transport_set_int(s->s, fd);
+    return s;
 }
 
-void *tls_callback(void)
+int tls_handshake(struct tls_session *s)
 {
-    return (void *)retrieve;
+    int rc = gnutls_handshake(s->s);
+    s->bye = rc >= 0;
+    return rc >= 0 ? 1 : gnutls_error_is_fatal(rc) ? -1 : 0;
+}
+
+bool tls_wants_write(const struct tls_session *s)
+{
+    return gnutls_record_get_direction(s->s) == 1;
+}
+
+ssize_t tls_recv(struct tls_session *s, void *p, size_t n)
+{
+    ssize_t k = gnutls_record_recv(s->s, p, n);
+    return k >= 0 ? k : k == GNUTLS_E_PREMATURE_TERMINATION ? 0 : gnutls_error_is_fatal((int)k) ? -2 : -1;
+}
+
+ssize_t tls_send(struct tls_session *s, const void *p, size_t n)
+{
+    ssize_t k = gnutls_record_send(s->s, p, n);
+    return k >= 0 ? k : gnutls_error_is_fatal((int)k) ? -2 : -1;
+}
+
+void tls_close(struct tls_session *s, bool bye)
+{
+    if (!s)
+        return;
+    if (bye && s->bye)
+        (void)gnutls_bye(s->s, GNUTLS_SHUT_WR);
+    gnutls_deinit(s->s);
+    chain_release(s->chain);
+    free(s);
 }

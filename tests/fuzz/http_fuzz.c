@@ -3,6 +3,9 @@
  * each request once, release everything of a disconnected client, and parse nothing after a malformed request. The
  * first byte of an input selects the behaviour of the client. Then come pieces, each after a byte that gives its length
  * and what happens after it; a piece of length 255 takes the rest.
+ *
+ * With HOW_CHUNKS the rest of the input is a body, which the harness sends with chunked coding: sizes of chunks,
+ * extensions and the pieces in which they are sent follow from the bytes. It must be delivered as it is.
  */
 #include <assert.h>
 #include <poll.h>
@@ -17,14 +20,17 @@
 
 #define STEPS_MAX 400 /* steps until a connection must have ended, 1 ms each while idle */
 
-enum { HOW_HALF_CLOSE = 1, HOW_UNREAD = 2 };
+enum { HOW_HALF_CLOSE = 1, HOW_UNREAD = 2, HOW_CHUNKS = 4 };
+#define BODY_MAX 3000
 
 static struct http *h;
 static struct sockaddr_un at = {.sun_family = AF_UNIX};
 static socklen_t n_at;
 static struct http_request *waiting[256];
 static size_t n_waiting, n_delivered, n_finished;
-static bool malformed; /* a malformed request was refused on this connection */
+static bool malformed;           /* a malformed request was refused on this connection */
+static const uint8_t *sent_body; /* with HOW_CHUNKS: what must be delivered */
+static size_t n_sent_body;
 
 static void forget(struct http_request *r)
 {
@@ -44,6 +50,8 @@ static void on_request(void *arg, struct http_request *r)
     char text[300];
     assert(!body[n] && *http_method(r) && *http_peer(r) && !malformed);
     n_delivered++;
+    if (sent_body)
+        assert(n == n_sent_body && !memcmp(body, sent_body, n));
     int k = snprintf(text, sizeof text, "%.100s %zu %.50s", path, n, header ? header : "-");
     http_add_header(r, "X-Echo", header ? header : "");
     switch (*path ? path[strlen(path) - 1] : 0) {
@@ -69,8 +77,8 @@ static void on_fail(void *arg, struct http_request *r, int status, const char *t
 {
     (void)arg;
     n_delivered++;
-    assert(status >= 400 && !malformed);
-    malformed = status == 400 || status == 431 || status == 501;
+    assert(status >= 400 && !malformed && !sent_body);
+    malformed = true;
     http_reply(r, status, "text/plain", text, strlen(text));
 }
 
@@ -116,7 +124,7 @@ static void answer(int what)
 
 static void open_server(void)
 {
-    static const struct http_opts o = {.body_bytes_max = 3000,
+    static const struct http_opts o = {.body_bytes_max = BODY_MAX,
                                        .queued_bytes_max = 20000,
                                        .origins = "http://a.test,http://b.test",
                                        .request = on_request,
@@ -152,6 +160,42 @@ static void send_all(int fd, const uint8_t *p, size_t n)
     }
 }
 
+/* Encodes a body with chunks whose sizes and extensions follow from its bytes. */
+static size_t encode(char *out, const uint8_t *p, size_t n)
+{
+    static const char *const extension[] = {"", ";a", " ; a=b", ";a=\"b;c\"", "\t;", ";x ;y"};
+    size_t at = (size_t)sprintf(out, "POST /body HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for (size_t i = 0, k; i < n; i += k) {
+        k = 1 + p[i] % 61;
+        k = k < n - i ? k : n - i;
+        at += (size_t)sprintf(out + at, p[i] % 2 ? "%zx%s\r\n" : "00%zX%s\r\n", k, extension[p[i] % 6]);
+        memcpy(out + at, p + i, k);
+        memcpy(out + at + k, "\r\n", 2);
+        at += k + 2;
+    }
+    return at + (size_t)sprintf(out + at, n % 2 ? "0\r\n\r\n" : "0;z\r\nA: b\r\n\r\n");
+}
+
+static void send_chunks(int fd, const uint8_t *p, size_t n)
+{
+    static char text[BODY_MAX * 40 + 200];
+    size_t n_text, before = n_delivered;
+    n = n < BODY_MAX ? n : BODY_MAX;
+    sent_body = p;
+    n_sent_body = n;
+    n_text = encode(text, p, n);
+    for (size_t at = 0, i = 0, k; at < n_text; at += k, i++) {
+        k = 1 + (n ? p[i % n] * p[i / 3 % n] % 97 : 40);
+        k = k < n_text - at ? k : n_text - at;
+        send_all(fd, (const uint8_t *)text + at, k);
+        step(0);
+    }
+    for (int i = 0; i < STEPS_MAX && n_delivered == before; i++)
+        step(1);
+    assert(n_delivered == before + 1);
+    sent_body = NULL;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
 {
@@ -163,6 +207,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
     n--;
     malformed = false;
     assert(fd >= 0 && !connect(fd, (struct sockaddr *)&at, n_at));
+    if (how & HOW_CHUNKS) {
+        send_chunks(fd, p, n);
+        n = 0;
+    }
     while (n) {
         size_t k = *p++, all = --n;
         k = k == 255 || k > all ? all : k;

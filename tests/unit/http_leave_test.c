@@ -335,7 +335,8 @@ static void unsent_responses_of_reading_clients_are_counted(void **state)
     free(all);
 }
 
-/* Incomplete requests time out; requests that wait for their response do not. */
+/* Incomplete requests time out, with 408 if anything of them was received; requests that wait for their response do
+ * not. */
 static void a_slow_sender_times_out(void **state)
 {
     static const char *const text[] = {
@@ -369,11 +370,19 @@ static void a_slow_sender_times_out(void **state)
     assert_in_range(line_ns, 1000 * MS, 5000 * MS);
     assert_in_range(body_ns, 1000 * MS, 9000 * MS);
     for (size_t i = 0; i < N; i++) {
+        static const int status[N] = {0, 408, 408, 408, 408, 200};
         client_until_closed(v, c[i]);
+        int got = c[i]->n ? (int)strtol(c[i]->p + 9, NULL, 10) : 0;
+        if (got != status[i])
+            fail_msg("%d after '%.30s'", got, text[i]);
         client_free(c[i]);
     }
-    assert_int_equal(v->n_tag, 3);
+    assert_int_equal(v->n_tag, 3 + 4 + 2);
     assert_int_equal(http_connections(v->h), 2);
+    struct http_stats stats;
+    http_stats(v->h, &stats);
+    assert_int_equal(stats.timed_out, 6);
+    assert_int_equal(stats.body_bytes, 0);
     assert_false(waits->n_disconnected || streams->n_disconnected);
     tag_reply(waits, 200, "text/plain", "late", 4);
     answer_read(v, wait, &a);

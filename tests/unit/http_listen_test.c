@@ -266,6 +266,7 @@ static void certificate(unsigned char serial, gnutls_pk_algorithm_t kind, bool w
     GNUTLS(gnutls_x509_privkey_export2(key, GNUTLS_X509_FMT_PEM, &pem));
     if (write_key)
         write_file(key_path, &pem);
+    (void)chmod(key_path, 0600);
     gnutls_free(pem.data);
     gnutls_x509_crt_deinit(crt);
     gnutls_x509_privkey_deinit(key);

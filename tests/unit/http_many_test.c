@@ -54,11 +54,23 @@ static double cpu_ms(void)
            (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e3;
 }
 
-/* Without descriptors new connections wait, existing ones work, and the server does not spin. */
-static void running_out_of_descriptors_delays_only_new_connections(void **state)
+static size_t n_line;
+static char line[400];
+
+static void on_line(void *arg, const char *text)
 {
-    struct server *v = server_new(&plain, "127.0.0.1:0");
-    struct client *here = client_new(v), *later[3];
+    (void)arg;
+    n_line++;
+    snprintf(line, sizeof line, "%s", text);
+}
+
+/* Without descriptors new clients are refused and do not hang, existing ones work, and the server does not spin. */
+static void running_out_of_descriptors_refuses_new_connections(void **state)
+{
+    struct http_opts o = {.log = on_line};
+    struct server *v = server_new(&o, "127.0.0.1:0");
+    struct client *here = client_new(v), *later[3], *again;
+    struct http_stats stats;
     struct answer a;
     (void)state;
     request_echo(v, here);
@@ -66,6 +78,7 @@ static void running_out_of_descriptors_delays_only_new_connections(void **state)
         later[i] = client_new(v);
         assert_true(send(later[i]->fd, GET("/echo"), sizeof GET("/echo") - 1, MSG_NOSIGNAL) > 0);
     }
+    again = client_new(v);
     int next = dup(here->fd);
     assert_true(next >= 0);
     close(next);
@@ -74,17 +87,34 @@ static void running_out_of_descriptors_delays_only_new_connections(void **state)
     run_ms(v, 300);
     double spent = cpu_ms() - before;
     assert_true(spent < 150);
-    assert_int_equal(v->n_tag, 1);
-    request_echo(v, here);
-    assert_int_equal(http_connections(v->h), 1);
-    descriptors(RLIM_INFINITY);
-    client_free(here);
     for (int i = 0; i < 3; i++) {
         answer_read(v, later[i], &a);
-        assert_int_equal(a.status, 200);
+        assert_int_equal(a.status, 503);
+        assert_non_null(strstr(a.body, "descriptor"));
         answer_free(&a);
+        client_until_closed(v, later[i]);
         client_free(later[i]);
     }
+    assert_int_equal(n_line, 1); /* one line a minute */
+    assert_non_null(strstr(line, "descriptor"));
+    http_stats(v->h, &stats);
+    assert_int_equal(stats.refused, 4);
+    request_echo(v, here);
+    /* A connection that is idle for more than a second gives its descriptor to a new one. */
+    client_free(again);
+    run_ms(v, 1100);
+    again = client_new(v);
+    next = dup(again->fd);
+    assert_true(next >= 0);
+    close(next);
+    descriptors((rlim_t)next);
+    request_echo(v, again);
+    client_until_closed(v, here);
+    http_stats(v->h, &stats);
+    assert_int_equal(stats.replaced, 1);
+    descriptors(RLIM_INFINITY);
+    client_free(here);
+    client_free(again);
     server_free(v);
 }
 
@@ -150,7 +180,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(many_clients_disconnect_at_once),
-        cmocka_unit_test(running_out_of_descriptors_delays_only_new_connections),
+        cmocka_unit_test(running_out_of_descriptors_refuses_new_connections),
         cmocka_unit_test(a_half_closed_connection_costs_others_nothing),
         cmocka_unit_test(an_http_1_0_stream_ends_with_the_connection),
     };
