@@ -56,7 +56,8 @@ static int read_file(struct err *e, gnutls_datum_t *out, const char *path, bool 
             close(fd);
         return e->code;
     }
-    bool given = credentials && *credentials && !strncmp(path, credentials, strlen(credentials));
+    size_t n_dir = credentials ? strlen(credentials) : 0;
+    bool given = n_dir && !strncmp(path, credentials, n_dir) && path[n_dir] == '/';
     if (is_private && !given && st.st_mode & (S_IRGRP | S_IROTH | S_IWGRP | S_IWOTH))
         err_set(e, ERR_NO, "%s: other users can read or change this private key (mode %04o): chmod 600 it", path,
                 (unsigned)st.st_mode & 07777);

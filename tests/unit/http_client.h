@@ -157,7 +157,7 @@ static bool pump(struct server *v, int fd, uint64_t end_ns)
     return p[1].revents != 0;
 }
 
-static void run_ms(struct server *v, uint64_t ms)
+static inline void run_ms(struct server *v, uint64_t ms)
 {
     uint64_t end = time_now_ns() + ms * MS;
     while (time_now_ns() < end)
@@ -280,7 +280,7 @@ static bool receive(struct server *v, struct client *c, uint64_t end_ns)
 }
 
 /* Receives until the server closes the connection. */
-static void client_until_closed(struct server *v, struct client *c)
+static inline void client_until_closed(struct server *v, struct client *c)
 {
     uint64_t end = time_now_ns() + WAIT_MS * MS;
     while (!c->eof)
@@ -392,7 +392,7 @@ static void request(struct server *v, struct client *c, struct answer *a, const 
 
 #define GET(path) "GET " path " HTTP/1.1\r\nHost: a\r\n\r\n"
 
-static void request_echo(struct server *v, struct client *c)
+static inline void request_echo(struct server *v, struct client *c)
 {
     struct answer a;
     request(v, c, &a, GET("/echo"), 200);
@@ -407,7 +407,7 @@ static struct tag *last(struct server *v)
 }
 
 /* Sends a request for /wait or /stream and returns it once it is delivered. */
-static struct tag *send_waiting(struct server *v, struct client *c, const char *text)
+static inline struct tag *send_waiting(struct server *v, struct client *c, const char *text)
 {
     size_t before = v->n_tag;
     send_text(v, c, text);

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <gnutls/x509.h>
+#include <malloc.h>
 #include <sys/stat.h>
 
 static const struct http_opts plain = {0};
@@ -449,6 +450,86 @@ static void certificates_are_reloaded(void **state)
     server_free(v);
 }
 
+/* RFC 8996 forbids TLS 1.0 and 1.1. */
+static void old_versions_of_tls_are_refused(void **state)
+{
+    static const struct {
+        const char *priority;
+        bool ok;
+    } versions[] = {{"NORMAL:-VERS-ALL:+VERS-TLS1.0:%COMPAT", false},
+                    {"NORMAL:-VERS-ALL:+VERS-TLS1.1", false},
+                    {"NORMAL:-VERS-ALL:+VERS-TLS1.2", true},
+                    {"NORMAL:-VERS-ALL:+VERS-TLS1.3", true}};
+    (void)state;
+    certificate(1, GNUTLS_PK_ECDSA, true, true);
+    struct server *v = tls_server();
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
+        struct client *c = client_new(v);
+        uint64_t end = time_now_ns() + WAIT_MS * MS;
+        int rc;
+        fcntl(c->fd, F_SETFL, O_NONBLOCK);
+        GNUTLS(gnutls_init(&c->tls, GNUTLS_CLIENT | GNUTLS_NONBLOCK));
+        GNUTLS(gnutls_priority_set_direct(c->tls, versions[i].priority, NULL));
+        GNUTLS(gnutls_credentials_set(c->tls, GNUTLS_CRD_CERTIFICATE, credentials));
+        gnutls_transport_set_int(c->tls, c->fd);
+        while ((rc = gnutls_handshake(c->tls)) < 0 && !gnutls_error_is_fatal(rc) && time_now_ns() < end)
+            pump(v, c->fd, time_now_ns() + MS);
+        if (versions[i].ok != (rc >= 0))
+            fail_msg("%s: %s", versions[i].priority, gnutls_strerror(rc));
+        client_free(c);
+    }
+    server_free(v);
+}
+
+/* Reloads without and with a connection that uses the certificate. */
+static void a_replaced_certificate_is_freed(void **state)
+{
+    struct err e = {0};
+    (void)state;
+    certificate(1, GNUTLS_PK_RSA, true, true);
+    struct server *v = tls_server();
+    struct client *c = tls_client(v);
+    for (int i = 0; i < 20; i++)
+        OK(http_reload(&e, v->h));
+    size_t before = mallinfo2().uordblks;
+    for (int i = 0; i < 200; i++)
+        OK(http_reload(&e, v->h));
+    size_t after = mallinfo2().uordblks;
+    assert_true(after < before + 100000);
+    request_echo(v, c);
+    client_free(c);
+    server_free(v);
+}
+
+static void a_private_key_that_others_can_read_is_refused(void **state)
+{
+    struct http_opts o = {.tls_cert = cert_path, .tls_key = key_path};
+    static const mode_t no[] = {0640, 0604, 0620, 0602, 0666}, yes[] = {0600, 0400, 0700};
+    struct err e = {0};
+    struct http *h;
+    (void)state;
+    certificate(1, GNUTLS_PK_ECDSA, true, true);
+    for (size_t i = 0; i < sizeof no / sizeof *no; i++) {
+        assert_int_equal(chmod(key_path, no[i]), 0);
+        assert_int_equal(http_open(&e, &h, &o), ERR_NO);
+        assert_non_null(strstr(e.text, key_path));
+        assert_non_null(strstr(e.text, "chmod 600"));
+    }
+    /* A credential of systemd has the mode that the manager has given it. */
+    setenv("CREDENTIALS_DIRECTORY", dir, 1);
+    OK(http_open(&e, &h, &o));
+    http_close(h);
+    setenv("CREDENTIALS_DIRECTORY", "/tmp/http_lis", 1); /* not a folder above it */
+    assert_int_equal(http_open(&e, &h, &o), ERR_NO);
+    unsetenv("CREDENTIALS_DIRECTORY");
+    for (size_t i = 0; i < sizeof yes / sizeof *yes; i++) {
+        assert_int_equal(chmod(key_path, yes[i]), 0);
+        OK(http_open(&e, &h, &o));
+        http_close(h);
+    }
+    assert_int_equal(chmod(key_path, 0600), 0);
+}
+
 static void an_unreadable_certificate_fails_the_start(void **state)
 {
     struct http_opts o = {.tls_cert = cert_path, .tls_key = key_path};
@@ -494,6 +575,9 @@ int main(void)
         TEST(a_disconnect_over_tls_is_detected),
         TEST(a_connection_without_tls_is_closed),
         TEST(certificates_are_reloaded),
+        TEST(old_versions_of_tls_are_refused),
+        TEST(a_replaced_certificate_is_freed),
+        TEST(a_private_key_that_others_can_read_is_refused),
         TEST(an_unreadable_certificate_fails_the_start),
     };
     return cmocka_run_group_tests(tests, NULL, free_credentials);
