@@ -32,16 +32,6 @@ static double cpu_s(void)
     return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
 }
 
-/* Raises the limit of descriptors: each stream is a connection. */
-static void many_descriptors(void)
-{
-    struct rlimit r;
-    if (!getrlimit(RLIMIT_NOFILE, &r) && r.rlim_cur < r.rlim_max) {
-        r.rlim_cur = r.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &r);
-    }
-}
-
 /* ---- callbacks of libcurl ---- */
 
 static int on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *known)
@@ -455,7 +445,6 @@ static int loop(struct err *e, struct client *c)
 
 static int open_client(struct err *e, struct client *c)
 {
-    many_descriptors();
     snprintf(c->url, sizeof c->url, "%s%s", c->o->base, c->o->endpoint);
     c->epoll = epoll_create1(EPOLL_CLOEXEC);
     c->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/time.h"
@@ -233,15 +232,6 @@ static int run(struct err *e, const struct flags *f)
     return rc;
 }
 
-static void raise_fd_limit(void)
-{
-    struct rlimit r;
-    if (!getrlimit(RLIMIT_NOFILE, &r)) {
-        r.rlim_cur = r.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &r);
-    }
-}
-
 /* Keeps the model's header, the directory of its socket and that of the file tier. */
 static int enter_sandbox(struct err *e, const struct flags *f)
 {
@@ -300,7 +290,6 @@ int main(int argc, char **argv)
         f.bytes = proc_memory("") / 4 < BYTES_DEFAULT ? proc_memory("") / 4 : BYTES_DEFAULT;
     if (!rc && !f.listen)
         rc = err_set(&e, ERR_USAGE, "--listen unix:PATH is required");
-    raise_fd_limit();
     rc = rc ? rc : proc_signals(&e);
     proc_wake_soon(true);
     rc = rc ? rc : enter_sandbox(&e, &f);

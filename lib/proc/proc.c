@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -65,9 +66,24 @@ void proc_write_errors(void)
     signal(SIGXFSZ, SIG_IGN);
 }
 
+uint64_t proc_descriptors(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r))
+        return UINT64_MAX;
+    if (r.rlim_cur < r.rlim_max) {
+        rlim_t soft = r.rlim_cur;
+        r.rlim_cur = r.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &r))
+            r.rlim_cur = soft;
+    }
+    return r.rlim_cur == RLIM_INFINITY ? UINT64_MAX : r.rlim_cur;
+}
+
 int proc_signals(struct err *e)
 {
     struct sigaction term = {.sa_handler = on_term};
+    (void)proc_descriptors();
     sigemptyset(&term.sa_mask);
     proc_write_errors();
     /* Without SA_RESTART: a blocking read returns, so that the main loop sees the count. */

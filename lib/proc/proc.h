@@ -26,8 +26,12 @@ const char *proc_host(void); /* host name, cached */
  */
 void proc_wake_soon(bool on);
 
-/* Ignores SIGPIPE (writes return EPIPE). Counts SIGTERM and SIGINT: at the first the program drains, the second ends
- * it. */
+/* Raises the soft limit of open descriptors to the hard one, and returns the limit; UINT64_MAX: none. proc_signals
+ * calls it, so that every service has it. */
+uint64_t proc_descriptors(void);
+
+/* For programs that run long. Ignores SIGPIPE (writes return EPIPE), raises the limit of descriptors. Counts SIGTERM
+ * and SIGINT: at the first the program drains, the second ends it. */
 int proc_signals(struct err *e);
 int proc_term_count(void);
 
