@@ -117,6 +117,18 @@ static int plan_worker(struct err *e, struct service *v, const struct plan *p, c
     return rc ? rc : option(e, c, "--cores", cpus ? p->cores : NULL);
 }
 
+const struct plan_http_option plan_http_option[PLAN_HTTP_OPTIONS] = {
+    {"allowed-hosts", "LIST", "names allowed as Host at loopback addresses, separated by commas, or *"},
+    {"sse-keepalive", "SECONDS", "comment in an event stream after so long without an event (15)"},
+    {"max-body", "B", "limit of a request body (16M)"},
+    {"max-bodies", "B", "limit of all request bodies together (a 16th of the memory)"},
+    {"max-outputs", "B", "limit of all unread output together (a 16th of the memory)"},
+    {"max-connections", "N", "limit of open connections (4096)"},
+    {"max-connections-per-address", "N", "limit of open connections of a client address (3/4 of all)"},
+    {"max-waiting", "N", "limit of answers without a first token (4096)"},
+    {"max-logprob-entries", "N", "limit of log-probabilities in a response (262144)"},
+};
+
 /* The HTTP server. It inherits its sockets (up_http.c). */
 static int plan_gateway(struct err *e, struct command *c, const struct plan *p, const char *run)
 {
@@ -133,6 +145,11 @@ static int plan_gateway(struct err *e, struct command *c, const struct plan *p, 
     rc = rc ? rc : option(e, c, "--ssl-certfile", p->tls_cert);
     rc = rc ? rc : option(e, c, "--ssl-keyfile", p->tls_key);
     rc = rc ? rc : option(e, c, "--allowed-origins", p->origins);
+    for (size_t i = 0; i < PLAN_HTTP_OPTIONS && !rc; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "--%s", plan_http_option[i].name);
+        rc = option(e, c, name, p->http_option[i]);
+    }
     return !rc && p->access_log ? command_add(e, c, "--access-log") : rc;
 }
 

@@ -134,10 +134,18 @@ void status_words(char *out, size_t n, int status);
 
 /* ---- the plan (plan.c) ---- */
 
+/* Options of stream that are passed to it as they are. */
+#define PLAN_HTTP_OPTIONS 9
+struct plan_http_option {
+    const char *name, *arg, *help;
+};
+extern const struct plan_http_option plan_http_option[PLAN_HTTP_OPTIONS];
+
 struct plan {
     const char *model, *sched, *kv_type, *disk, *cores, *engine, *run;
     const char *kv_bytes, *disk_size, *batched, *seqs;
     const char *http, *ollama, *key_file, *tls_cert, *tls_key, *origins; /* http, ollama: "off", or an address */
+    const char *http_option[PLAN_HTTP_OPTIONS]; /* values for plan_http_option[]; NULL: not given */
     struct cli_list names;
     uint64_t n_prefill, n_decode, drain_s, watchdog_s;
     bool detach, ollama_given, access_log;

@@ -17,7 +17,7 @@
 
 static int parse(struct err *e, struct plan *p, int argc, char **argv)
 {
-    const struct cli_opt opts[] = {
+    const struct cli_opt own[] = {
         {'m', "model", CLI_STR, &p->model, "MODEL", "GGUF file (the default model of the cache directory)", .lo = 0},
         {'P', "prefill", CLI_U64, &p->n_prefill, "N", "prefill workers (1)", .lo = 0, .hi = WORKERS_MAX},
         {'D', "decode", CLI_U64, &p->n_decode, "N", "decode workers (1)", .lo = 0, .hi = WORKERS_MAX},
@@ -53,6 +53,14 @@ static int parse(struct err *e, struct plan *p, int argc, char **argv)
         {0, "drain-seconds", CLI_U64, &p->drain_s, "N", "services that run longer after SIGTERM are killed (40)",
          .lo = 0, .hi = 86400},
     };
+    struct cli_opt opts[sizeof own / sizeof *own + PLAN_HTTP_OPTIONS];
+    memcpy(opts, own, sizeof own);
+    for (size_t i = 0; i < PLAN_HTTP_OPTIONS; i++)
+        opts[sizeof own / sizeof *own + i] = (struct cli_opt){.name = plan_http_option[i].name,
+                                                              .kind = CLI_STR,
+                                                              .out = &p->http_option[i],
+                                                              .arg = plan_http_option[i].arg,
+                                                              .help = plan_http_option[i].help};
     const struct cli_prog prog = {UP,
                                   "[-m MODEL] [-P N] [-D N] [--run DIR] [--detach] [OPTION ...]",
                                   "Starts the services, and restarts those that crash.",
@@ -201,6 +209,7 @@ int up(int argc, char **argv)
     struct parting parting = {-1, -1};
     int words[2], status[2];
     const char *http = getenv("PHASEPIPE_HTTP");
+    (void)proc_descriptors();
     if (http && *http) {
         p.http = http;
         p.ollama = "off";

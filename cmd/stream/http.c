@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -13,6 +12,9 @@
 #include "model/model.h"
 #include "proc/notify.h"
 #include "proc/proc.h"
+
+#define CONNECTIONS 4096
+#define DESCRIPTORS_OTHER 64 /* of files and services */
 
 struct ready {
     const struct http_flags *f;
@@ -89,14 +91,20 @@ static int signals(struct err *e)
     return fd < 0 ? err_sys(e, "signals") : fd;
 }
 
-/* Each client needs a descriptor, and the usual soft limit is 1,024. */
-static void raise_fd_limit(void)
+/* Each client needs a descriptor. Fewer connections than asked for are logged; beyond them clients get 503. */
+static uint32_t connections(const struct http_flags *f, uint64_t *lost)
 {
-    struct rlimit r;
-    if (!getrlimit(RLIMIT_NOFILE, &r)) {
-        r.rlim_cur = r.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &r);
-    }
+    char text[200];
+    uint64_t limit = proc_descriptors(), most = limit > 2 * DESCRIPTORS_OTHER ? limit - DESCRIPTORS_OTHER : limit / 2;
+    uint64_t want = f->connections ? f->connections : CONNECTIONS;
+    if (want <= most)
+        return (uint32_t)want;
+    snprintf(text, sizeof text,
+             "--max-connections %" PRIu64 " needs %" PRIu64 " file descriptors, the limit (ulimit -Hn) is %" PRIu64
+             ": at most %" PRIu64 " connections",
+             want, want + DESCRIPTORS_OTHER, limit, most);
+    on_log(lost, text);
+    return (uint32_t)most;
 }
 
 int http_serve(struct err *e, const struct http_flags *f, const struct service_opts *o, const char *model)
@@ -121,8 +129,14 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         .tls_cert = f->tls_cert,
         .tls_key = f->tls_key,
         .origins = f->origins,
+        .hosts = f->hosts,
         .body_bytes_max = f->body_bytes,
-        .connections_max = (uint32_t)f->connections,
+        .bodies_bytes_max = f->bodies_bytes,
+        .outputs_bytes_max = f->outputs_bytes,
+        .connections_max = connections(f, &r.lost),
+        .address_connections_max = (uint32_t)f->address_connections,
+        .keepalive_s = f->keepalive_s,
+        .logprob_entries_max = f->logprob_entries,
         .waiting_max = (uint32_t)f->waiting,
         .deadline_s = o->deadline_s,
         .access_log = f->access_log,
@@ -135,7 +149,6 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         a.model = path;
     if (!f->tls_cert != !f->tls_key)
         return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile must be given together");
-    raise_fd_limit();
     int fd = signals(e);
     if (fd < 0)
         return e->code;

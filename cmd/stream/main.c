@@ -24,7 +24,7 @@ struct flags {
     char url[2][URL_BYTES];
 };
 
-#define HTTP_FLAGS_N 15
+#define HTTP_FLAGS_N 21
 
 #define OPT(l, nm, k, o, a, ...)                                                                                       \
     {                                                                                                                  \
@@ -50,12 +50,29 @@ static void http_options(struct cli_opt out[HTTP_FLAGS_N], struct flags *f)
         OPT(0, "ssl-keyfile", CLI_STR, &h->tls_key, "FILE", "private key of the certificate", .given = &h->given),
         OPT(0, "allowed-origins", CLI_STR, &h->origins, "LIST", "allowed origins (CORS), separated by commas, or *",
             .given = &h->given),
+        OPT(0, "allowed-hosts", CLI_STR, &h->hosts, "LIST",
+            "names allowed as Host at loopback addresses, separated by commas, or *", .given = &h->given),
+        OPT(0, "sse-keepalive", CLI_F64, &h->keepalive_s, "SECONDS",
+            "comment in an event stream after so long without an event; 0: none; default 15", .flo = 0, .fhi = 86400,
+            .given = &h->given),
         OPT(0, "max-body", CLI_SIZE, &h->body_bytes, "B", "limit of a request body; default 16M", .lo = 1024,
             .hi = 16u << 20, .given = &h->given),
+        OPT(0, "max-bodies", CLI_SIZE, &h->bodies_bytes, "B",
+            "limit of all request bodies together; default: a 16th of the memory, 64M to 1G", .lo = 1u << 20,
+            .hi = (uint64_t)1 << 40, .given = &h->given),
+        OPT(0, "max-outputs", CLI_SIZE, &h->outputs_bytes, "B",
+            "limit of all unread output together; default: a 16th of the memory, 64M to 1G", .lo = 1u << 20,
+            .hi = (uint64_t)1 << 40, .given = &h->given),
         OPT(0, "max-connections", CLI_U64, &h->connections, "N", "limit of open connections; default 4096", .lo = 1,
             .hi = 65536, .given = &h->given),
+        OPT(0, "max-connections-per-address", CLI_U64, &h->address_connections, "N",
+            "limit of open connections of a client address; default: 3/4 of all", .lo = 1, .hi = 65536,
+            .given = &h->given),
         OPT(0, "max-waiting", CLI_U64, &h->waiting, "N",
             "limit of answers without a first token, then 429; default 4096", .lo = 1, .hi = 16384, .given = &h->given),
+        OPT(0, "max-logprob-entries", CLI_U64, &h->logprob_entries, "N",
+            "limit of log-probabilities in a response; default 262144", .lo = 1, .hi = (uint64_t)1 << 32,
+            .given = &h->given),
         OPT(0, "access-log", CLI_FLAG, &h->access_log, NULL, "log a line on stderr for each response",
             .given = &h->given),
         OPT(0, "drain-seconds", CLI_F64, &h->drain_s, "N", "time limit of running answers after SIGTERM; default 30",
@@ -238,6 +255,7 @@ int main(int argc, char **argv)
     ask_flags_init(&f.ask);
     f.o.running_max = 256;
     f.http.drain_s = 30;
+    f.http.keepalive_s = 15;
     f.o.ask = &f.ask;
     int r = parse(&e, &f, argc, argv);
     if (r == CLI_DONE)

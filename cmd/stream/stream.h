@@ -70,10 +70,11 @@ int service(struct err *e, struct show *s, const struct service_opts *o);
 /* http.c: the HTTP server. */
 struct http_flags {
     struct cli_list listen, name;
-    const char *ollama, *kv, *key_file, *tls_cert, *tls_key, *origins;
+    const char *ollama, *kv, *key_file, *tls_cert, *tls_key, *origins, *hosts;
     bool ollama_if_free, access_log;
-    uint64_t body_bytes, connections, waiting, ready_fd;
-    double drain_s;
+    uint64_t body_bytes, bodies_bytes, outputs_bytes, connections, address_connections, waiting, logprob_entries,
+        ready_fd;
+    double drain_s, keepalive_s;
     bool ready_given, given; /* given: an option that only HTTP has */
 };
 int http_serve(struct err *e, const struct http_flags *f, const struct service_opts *o, const char *model);

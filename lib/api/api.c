@@ -37,14 +37,28 @@ static void on_log(void *arg, const char *text)
 
 /* ---- open and close ---- */
 
+/* A sixteenth of the memory that the process may use, in reasonable bounds. */
+static uint64_t default_bytes(void)
+{
+    uint64_t n = proc_memory("") / 16;
+    return n < API_BYTES_LEAST ? API_BYTES_LEAST : n > API_BYTES_MOST ? API_BYTES_MOST : n;
+}
+
 static int open_http(struct err *e, struct api *a)
 {
     const struct http_opts o = {
         .body_bytes_max = a->o.body_bytes_max ? a->o.body_bytes_max : API_BODY_BYTES_MAX,
+        .bodies_bytes_max = a->o.bodies_bytes_max,
+        .outputs_bytes_max = a->o.outputs_bytes_max,
         .connections_max = a->o.connections_max,
+        .address_connections_max = a->o.address_connections_max,
+        .keepalive_s = a->o.keepalive_s,
         .tls_cert = a->o.tls_cert,
         .tls_key = a->o.tls_key,
         .origins = a->o.origins,
+        .hosts = a->o.hosts ? a->o.hosts : "",
+        .log = on_log,
+        .head = api_on_head,
         .request = api_on_request,
         .fail = api_on_fail,
         .disconnected = api_on_disconnected,
@@ -79,6 +93,7 @@ static int open_gateway(struct err *e, struct api *a)
         .frame = api_on_frame,
         .parsed = api_on_read,
         .refused = api_on_full,
+        .accepted = api_on_accepted,
         .log = on_log,
         .arg = a,
     };
@@ -96,6 +111,12 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     list_init(&a->later);
     if (!a->o.waiting_max)
         a->o.waiting_max = API_WAITING_MAX;
+    if (!a->o.logprob_entries_max)
+        a->o.logprob_entries_max = API_LOGPROBS_MAX;
+    if (!a->o.bodies_bytes_max)
+        a->o.bodies_bytes_max = default_bytes();
+    if (!a->o.outputs_bytes_max)
+        a->o.outputs_bytes_max = default_bytes();
     if (!a->o.default_max_tokens)
         a->o.default_max_tokens = 16;
     int rc = api_model_info_open(e, a);

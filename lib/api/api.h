@@ -40,11 +40,18 @@ struct api_opts {
     bool ollama_if_free;    /* if that address is in use, log it and serve without Ollama */
     const char *key_file;   /* one API key a line, # comments; NULL: no key is required */
     const char *tls_cert, *tls_key, *origins;
+    const char *hosts; /* names allowed as Host at loopback addresses, separated by commas, or "*"; NULL: none */
     uint64_t body_bytes_max;
-    uint32_t connections_max, waiting_max; /* waiting_max: choices without a first token; beyond it 429. 0: 4096 */
-    double deadline_s;                     /* seconds, of each request; 0: none */
-    uint32_t default_max_tokens;           /* of /v1/completions without max_tokens; 0: 16 */
-    bool access_log;                       /* log a line for each response */
+    uint64_t bodies_bytes_max, outputs_bytes_max;      /* of all requests, as in http.h; 0: a part of the memory */
+    uint32_t connections_max, address_connections_max; /* as in http.h */
+    double keepalive_s;                                /* as in http.h */
+    uint32_t waiting_max;                              /* choices without a first token; beyond it 429. 0: 4096 */
+    /* Log-probabilities of the prompts of a request, and of a response that is not streamed: positions times (the
+     * number of top ones, at least 1). Ids of prompts that are returned with each choice count too. 0: 262144 */
+    uint64_t logprob_entries_max;
+    double deadline_s;           /* seconds, of each request; 0: none */
+    uint32_t default_max_tokens; /* of /v1/completions without max_tokens; 0: 16 */
+    bool access_log;             /* log a line for each response */
     void (*log)(void *arg, const char *text);
     void *arg;
 };
@@ -106,6 +113,8 @@ struct api_error {
 };
 
 struct generation_ops {
+    /* The scheduler has accepted all choices: a stream may begin. Called at most once. May be NULL. */
+    void (*begin)(struct generation *c);
     /* The prompt was tokenized: its counts; its ids are in the body (api_prompt_read). May be NULL. */
     void (*prompt)(struct generation *c, uint32_t line, const struct wire_prompt *q);
     /* Tokens or text of a choice; if o->prompt is set, of the prompt (echo). */
@@ -129,6 +138,9 @@ struct generation_ops {
 int generation_start(struct err *e, struct generation **out, struct api *a, struct http_request *r,
                      const struct generation_ops *ops, void *state, const json_t *const *line, uint32_t n_line,
                      uint32_t n, struct api_error *why);
+/* Counts bytes of the response that c builds: more (or fewer, if negative) than before. False: the responses of all
+ * generations together have more than outputs_bytes_max. */
+bool generation_hold(struct generation *c, int64_t more);
 void generation_cancel(struct generation *c); /* cancels the choices in flight; done follows */
 /* Requests a call of `flush` before the event loop blocks again; dropped if `done` is called first. */
 void generation_flush_later(struct generation *c);
@@ -161,6 +173,8 @@ struct api_route {
      * NULL. */
     void (*prepare)(struct api_parsed *p, const struct api_model *m);
 };
+/* Whether a Content-Type is application/json or a type based on it; NULL: it is absent, and is not. */
+bool api_is_json(const char *type);
 /* The parsed body of r; parses it unless the background thread has. Borrowed for the lifetime of r. NULL: no memory. */
 struct api_parsed *api_body(struct http_request *r);
 extern const struct api_route openai_routes[]; /* ends with method NULL */

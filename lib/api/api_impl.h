@@ -11,7 +11,10 @@
 #include "base/loop.h"
 #include "base/time.h"
 
-#define API_BODY_BYTES_MAX (16u << 20) /* as the limit of a line in gateway/gateway.h */
+#define API_BODY_BYTES_MAX (16u << 20)       /* as the limit of a line in gateway/gateway.h */
+#define API_BYTES_LEAST ((uint64_t)64 << 20) /* bounds of the default limits of all bodies and of all output */
+#define API_BYTES_MOST ((uint64_t)1 << 30)
+#define API_LOGPROBS_MAX 262144 /* a quarter of a million: 25 to 40 MB of JSON */
 #define API_WAITING_MAX 4096
 #define API_BUCKETS 4096
 #define API_KEYS_MAX 1024
@@ -58,6 +61,8 @@ struct generation {
     void *state;
     uint64_t arrived_ns, first_ns;
     uint32_t n_line, n, n_left;
+    uint64_t n_unaccepted;          /* choices that the scheduler has not accepted */
+    uint64_t n_held;                /* bytes of the response, as counted by generation_hold */
     struct generation_prompt *line; /* [n_line] */
 };
 
@@ -85,6 +90,7 @@ struct api {
     struct generation_prompt *by_seq[API_BUCKETS];
     struct list generations, later;
     uint64_t next_seq, n_generation;
+    uint64_t n_held;               /* bytes of responses that are being built */
     uint64_t n_waiting, n_running; /* choices without and with a first token, of all generations */
     bool draining;
     bool wrong_vocab; /* tokenize serves another vocabulary than the model file */
@@ -102,6 +108,7 @@ int api_keys_read(struct err *e, struct api *a); /* on failure the old keys stay
 bool api_key_ok(const struct api *a, const char *authorization);
 
 /* ---- route.c: callbacks of lib/http ---- */
+void api_on_head(void *arg, struct http_request *r);
 void api_on_request(void *arg, struct http_request *r);
 void api_on_fail(void *arg, struct http_request *r, int status, const char *text);
 void api_on_disconnected(void *arg, struct http_request *r);
@@ -113,6 +120,7 @@ void api_on_parsed(struct api *a, struct http_request *r, const struct api_route
 void api_on_frame(void *arg, const struct wire_frame *f);
 void api_on_read(void *arg, uint64_t seq, const struct wire_prompt *q);
 void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns);
+void api_on_accepted(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns);
 void generation_disconnected(struct generation *c); /* the client disconnected; generation_free follows */
 void generation_free(struct generation *c);
 void generation_flush_all(struct api *a);

@@ -69,6 +69,7 @@ void generation_free(struct generation *c)
     }
     list_remove(&c->node);
     a->n_generation--;
+    a->n_held -= c->n_held;
     free(c->line);
     free(c);
 }
@@ -139,6 +140,13 @@ static void finish(struct generation *c)
     ops->done(c);
     if (ops->free)
         ops->free(state);
+}
+
+bool generation_hold(struct generation *c, int64_t more)
+{
+    c->n_held += (uint64_t)more;
+    c->a->n_held += (uint64_t)more;
+    return c->a->n_held <= c->a->o.outputs_bytes_max;
 }
 
 void generation_cancel(struct generation *c)
@@ -220,6 +228,7 @@ static int new_generation(struct err *e, struct generation **out, uint32_t n_lin
             return err_nomem(e, "a request", n * sizeof *c->line[i].choice);
     c->n = n;
     c->n_left = n * n_line;
+    c->n_unaccepted = c->n_left;
     return 0;
 }
 
@@ -449,6 +458,14 @@ void api_on_read(void *arg, uint64_t seq, const struct wire_prompt *q)
     l->n_prompt = q->n_prompt;
     if (l->c->ops->prompt)
         l->c->ops->prompt(l->c, (uint32_t)(l - l->c->line), q);
+}
+
+void api_on_accepted(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns)
+{
+    struct generation_prompt *l = find(arg, seq);
+    (void)n_before, (void)eta_ns;
+    if (l && l->c->n_unaccepted && !--l->c->n_unaccepted && l->c->ops->begin)
+        l->c->ops->begin(l->c);
 }
 
 void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns)

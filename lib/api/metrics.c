@@ -9,7 +9,7 @@
 
 /* Statuses of responses; column 0: the client disconnected; column 1: any other. */
 static const int codes[METRICS_CODES] = {0,   1,   200, 204, 301, 304, 400, 401, 403, 404, 405, 408,
-                                         411, 413, 415, 417, 422, 429, 431, 500, 501, 503, 504, 505};
+                                         411, 413, 414, 415, 422, 429, 431, 500, 501, 503, 504, 505};
 
 int metrics_code(size_t column)
 {

@@ -42,7 +42,8 @@ void metrics_client_disconnected(struct metrics *m);
 /* Gauges, from the core. */
 struct metrics_now {
     uint64_t running, waiting; /* choices of this gateway with and without a first token */
-    uint32_t connections;
+    struct http_stats http;
+    uint64_t held_bytes; /* of responses that are being built */
 };
 /* Writes the exposition, text format 0.0.4. *out: malloc'd, *n bytes. */
 int metrics_text(struct err *e, char **out, size_t *n, const struct metrics *m, const struct metrics_now *now,

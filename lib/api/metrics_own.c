@@ -43,6 +43,39 @@ static void http_row(struct page *p, const struct http_row *r, size_t dialect)
     }
 }
 
+static void counter(struct page *p, const char *name, const char *help, uint64_t v)
+{
+    page_family(p, name, "counter", help);
+    page_u64(p, NULL, 0, v);
+}
+
+static void gauge(struct page *p, const char *name, const char *help, bool known, double v)
+{
+    page_family(p, name, "gauge", help);
+    if (known)
+        page_number(p, NULL, 0, v);
+}
+
+/* What the limits of connections and memory apply to. */
+static void http_limits(struct page *p, const struct metrics_now *now)
+{
+    const struct http_stats *s = &now->http;
+    gauge(p, "phasepipe:http_connections", "Open connections of clients.", true, s->connections);
+    gauge(p, "phasepipe:http_idle_connections", "Those without a complete request head; new ones may replace them.",
+          true, s->idle);
+    gauge(p, "phasepipe:http_body_bytes", "Received bytes of request bodies that are not parsed yet.", true,
+          (double)s->body_bytes);
+    gauge(p, "phasepipe:http_queued_bytes", "Bytes of responses that clients have not read.", true,
+          (double)s->queued_bytes);
+    gauge(p, "phasepipe:response_bytes", "Bytes of responses that are collected before they are sent.", true,
+          (double)now->held_bytes);
+    counter(p, "phasepipe:http_replaced_connections_total", "Idle connections closed for a new one.", s->replaced);
+    counter(p, "phasepipe:http_refused_connections_total",
+            "Connections refused because of a limit or for lack of descriptors.", s->refused);
+    counter(p, "phasepipe:http_timeouts_total", "Incomplete requests and unread responses that timed out.",
+            s->timed_out);
+}
+
 void metrics_http_rows(struct page *p, const struct metrics *m, const struct metrics_now *now)
 {
     page_family(p, "phasepipe:http_requests_total", "counter",
@@ -56,8 +89,7 @@ void metrics_http_rows(struct page *p, const struct metrics *m, const struct met
         const struct label l = label_of("surface", dialects[s]);
         page_histogram(p, &l, 1, &m->http_seconds[s]);
     }
-    page_family(p, "phasepipe:http_connections", "gauge", "Open connections of clients.");
-    page_u64(p, NULL, 0, now->connections);
+    http_limits(p, now);
     page_family(p, "phasepipe:client_gone_total", "counter",
                 "Requests whose client disconnected before the end of the response.");
     page_u64(p, NULL, 0, m->client_disconnected);
@@ -68,19 +100,6 @@ void metrics_http_rows(struct page *p, const struct metrics *m, const struct met
 }
 
 /* ---- the scheduler ---- */
-
-static void counter(struct page *p, const char *name, const char *help, uint64_t v)
-{
-    page_family(p, name, "counter", help);
-    page_u64(p, NULL, 0, v);
-}
-
-static void gauge(struct page *p, const char *name, const char *help, bool known, double v)
-{
-    page_family(p, name, "gauge", help);
-    if (known)
-        page_number(p, NULL, 0, v);
-}
 
 static void percentiles(struct page *p, const char *name, const char *help, uint64_t p50, uint64_t p99)
 {

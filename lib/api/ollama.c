@@ -49,11 +49,9 @@ static void reply(struct http_request *r, json_t *o)
 /* The body as an object; NULL: an error was sent. The content type is ignored, because curl -d sends that of a form. */
 static json_t *object(struct http_request *r)
 {
-    size_t n = 0;
-    http_body(r, &n);
-    struct api_parsed *p = n ? api_body(r) : NULL;
+    struct api_parsed *p = api_body(r);
     json_t *o = p ? p->o : NULL;
-    if (!n)
+    if (p && !p->n)
         ollama_error(r, 400, 0, "missing request body");
     else if (!p || p->rc)
         ollama_error(r, p && p->rc == ERR_NO ? 400 : 500, 0, p ? p->e.text : "out of memory");

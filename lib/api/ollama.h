@@ -65,6 +65,7 @@ struct ollama_answer; /* of one request */
 int ollama_answer_new(struct err *e, struct ollama_answer **out, const struct ollama_request *q, const char *model,
                       const struct text *vocab);
 void ollama_answer_free(struct ollama_answer *a);
+size_t ollama_answer_bytes(const struct ollama_answer *a); /* that it holds until its end */
 /* Stores the ids of the prompt if the response returns `context`. */
 int ollama_answer_prompt(struct err *e, struct ollama_answer *a, const struct wire_prompt *q);
 /* Adds tokens. *line: a line of NDJSON, borrowed until the next call; *n 0: none, because the response is not streamed

@@ -179,6 +179,11 @@ void ollama_answer_free(struct ollama_answer *a)
     free(a);
 }
 
+size_t ollama_answer_bytes(const struct ollama_answer *a)
+{
+    return a->text.n + a->lp.n + a->n_id * sizeof *a->ids;
+}
+
 static int add_ids(struct err *e, struct ollama_answer *a, const uint32_t *ids, size_t n)
 {
     if (!a->context || !n)

@@ -45,6 +45,15 @@ static void send(struct generation *c, struct run *x, const char *p, size_t n)
     http_write(generation_http(c), p, n);
 }
 
+static void on_begin(struct generation *c)
+{
+    struct run *x = generation_state(c);
+    if (!x->stream || x->began)
+        return;
+    x->began = true;
+    http_begin(generation_http(c), 200, NDJSON);
+}
+
 static void on_prompt(struct generation *c, uint32_t line, const struct wire_prompt *q)
 {
     struct run *x = generation_state(c);
@@ -61,14 +70,18 @@ static void on_out(struct generation *c, uint32_t line, uint32_t choice, const s
     struct run *x = generation_state(c);
     struct err e;
     const char *p;
-    size_t n = 0;
+    size_t n = 0, before = ollama_answer_bytes(x->a);
     (void)line, (void)choice;
     if (ollama_answer_piece(&e, x->a, &p, &n, o)) {
         note_failure(x, 500, 0, e.text);
-        generation_cancel(c);
-    } else if (n) {
-        send(c, x, p, n);
+    } else if (!generation_hold(c, (int64_t)(ollama_answer_bytes(x->a) - before))) {
+        note_failure(x, 503, 1, "the responses in progress use all of their memory; retry later, or request a stream");
+    } else {
+        if (n)
+            send(c, x, p, n);
+        return;
     }
+    generation_cancel(c);
 }
 
 static void on_end(struct generation *c, uint32_t line, uint32_t choice, const struct wire_end *w)
@@ -121,6 +134,7 @@ static void on_done(struct generation *c)
 }
 
 static const struct generation_ops ops = {
+    .begin = on_begin,
     .prompt = on_prompt,
     .out = on_out,
     .end = on_end,

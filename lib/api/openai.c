@@ -13,7 +13,9 @@ struct completion {
     struct openai_reply p;
     struct openai_refusal no; /* status not 0: failed */
     double retry_s;
-    bool begun; /* http_begin was called */
+    bool begun;            /* http_begin was called */
+    uint64_t entries, ids; /* log-probabilities, and ids of prompts, in the response */
+    uint64_t entries_max;  /* of each of them */
 };
 
 /* ---- errors ---- */
@@ -52,23 +54,81 @@ static void send_out(struct completion *s, struct http_request *r)
     str_clear(&s->p.out);
 }
 
+/* So that proxies and clients see a response while the prompt waits and is computed. */
+static void on_begin(struct generation *c)
+{
+    struct completion *s = generation_state(c);
+    if (!s->q.stream || s->begun)
+        return;
+    s->begun = true;
+    http_begin(generation_http(c), 200, EVENTS);
+}
+
+static void cancel(struct generation *c, int status, double retry_s, const char *param, const char *text)
+{
+    struct completion *s = generation_state(c);
+    s->no.status = status;
+    s->retry_s = retry_s;
+    snprintf(s->no.param, sizeof s->no.param, "%s", param);
+    snprintf(s->no.text, sizeof s->no.text, "%s", text);
+    generation_cancel(c);
+}
+
+/* Log-probabilities are some 100 bytes each, a thousand times as much as the text that they are of. False: cancelled.
+ */
+static bool check_entries(struct generation *c, const char *param, uint64_t n, const char *of)
+{
+    const struct completion *s = generation_state(c);
+    char text[300];
+    if (n <= s->entries_max)
+        return true;
+    snprintf(text, sizeof text,
+             "%s: %llu entries (%s, times the number requested for each), the limit of this server is %llu: request "
+             "fewer log-probabilities or tokens%s",
+             param, (unsigned long long)n, of, (unsigned long long)s->entries_max, s->q.stream ? "" : ", or a stream");
+    cancel(c, 400, 0, param, text);
+    return false;
+}
+
+static bool check_prompt(struct generation *c, const struct wire_prompt *q)
+{
+    struct completion *s = generation_state(c);
+    const struct openai_request *o = &s->q;
+    uint64_t n_top = o->echo && o->logprobs && o->n_top > o->n_prompt_top ? o->n_top : o->n_prompt_top;
+    bool listed = o->prompt_logprobs || (o->echo && o->logprobs);
+    s->entries += (uint64_t)q->n_prompt * (listed ? n_top + !n_top : 0) * (o->echo && o->logprobs ? o->n : 1);
+    if (listed &&
+        !check_entries(c, o->prompt_logprobs ? "prompt_logprobs" : "logprobs", s->entries, "tokens of the prompts"))
+        return false;
+    s->ids += o->token_ids ? (uint64_t)q->n_prompt * o->n : 0;
+    return check_entries(c, "return_token_ids", s->ids, "tokens of the prompts");
+}
+
 static void on_prompt(struct generation *c, uint32_t line, const struct wire_prompt *q)
 {
     struct completion *s = generation_state(c);
     struct err e;
+    if (!check_prompt(c, q))
+        return;
     if (openai_reply_prompt(&e, &s->p, line, q)) {
-        s->no.status = 500;
-        snprintf(s->no.text, sizeof s->no.text, "%s", e.text);
-        generation_cancel(c);
+        cancel(c, 500, 0, "", e.text);
     }
 }
 
 static void on_out(struct generation *c, uint32_t line, uint32_t choice, const struct wire_out *o)
 {
     struct completion *s = generation_state(c);
+    size_t before = s->p.n_bytes;
     openai_reply_out(&s->p, line, choice, o);
-    if (s->q.stream)
+    if (s->q.stream) {
         generation_flush_later(c);
+        return;
+    }
+    if (!generation_hold(c, (int64_t)(s->p.n_bytes - before)))
+        cancel(c, 503, 1, "", "the responses in progress use all of their memory; retry later, or request a stream");
+    else if (!o->prompt && s->q.logprobs)
+        (void)check_entries(c, "logprobs", s->entries += (uint64_t)o->n_lp * (s->q.n_top + !s->q.n_top),
+                            "tokens of the response");
 }
 
 static void on_end(struct generation *c, uint32_t line, uint32_t choice, const struct wire_end *w)
@@ -124,10 +184,10 @@ static void on_done(struct generation *c)
     }
     if (!s->q.stream) {
         openai_reply_whole(&s->p);
-        if (s->p.out.failed)
+        if (openai_reply_failed(&s->p))
             openai_error(r, 500, NULL, 0, "out of memory");
         else
-            http_reply(r, 200, JSON, s->p.out.p, s->p.out.n);
+            http_reply_parts(r, 200, JSON, s->p.part, s->p.n_part);
         return;
     }
     if (s->no.status)
@@ -147,6 +207,7 @@ static void on_free(void *state)
 }
 
 static const struct generation_ops ops = {
+    .begin = on_begin,
     .prompt = on_prompt,
     .out = on_out,
     .end = on_end,
@@ -173,6 +234,7 @@ static void complete(struct api *a, struct http_request *r, bool chat)
         free(s);
         return;
     }
+    s->entries_max = api_options(a)->logprob_entries_max;
     if (openai_reply_open(&e, &s->p, &s->q, api_model(a)->text)) {
         openai_error(r, 500, NULL, 0, e.text);
         on_free(s);

@@ -78,6 +78,9 @@ struct openai_reply {
     struct str *prompt_ids;        /* [n_line] */
     uint32_t *opened, n_opened;    /* choices with an event since the last flush */
     struct str out;                /* bytes not sent yet */
+    struct str *part;              /* [n_part] of a response as one object, after openai_reply_whole */
+    size_t n_part, cap_part;
+    size_t n_bytes; /* of all choices together */
 };
 
 int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_request *q, const struct text *vocab);
@@ -89,8 +92,13 @@ void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, co
 void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_end *w);
 /* Finishes open events, except those that hold only an echoed prompt. */
 void openai_reply_flush(struct openai_reply *p);
-void openai_reply_last(struct openai_reply *p);  /* end of a stream: usage and [DONE] */
-void openai_reply_whole(struct openai_reply *p); /* the response as one object, into p->out */
+void openai_reply_last(struct openai_reply *p); /* end of a stream: usage and [DONE] */
+/* The response as one object, into p->part: long pieces are moved and not copied, so that it takes no time that others
+ * would notice. */
+void openai_reply_whole(struct openai_reply *p);
+bool openai_reply_failed(const struct openai_reply *p); /* no memory for a part */
+
+/* ---- openai_error.c ---- */
 
 /* {"error":…} */
 void openai_error_write(struct str *w, int status, const char *param, const char *text);

@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "api/openai.h"
+#include "base/vec.h"
 #include "request/reply.h"
 
+#define PART_BYTES 65536 /* a longer piece is moved to the response, not copied */
 #define LIT(w, text) str_add(w, text, sizeof(text) - 1)
 
 static struct openai_choice *at(struct openai_reply *p, uint32_t line, uint32_t choice)
@@ -69,6 +71,9 @@ void openai_reply_close(struct openai_reply *p)
     }
     for (uint32_t i = 0; p->prompt_ids && i < p->q->n_line; i++)
         str_free(&p->prompt_ids[i]);
+    for (size_t i = 0; i < p->n_part; i++)
+        str_free(&p->part[i]);
+    free(p->part);
     str_free(&p->out);
     free(p->choice);
     free(p->n_prompt);
@@ -85,8 +90,17 @@ static void comma(struct str *w)
         LIT(w, ",");
 }
 
+/* Most tokens are plain ASCII, for which no JSON value is made. */
 static void spelled(struct str *w, const struct text *vocab, uint32_t id)
 {
+    size_t n = 0, i = 0;
+    const char *p = reply_bytes(vocab, id, &n);
+    while (p && i < n && p[i] >= ' ' && p[i] < 127 && p[i] != '"' && p[i] != '\\')
+        i++;
+    if (n && i == n) {
+        json_write_string(w, p, n);
+        return;
+    }
     json_t *s = reply_token(vocab, id);
     json_write_value(w, s);
     json_decref(s);
@@ -207,8 +221,38 @@ static void prompt_logprob(struct str *w, const struct openai_reply *p, const st
     LIT(w, "}");
 }
 
-static void logprobs_object(struct str *w, const struct openai_request *q, struct openai_choice *c)
+/* Adds the end of what was written so far to the parts. */
+static void cut_part(struct openai_reply *p)
 {
+    if (!vec_grow(&p->part, &p->cap_part, p->n_part + 1, sizeof *p->part)) {
+        p->out.failed = true;
+        return;
+    }
+    p->part[p->n_part++] = p->out;
+    p->out = (struct str){0};
+}
+
+/* Moves s to the output; of a stream, whose events are short, it is a copy. */
+static void put(struct openai_reply *p, struct str *s)
+{
+    p->out.failed = p->out.failed || s->failed;
+    if (s->n < PART_BYTES || p->q->stream) {
+        str_add(&p->out, s->p, s->n);
+        str_clear(s);
+        return;
+    }
+    cut_part(p);
+    if (p->out.failed)
+        return;
+    p->out = *s;
+    *s = (struct str){0};
+    cut_part(p);
+}
+
+static void logprobs_object(struct openai_reply *p, struct openai_choice *c)
+{
+    struct str *w = &p->out;
+    const struct openai_request *q = p->q;
     if (!q->logprobs || (q->stream && !c->tokens.n)) {
         LIT(w, "null");
         return;
@@ -216,20 +260,16 @@ static void logprobs_object(struct str *w, const struct openai_request *q, struc
     LIT(w, "{\"");
     str_add_text(w, q->chat ? "content" : "text_offset");
     LIT(w, "\":[");
-    str_add(w, q->chat ? c->tokens.p : c->offset.p, q->chat ? c->tokens.n : c->offset.n);
+    put(p, q->chat ? &c->tokens : &c->offset);
     if (!q->chat) {
         LIT(w, "],\"token_logprobs\":[");
-        str_add(w, c->values.p, c->values.n);
+        put(p, &c->values);
         LIT(w, "],\"tokens\":[");
-        str_add(w, c->tokens.p, c->tokens.n);
+        put(p, &c->tokens);
         LIT(w, "],\"top_logprobs\":[");
-        str_add(w, c->top.p, c->top.n);
+        put(p, &c->top);
     }
     LIT(w, "]}");
-    str_clear(&c->tokens);
-    str_clear(&c->values);
-    str_clear(&c->top);
-    str_clear(&c->offset);
 }
 
 /* ---- counts ---- */
@@ -319,7 +359,7 @@ static void close_event(struct openai_reply *p, struct openai_choice *c)
     str_add(w, c->text.p, c->text.n);
     str_clear(&c->text);
     str_add_text(w, q->chat ? "\"},\"logprobs\":" : "\",\"logprobs\":");
-    logprobs_object(w, q, c);
+    logprobs_object(p, c);
     LIT(w, ",\"finish_reason\":");
     if (*c->reason) {
         LIT(w, "\"");
@@ -386,9 +426,15 @@ static void open_event(struct openai_reply *p, struct openai_choice *c)
     p->opened[p->n_opened++] = c->index;
 }
 
+static size_t bytes_of(const struct openai_choice *c)
+{
+    return c->text.n + c->tokens.n + c->values.n + c->top.n + c->offset.n + c->ids.n + c->prompt.n;
+}
+
 void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_out *o)
 {
     struct openai_choice *c = at(p, line, choice);
+    size_t before = bytes_of(c);
     if (p->q->stream) {
         if (c->n_out) /* an echoed prompt is sent with the first token */
             close_event(p, c);
@@ -403,6 +449,7 @@ void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, co
         ids_more(&c->ids, o->ids, o->n_id);
     if (!o->prompt)
         c->n_out += o->n_id;
+    p->n_bytes += bytes_of(c) - before;
 }
 
 void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_end *w)
@@ -465,16 +512,16 @@ static void whole_choice(struct openai_reply *p, struct openai_choice *c)
     LIT(w, "{\"index\":");
     json_write_u64(w, c->index);
     str_add_text(w, q->chat ? ",\"message\":{\"role\":\"assistant\",\"content\":\"" : ",\"text\":\"");
-    str_add(w, c->text.p, c->text.n);
+    put(p, &c->text);
     str_add_text(w, q->chat ? "\",\"refusal\":null,\"tool_calls\":[]},\"logprobs\":" : "\",\"logprobs\":");
-    logprobs_object(w, q, c);
+    logprobs_object(p, c);
     LIT(w, ",\"finish_reason\":\"");
     str_add_text(w, c->reason);
     LIT(w, "\",\"stop_reason\":");
     str_add(w, c->stop.p, c->stop.n);
     if (!q->chat && q->prompt_logprobs) {
         LIT(w, ",\"prompt_logprobs\":[");
-        str_add(w, c->prompt.p, c->prompt.n);
+        put(p, &c->prompt);
         LIT(w, "]");
     } else if (!q->chat) {
         LIT(w, ",\"prompt_logprobs\":null");
@@ -502,45 +549,19 @@ void openai_reply_whole(struct openai_reply *p)
     LIT(w, ",\"service_tier\":null,\"system_fingerprint\":null");
     if (q->chat && q->prompt_logprobs) {
         LIT(w, ",\"prompt_logprobs\":[");
-        str_add(w, p->choice[0].prompt.p, p->choice[0].prompt.n);
+        put(p, &p->choice[0].prompt);
         LIT(w, "]");
     }
     if (q->chat && q->token_ids)
         prompt_ids_field(w, p, 0);
     LIT(w, "}");
+    cut_part(p);
 }
 
-/* ---- errors ---- */
-
-static const char *error_type(int status)
+bool openai_reply_failed(const struct openai_reply *p)
 {
-    static const struct {
-        int status;
-        const char *type;
-    } types[] = {
-        {401, "AuthenticationError"},     {403, "PermissionDeniedError"}, {404, "NotFoundError"},
-        {405, "MethodNotAllowedError"},   {408, "RequestTimeoutError"},   {413, "RequestTooLargeError"},
-        {429, "RateLimitError"},          {500, "InternalServerError"},   {501, "NotImplementedError"},
-        {503, "ServiceUnavailableError"}, {504, "TimeoutError"},
-    };
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (types[i].status == status)
-            return types[i].type;
-    return status < 500 ? "BadRequestError" : "InternalServerError";
-}
-
-void openai_error_write(struct str *w, int status, const char *param, const char *text)
-{
-    LIT(w, "{\"error\":{\"message\":");
-    json_write_string(w, text, strlen(text));
-    LIT(w, ",\"type\":\"");
-    str_add_text(w, error_type(status));
-    LIT(w, "\",\"param\":");
-    if (param && *param)
-        json_write_string(w, param, strlen(param));
-    else
-        LIT(w, "null");
-    LIT(w, ",\"code\":");
-    json_write_i64(w, status);
-    LIT(w, "}}");
+    bool failed = p->out.failed || !p->n_part;
+    for (size_t i = 0; i < p->n_part; i++)
+        failed = failed || p->part[i].failed;
+    return failed;
 }

@@ -35,18 +35,10 @@ void openai_param_of(char *out, size_t n, const char *text)
         *out = 0;
 }
 
-/* Absent counts as JSON: some load generators omit it. */
-static bool is_json(const char *type)
-{
-    size_t n = type ? strcspn(type, "; ") : 0;
-    return !type || (n == 16 && !strncasecmp(type, "application/json", n)) ||
-           (n > 5 && !strncasecmp(type, "application/", 12) && !strncasecmp(type + n - 5, "+json", 5));
-}
-
 json_t *openai_body(struct openai_refusal *no, struct http_request *r)
 {
     const char *type = http_header(r, "Content-Type");
-    if (!is_json(type)) {
+    if (type && !api_is_json(type)) { /* some load generators send none */
         openai_refuse(no, 400, NULL, "Content-Type %.60s: expected application/json", type);
         return NULL;
     }

@@ -59,7 +59,7 @@ static void done(void *arg, bool ran)
 }
 
 int parse_add(struct err *e, struct parse_job **out, struct api *a, struct http_request *r,
-              const struct api_route *route, const char *body, size_t n)
+              const struct api_route *route, char *body, size_t n)
 {
     struct parse_job *j = calloc(1, sizeof *j);
     *out = NULL;
@@ -69,20 +69,15 @@ int parse_add(struct err *e, struct parse_job **out, struct api *a, struct http_
                                 .r = r,
                                 .route = route,
                                 .model = a->model,
-                                .body = malloc(n + 1),
+                                .body = body,
                                 .n = n};
-    int rc = j && j->body ? 0 : err_nomem(e, "a body", n);
+    int rc = j ? job_add(e, a->parse, &j->job) : err_nomem(e, "a body", sizeof *j);
     if (!rc) {
-        memcpy(j->body, body, n);
-        j->body[n] = 0;
-        rc = job_add(e, a->parse, &j->job);
-    }
-    if (rc && j)
-        free(j->body);
-    if (rc)
-        free(j);
-    else
         *out = j;
+        return 0;
+    }
+    free(body);
+    free(j);
     return rc;
 }
 

@@ -14,10 +14,10 @@
 
 struct parse_job;
 
-/* Queues a body; body and model are copied. When it is parsed, api_on_parsed is called, unless parse_cancel was.
- * ERR_NO: the queue is full. */
+/* Queues a body, which is taken over, on failure too; the model is copied. When it is parsed, api_on_parsed is called,
+ * unless parse_cancel was. ERR_NO: the queue is full. */
 int parse_add(struct err *e, struct parse_job **out, struct api *a, struct http_request *r,
-              const struct api_route *route, const char *body, size_t n);
+              const struct api_route *route, char *body, size_t n);
 void parse_cancel(struct parse_job *j); /* the request is finished: the job is dropped, or its result ignored */
 
 /* Parses in the calling thread. NULL: no memory. */

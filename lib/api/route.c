@@ -28,8 +28,8 @@ static void metrics_route(struct api *a, struct http_request *r)
     char *text = NULL;
     size_t n = 0;
     struct err e;
-    const struct metrics_now now = {
-        .running = a->n_running, .waiting = a->n_waiting, .connections = http_connections(a->http)};
+    struct metrics_now now = {.running = a->n_running, .waiting = a->n_waiting, .held_bytes = a->n_held};
+    http_stats(a->http, &now.http);
     if (metrics_text(&e, &text, &n, a->metrics, &now, a->poller)) {
         fail(r, 500, 0, e.text);
         return;
@@ -102,7 +102,7 @@ struct seek {
     char allow[64];
 };
 
-static void seek(struct seek *s, const struct api_route *t)
+static void seek_in(struct seek *s, const struct api_route *t)
 {
     for (; t->method && !s->found; t++) {
         if (!path_is(t, s->path))
@@ -118,12 +118,74 @@ static void seek(struct seek *s, const struct api_route *t)
     }
 }
 
+static void seek(struct seek *s, const struct http_request *r)
+{
+    *s = (struct seek){.method = http_method(r), .path = http_path(r)};
+    if (http_dialect(r) == API_OLLAMA)
+        seek_in(s, ollama_routes);
+    seek_in(s, openai_routes);
+    seek_in(s, core_routes);
+}
+
+/* A page can send any other type without asking first (a preflight request), also where it may not read the answer. */
+static bool is_simple_of_page(const struct http_request *r)
+{
+    const char *length = http_header(r, "Content-Length");
+    bool has_body = http_header(r, "Transfer-Encoding") || (length && strtoull(length, NULL, 10));
+    return has_body && http_header(r, "Origin") && !api_is_json(http_header(r, "Content-Type"));
+}
+
+/* The status that refuses the request by its head, or 0. */
+static int check_head(const struct api *a, const struct http_request *r, const struct seek *s)
+{
+    if (!s->found)
+        return s->other ? 405 : 404;
+    if (!s->found->open && !api_key_ok(a, http_header(r, "Authorization")))
+        return 401;
+    return is_simple_of_page(r) ? 415 : 0;
+}
+
+static void refuse(struct http_request *r, int status, const struct seek *s)
+{
+    char text[256] = "a request with Origin needs Content-Type: application/json";
+    if (status == 405) {
+        http_add_header(r, "Allow", s->allow);
+        snprintf(text, sizeof text, "method %.20s is not allowed for this path; use %s", s->method, s->allow);
+    } else if (status == 404) {
+        snprintf(text, sizeof text, "unknown path %.150s; see /openapi.json", s->path);
+    } else if (status == 401) {
+        http_add_header(r, "WWW-Authenticate", "Bearer");
+        snprintf(text, sizeof text, "missing or invalid API key: send the header Authorization: Bearer KEY");
+    }
+    fail(r, status, 0, text);
+}
+
+/* Attaches the state of a request, with its route for metrics. */
+static struct api_request *begin_route(struct api *a, struct http_request *r, const struct seek *s)
+{
+    struct api_request *q = begin(a, r);
+    if (!q)
+        fail(r, 500, 0, "out of memory");
+    else if (s->found || s->other)
+        q->route = s->found ? s->found->path : s->other->path;
+    return q;
+}
+
+void api_on_head(void *arg, struct http_request *r)
+{
+    struct seek s;
+    seek(&s, r);
+    int status = check_head(arg, r, &s);
+    if (status && begin_route(arg, r, &s))
+        refuse(r, status, &s);
+}
+
 /* A long body is parsed by the background thread before its route is called. */
 static void dispatch(struct api *a, struct http_request *r, struct api_request *q, const struct api_route *route)
 {
     struct err e;
     size_t n;
-    const char *body = http_body(r, &n);
+    http_body(r, &n);
     q->found = route;
     if (n < (route->prepare ? PARSE_BYTES_PREPARED : PARSE_BYTES)) {
         route->call(a, r);
@@ -133,6 +195,7 @@ static void dispatch(struct api *a, struct http_request *r, struct api_request *
         fail(r, 503, 1, "the server is shutting down");
         return;
     }
+    char *body = http_take_body(r, &n);
     if (parse_add(&e, &q->job, a, r, route, body, n))
         fail(r, 503, 1, "too many long requests are waiting to be parsed; retry later");
 }
@@ -140,32 +203,16 @@ static void dispatch(struct api *a, struct http_request *r, struct api_request *
 void api_on_request(void *arg, struct http_request *r)
 {
     struct api *a = arg;
-    struct api_request *q = begin(a, r);
-    struct seek s = {.method = http_method(r), .path = http_path(r)};
-    char text[256];
-    if (!q) {
-        fail(r, 500, 0, "out of memory");
+    struct seek s;
+    seek(&s, r);
+    struct api_request *q = begin_route(a, r, &s);
+    if (!q)
         return;
-    }
-    if (http_dialect(r) == API_OLLAMA)
-        seek(&s, ollama_routes);
-    seek(&s, openai_routes);
-    seek(&s, core_routes);
-    if (s.found || s.other)
-        q->route = s.found ? s.found->path : s.other->path;
-    if (!s.found && s.other) {
-        http_add_header(r, "Allow", s.allow);
-        snprintf(text, sizeof text, "method %.20s is not allowed for this path; use %s", s.method, s.allow);
-        fail(r, 405, 0, text);
-    } else if (!s.found) {
-        snprintf(text, sizeof text, "unknown path %.150s; see /openapi.json", s.path);
-        fail(r, 404, 0, text);
-    } else if (!s.found->open && !api_key_ok(a, http_header(r, "Authorization"))) {
-        http_add_header(r, "WWW-Authenticate", "Bearer");
-        fail(r, 401, 0, "missing or invalid API key: send the header Authorization: Bearer KEY");
-    } else {
+    int status = check_head(a, r, &s); /* the keys may have changed meanwhile */
+    if (status)
+        refuse(r, status, &s);
+    else
         dispatch(a, r, q, s.found);
-    }
 }
 
 struct api_parsed *api_body(struct http_request *r)

@@ -38,20 +38,21 @@ void guard_cors(const struct http_request *r, struct str *head)
     str_add_text(head, "Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n");
 }
 
-bool guard_preflight(const struct http_request *rc)
+bool guard_is_preflight(const struct http_request *r)
 {
-    struct http_request *r = rc->k->r;
+    return r->k->h->o.origins && !strcmp(r->head.method, "OPTIONS") && http_header(r, "Origin") &&
+           http_header(r, "Access-Control-Request-Method");
+}
+
+void guard_preflight(struct http_request *r)
+{
     const char *headers = http_header(r, "Access-Control-Request-Headers");
-    if (!r->k->h->o.origins || strcmp(r->head.method, "OPTIONS") != 0 || !http_header(r, "Origin") ||
-        !http_header(r, "Access-Control-Request-Method"))
-        return false;
     http_add_header(r, "Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS");
     if (headers)
         http_add_header(r, "Access-Control-Allow-Headers", headers);
     http_add_header(r, "Access-Control-Max-Age", "600");
     r->internal = true;
     http_reply(r, 204, NULL, NULL, 0);
-    return true;
 }
 
 /* ---- Host ---- */

@@ -176,7 +176,8 @@ void request_probe(struct http_request *r);
 
 /* ---- guard.c ---- */
 void guard_cors(const struct http_request *r, struct str *head);
-bool guard_preflight(const struct http_request *r);
+bool guard_is_preflight(const struct http_request *r);
+void guard_preflight(struct http_request *r); /* responds */
 /* Whether a page of another site may have sent it: false, with the reason. */
 bool guard_passes(const struct http_request *r, char *why, size_t n);
 

@@ -76,9 +76,10 @@ static void deliver(struct conn *k)
 {
     struct http *h = k->h;
     begin_response(k);
-    if (guard_preflight(k->r))
-        return;
-    h->o.request(h->o.arg, k->r);
+    if (guard_is_preflight(k->r))
+        guard_preflight(k->r);
+    else
+        h->o.request(h->o.arg, k->r);
 }
 
 /* ---- the body ---- */
@@ -177,7 +178,7 @@ static void begin_body(struct conn *k)
     }
     if (r->head.length && is_over_budget(k, r->head.length))
         return;
-    if (h->o.head) {
+    if (h->o.head && !guard_is_preflight(r)) {
         r->close = has_body; /* if it is refused now */
         r->state = REQUEST_DELIVERED;
         h->o.head(h->o.arg, r);

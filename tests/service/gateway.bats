@@ -115,7 +115,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
 @test "CORS allows the configured origins" {
     code full /v1/models -H 'Origin: http://a.example' -D head > /dev/null
     ! grep -qi '^access-control' head
-    [ "$(code full /v1/completions -X OPTIONS -H 'Origin: http://a.example' -H 'Access-Control-Request-Method: POST')" = 405 ]
+    [ "$(code full /v1/completions -X OPTIONS -H 'Origin: http://a.example' -H 'Access-Control-Request-Method: POST')" = 403 ]
     serve cors --allowed-origins 'http://a.example, http://b.example'
     code cors /v1/models -H 'Origin: http://b.example' -D head > /dev/null
     grep -qi '^access-control-allow-origin: http://b.example' head

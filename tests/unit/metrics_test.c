@@ -394,7 +394,7 @@ static void the_page_is_complete_without_services(void **state)
     (void)state;
     struct bench b;
     bench_new(&b, "m", 8192);
-    b.now = (struct metrics_now){.running = 3, .waiting = 2, .connections = 9};
+    b.now = (struct metrics_now){.running = 3, .waiting = 2, .http = {9, 4, 1000, 2000, 5, 6, 7}, .held_bytes = 3000};
     look(&b);
     near("vllm:num_requests_running", 3);
     near("vllm:num_requests_waiting", 2);
@@ -402,6 +402,13 @@ static void the_page_is_complete_without_services(void **state)
     near("phasepipe:answers_running", 3);
     near("phasepipe:answers_waiting", 2);
     near("phasepipe:http_connections", 9);
+    near("phasepipe:http_idle_connections", 4);
+    near("phasepipe:http_body_bytes", 1000);
+    near("phasepipe:http_queued_bytes", 2000);
+    near("phasepipe:response_bytes", 3000);
+    near("phasepipe:http_replaced_connections_total", 5);
+    near("phasepipe:http_refused_connections_total", 6);
+    near("phasepipe:http_timeouts_total", 7);
     near("phasepipe:sched_up", 0);
     assert_null(expo_find(&page, "vllm:kv_cache_usage_perc", "")); /* not known */
     assert_null(expo_find(&page, "phasepipe:sched_running", ""));

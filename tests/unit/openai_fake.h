@@ -41,6 +41,8 @@ struct api {
     int full;          /* status by which generations are refused; 0: they start */
 };
 
+#define FAKE_HELD_MAX 100000
+
 struct generation {
     struct api *a;
     struct http_request *r;
@@ -49,6 +51,7 @@ struct generation {
     json_t **line;
     uint32_t n_line, n;
     bool later;
+    int64_t n_held;
 };
 
 static struct generation fake_call; /* the one in flight; state NULL: none */
@@ -91,7 +94,7 @@ static inline struct text *fake_text(void)
 static inline void fake_open(struct api *a)
 {
     *a = (struct api){.ready = true,
-                      .o = {.default_max_tokens = 16},
+                      .o = {.default_max_tokens = 16, .logprob_entries_max = 1000},
                       .model = {.text = fake_text(),
                                 .name = "smol",
                                 .context = 512,
@@ -245,6 +248,16 @@ void http_reply(struct http_request *r, int status, const char *type, const void
     r->over = true;
 }
 
+void http_reply_parts(struct http_request *r, int status, const char *type, struct str *part, size_t n)
+{
+    http_begin(r, status, type);
+    for (size_t i = 0; i < n; i++) {
+        str_add(&r->out, part[i].p, part[i].n);
+        str_free(&part[i]);
+    }
+    r->over = true;
+}
+
 static inline void fake_free(struct http_request *r)
 {
     str_free(&r->out);
@@ -287,6 +300,12 @@ struct http_request *generation_http(struct generation *c)
 void generation_flush_later(struct generation *c)
 {
     c->later = true;
+}
+
+bool generation_hold(struct generation *c, int64_t more)
+{
+    c->n_held += more;
+    return c->n_held <= FAKE_HELD_MAX;
 }
 
 void generation_cancel(struct generation *c)
