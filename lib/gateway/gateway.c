@@ -1,15 +1,20 @@
 /* Opens and closes a gateway; its timers and its step. */
 #include "gateway/gateway.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/socket.h"
 #include "gateway/gateway_impl.h"
 #include "proc/proc.h"
 
@@ -101,6 +106,30 @@ static int ipc_url(struct err *e, char **out, const char *sched, uint64_t random
     return 0;
 }
 
+/* Removes the sockets of gateways that were killed: nobody listens, and their process does not exist. */
+static void remove_stale(const char *url)
+{
+    char path[PATH_MAX];
+    const char *file = url + strlen("ipc://"), *slash = strrchr(file, '/');
+    snprintf(path, sizeof path, "%.*s", (int)(slash - file) + (slash == file), file);
+    DIR *d = opendir(path);
+    size_t n = strlen(path);
+    for (const struct dirent *i; d && (i = readdir(d));) {
+        struct stat st;
+        long pid = 0;
+        unsigned random;
+        int len = 0;
+        if (sscanf(i->d_name, "gw-%ld-%8x.sock%n", &pid, &random, &len) != 2 || !len || i->d_name[len] || pid <= 0)
+            continue;
+        snprintf(path + n, sizeof path - n, "/%s", i->d_name);
+        if (!lstat(path, &st) && S_ISSOCK(st.st_mode) && kill((pid_t)pid, 0) && errno == ESRCH &&
+            !socket_is_listening(path))
+            unlink(path);
+    }
+    if (d)
+        closedir(d);
+}
+
 static int listen_for_workers(struct err *e, struct gateway *g, uint64_t random)
 {
     char *own = NULL;
@@ -109,6 +138,7 @@ static int listen_for_workers(struct err *e, struct gateway *g, uint64_t random)
         if (ipc_url(e, &own, g->o.sched, random))
             return e->code;
         url = own;
+        remove_stale(own);
     }
     int rc = session_listen(e, &g->workers, g->hub, url ? url : "tcp://127.0.0.1:0", "worker", NULL);
     free(own);

@@ -203,7 +203,7 @@ static void begin_body(struct conn *k)
 
 static void fail_head_size(struct conn *k)
 {
-    bool line = !memchr(buf_front(&k->in), '\n', buf_left(&k->in));
+    bool line = !memchr(buf_front(&k->in), '\n', PARSE_HEAD_BYTES_MAX);
     request_fail(k, line ? 414 : 431,
                  line ? "the request target is too long: the limit of a request line with its headers is 32 KiB"
                       : "the request headers are too large: the limit is 32 KiB");
