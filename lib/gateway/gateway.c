@@ -18,6 +18,7 @@
 #include "gateway/gateway_impl.h"
 #include "proc/proc.h"
 
+#define TURN_NS (10 * NS_MS)   /* of events in one step, so that the caller's other clients have their turn */
 #define CLOSE_NS (300 * NS_MS) /* limit to send the last reports and receive their acknowledgements */
 
 void gw_timer(struct gateway *g, uint64_t at_ns)
@@ -249,7 +250,7 @@ int gateway_fd(const struct gateway *g)
 
 uint64_t gateway_next_ms(const struct gateway *g)
 {
-    if (g->failure.code || gw_line_ready(g))
+    if (g->failure.code || g->more || gw_line_ready(g))
         return 0;
     int own = time_left_ms(g->timer_ns, time_now_ns()), hub = session_hub_timeout_ms(g->hub);
     int least = own < 0 || (hub >= 0 && hub < own) ? hub : own;
@@ -357,8 +358,12 @@ int gateway_step(struct err *e, struct gateway *g, int timeout_ms)
         wait = (uint64_t)timeout_ms;
     if (wait)
         session_hub_wait(g->hub, wait > INT_MAX ? -1 : (int)wait);
-    while (!g->failure.code && session_hub_next(g->hub, &ev))
+    uint64_t end = time_now_ns() + TURN_NS;
+    g->more = false;
+    while (!g->failure.code && !g->more && session_hub_next(g->hub, &ev)) {
         event(g, &ev);
+        g->more = time_now_ns() >= end;
+    }
     flush(g);
     if (g->failure.code) {
         *e = g->failure;

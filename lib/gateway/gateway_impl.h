@@ -100,6 +100,7 @@ struct gateway {
     uint8_t fp[32];
     struct wire_arena *arena, *prompt_arena; /* of the received frame; of a stored prompt frame */
     struct err failure;                      /* no memory; returned by gateway_step */
+    bool more;                               /* events were left for the next step */
 };
 
 /* ---- gateway.c ---- */
