@@ -109,6 +109,7 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     a->o = *o;
     list_init(&a->generations);
     list_init(&a->later);
+    list_init(&a->work);
     if (!a->o.waiting_max)
         a->o.waiting_max = API_WAITING_MAX;
     if (!a->o.logprob_entries_max)
@@ -274,7 +275,7 @@ static void on_signals(void *arg, uint32_t events)
 static int wait_ms(const struct run *l)
 {
     const struct api *a = l->a;
-    uint64_t ms = TICK_MS, at = gateway_next_ms(a->gateway);
+    uint64_t ms = list_empty(&a->work) ? TICK_MS : 0, at = gateway_next_ms(a->gateway);
     ms = at < ms ? at : ms;
     at = http_next_ms(a->http);
     ms = at < ms ? at : ms;
@@ -336,6 +337,7 @@ static int step(struct err *e, struct run *l)
     struct api *a = l->a;
     uint64_t since;
     int rc = gateway_step(e, a->gateway, 0);
+    generation_work_all(a);
     generation_flush_all(a);
     rc = rc ? rc : http_step(e, a->http);
     if (l->poller_ready || !poller_next_ms(a->poller)) {

@@ -126,6 +126,10 @@ struct generation_ops {
     /* After generation_flush_later, when all frames received so far were processed: what is written here is sent
      * together. May be NULL. */
     void (*flush)(struct generation *c);
+    /* After generation_work_later: a piece of work of a few milliseconds, repeated between other events until it
+     * returns false; `done` waits for that, unless the generation fails. If the callback ends the generation it returns
+     * true. May be NULL. */
+    bool (*work)(struct generation *c);
     /* All choices have ended: must write the end of the response and call http_end or http_reply. */
     void (*done)(struct generation *c);
     /* Frees the state at the end, also after a disconnect, without `done` before. May be NULL. */
@@ -144,6 +148,7 @@ bool generation_hold(struct generation *c, int64_t more);
 void generation_cancel(struct generation *c); /* cancels the choices in flight; done follows */
 /* Requests a call of `flush` before the event loop blocks again; dropped if `done` is called first. */
 void generation_flush_later(struct generation *c);
+void generation_work_later(struct generation *c); /* requests calls of `work` */
 void *generation_state(struct generation *c);
 struct http_request *generation_http(struct generation *c);
 /* CLOCK_MONOTONIC: arrival of the request; the first token of any choice (0: none yet). */

@@ -55,6 +55,8 @@ struct generation_prompt {
 struct generation {
     struct list node;  /* api.generations */
     struct list later; /* api.later: wants flush */
+    struct list work;  /* api.work: wants work */
+    bool finishing;    /* all choices have ended; `done` follows after the work */
     struct api *a;
     struct http_request *r;
     const struct generation_ops *ops;
@@ -88,7 +90,7 @@ struct api {
     size_t n_key;
 
     struct generation_prompt *by_seq[API_BUCKETS];
-    struct list generations, later;
+    struct list generations, later, work;
     uint64_t next_seq, n_generation;
     uint64_t n_held;               /* bytes of responses that are being built */
     uint64_t n_waiting, n_running; /* choices without and with a first token, of all generations */
@@ -124,6 +126,7 @@ void api_on_accepted(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns
 void generation_disconnected(struct generation *c); /* the client disconnected; generation_free follows */
 void generation_free(struct generation *c);
 void generation_flush_all(struct api *a);
+void generation_work_all(struct api *a); /* for some milliseconds; api.work is empty afterwards if all is done */
 enum generation_filter {
     GENERATIONS_ALL,
     GENERATIONS_WAITING,     /* no token yet */

@@ -7,6 +7,7 @@
 #include "base/time.h"
 #include "request/ask.h"
 
+#define WORK_NS (5 * NS_MS) /* of work in one step of the loop */
 #define VOCAB_TEXT "tokenize serves another vocabulary than the gateway's model: restart both with the same model"
 
 static size_t bucket(uint64_t seq)
@@ -58,11 +59,18 @@ void generation_flush_all(struct api *a)
     }
 }
 
+void generation_work_later(struct generation *c)
+{
+    if (list_empty(&c->work))
+        list_push_back(&c->a->work, &c->work);
+}
+
 /* Called when its HTTP request is finished, also after a disconnect. */
 void generation_free(struct generation *c)
 {
     struct api *a = c->a;
     list_remove(&c->later);
+    list_remove(&c->work);
     for (uint32_t i = 0; i < c->n_line; i++) {
         unhash(&c->line[i]);
         free(c->line[i].choice);
@@ -147,6 +155,20 @@ bool generation_hold(struct generation *c, int64_t more)
     c->n_held += (uint64_t)more;
     c->a->n_held += (uint64_t)more;
     return c->a->n_held <= c->a->o.outputs_bytes_max;
+}
+
+void generation_work_all(struct api *a)
+{
+    uint64_t end = time_now_ns() + WORK_NS;
+    for (struct list *n; time_now_ns() < end && (n = list_pop_front(&a->work));) {
+        struct generation *c = list_entry(n, struct generation, work);
+        list_push_back(&a->work, &c->work);
+        if (c->ops->work(c)) /* or it has ended, and is freed */
+            continue;
+        list_remove(&c->work);
+        if (c->finishing)
+            finish(c);
+    }
 }
 
 void generation_cancel(struct generation *c)
@@ -308,6 +330,7 @@ int generation_start(struct err *e, struct generation **out, struct api *a, stru
     }
     list_push_front(&a->generations, &c->node);
     list_init(&c->later);
+    list_init(&c->work);
     a->n_generation++;
     a->n_waiting += c->n_left;
     struct api_request *q = http_get(r);
@@ -380,7 +403,8 @@ static void on_end(struct generation_prompt *l, const struct wire_end *w)
         return;
     choice_ended(c, l, x, w->reason, w);
     c->ops->end(c, line, w->index, w);
-    if (!c->n_left)
+    c->finishing = !c->n_left;
+    if (c->finishing && list_empty(&c->work))
         finish(c);
 }
 

@@ -8,6 +8,8 @@
 #define EVENTS "text/event-stream; charset=utf-8"
 #define JSON "application/json"
 
+#define STREAM_ENTRIES_MAX 32768 /* log-probabilities of echoed prompts, which are written at once */
+
 struct completion {
     struct openai_request q;
     struct openai_reply p;
@@ -83,7 +85,8 @@ static bool check_entries(struct generation *c, const char *param, uint64_t n, c
     if (n <= s->entries_max)
         return true;
     snprintf(text, sizeof text,
-             "%s: %llu entries (%s, times the number requested for each), the limit of this server is %llu: request "
+             "%s: %llu entries (%s, times the number requested for each), the limit of this server is %llu "
+             "(--max-logprob-entries): request "
              "fewer log-probabilities or tokens%s",
              param, (unsigned long long)n, of, (unsigned long long)s->entries_max, s->q.stream ? "" : ", or a stream");
     cancel(c, 400, 0, param, text);
@@ -115,6 +118,16 @@ static void on_prompt(struct generation *c, uint32_t line, const struct wire_pro
     }
 }
 
+/* Counts what was added to the response; false: there is no room for it, and the generation has ended. */
+static bool hold(struct generation *c, size_t before)
+{
+    const struct completion *s = generation_state(c);
+    if (generation_hold(c, (int64_t)(s->p.n_bytes - before)))
+        return true;
+    cancel(c, 503, 1, "", "the responses in progress use all of their memory; retry later, or request a stream");
+    return false;
+}
+
 static void on_out(struct generation *c, uint32_t line, uint32_t choice, const struct wire_out *o)
 {
     struct completion *s = generation_state(c);
@@ -124,11 +137,19 @@ static void on_out(struct generation *c, uint32_t line, uint32_t choice, const s
         generation_flush_later(c);
         return;
     }
-    if (!generation_hold(c, (int64_t)(s->p.n_bytes - before)))
-        cancel(c, 503, 1, "", "the responses in progress use all of their memory; retry later, or request a stream");
-    else if (!o->prompt && s->q.logprobs)
+    if (!list_empty(&s->p.pending))
+        generation_work_later(c);
+    if (hold(c, before) && !o->prompt && s->q.logprobs)
         (void)check_entries(c, "logprobs", s->entries += (uint64_t)o->n_lp * (s->q.n_top + !s->q.n_top),
                             "tokens of the response");
+}
+
+static bool on_work(struct generation *c)
+{
+    struct completion *s = generation_state(c);
+    size_t before = s->p.n_bytes;
+    bool more = openai_logprobs_work(&s->p);
+    return !hold(c, before) || more;
 }
 
 static void on_end(struct generation *c, uint32_t line, uint32_t choice, const struct wire_end *w)
@@ -213,6 +234,7 @@ static const struct generation_ops ops = {
     .end = on_end,
     .fail = on_fail,
     .flush = on_flush,
+    .work = on_work,
     .done = on_done,
     .free = on_free,
 };

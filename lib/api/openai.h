@@ -4,6 +4,7 @@
 
 #include "api/api.h"
 #include "api/json_write.h"
+#include "base/list.h"
 
 #define OPENAI_PROMPTS_MAX 1024
 #define OPENAI_TOP_MAX 20 /* top log-probabilities; vLLM's default limit */
@@ -80,7 +81,8 @@ struct openai_reply {
     struct str out;                /* bytes not sent yet */
     struct str *part;              /* [n_part] of a response as one object, after openai_reply_whole */
     size_t n_part, cap_part;
-    size_t n_bytes; /* of all choices together */
+    size_t n_bytes;      /* of all choices together */
+    struct list pending; /* log-probabilities that are not written yet */
 };
 
 int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_request *q, const struct text *vocab);
@@ -97,6 +99,16 @@ void openai_reply_last(struct openai_reply *p); /* end of a stream: usage and [D
  * would notice. */
 void openai_reply_whole(struct openai_reply *p);
 bool openai_reply_failed(const struct openai_reply *p); /* no memory for a part */
+
+size_t openai_choice_bytes(const struct openai_choice *c);
+
+/* ---- openai_logprobs.c ---- */
+
+void openai_logprobs_add(struct openai_reply *p, struct openai_choice *c, const struct wire_out *o);
+/* Writes some of those that are pending, which takes a few milliseconds at most; false: none is left. Must be called
+ * until then before openai_reply_whole. */
+bool openai_logprobs_work(struct openai_reply *p);
+void openai_logprobs_free(struct openai_reply *p);
 
 /* ---- openai_error.c ---- */
 

@@ -1,6 +1,5 @@
 /* From frames to responses of the OpenAI API in vLLM's format: events of a stream, or one object. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +44,7 @@ static void make_head(struct str *w, const struct openai_request *q, uint32_t in
 int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai_request *q, const struct text *vocab)
 {
     *p = (struct openai_reply){.q = q, .vocab = vocab, .n_choice = q->n * q->n_line};
+    list_init(&p->pending);
     p->choice = calloc(p->n_choice, sizeof *p->choice);
     p->n_prompt = calloc(2 * (size_t)q->n_line, sizeof *p->n_prompt);
     p->prompt_ids = calloc(q->n_line, sizeof *p->prompt_ids);
@@ -62,6 +62,7 @@ int openai_reply_open(struct err *e, struct openai_reply *p, const struct openai
 
 void openai_reply_close(struct openai_reply *p)
 {
+    openai_logprobs_free(p);
     for (uint32_t i = 0; p->choice && i < p->n_choice; i++) {
         struct openai_choice *c = &p->choice[i];
         struct str *all[] = {&c->head,   &c->text, &c->tokens, &c->values, &c->top,
@@ -82,144 +83,7 @@ void openai_reply_close(struct openai_reply *p)
     *p = (struct openai_reply){0};
 }
 
-/* ---- tokens and their log-probabilities ---- */
-
-static void comma(struct str *w)
-{
-    if (w->n)
-        LIT(w, ",");
-}
-
-/* Most tokens are plain ASCII, for which no JSON value is made. */
-static void spelled(struct str *w, const struct text *vocab, uint32_t id)
-{
-    size_t n = 0, i = 0;
-    const char *p = reply_bytes(vocab, id, &n);
-    while (p && i < n && p[i] >= ' ' && p[i] < 127 && p[i] != '"' && p[i] != '\\')
-        i++;
-    if (n && i == n) {
-        json_write_string(w, p, n);
-        return;
-    }
-    json_t *s = reply_token(vocab, id);
-    json_write_value(w, s);
-    json_decref(s);
-}
-
-static void token_name(struct str *w, const struct openai_reply *p, uint32_t id)
-{
-    if (p->q->as_ids) {
-        LIT(w, "\"token_id:");
-        json_write_u64(w, id);
-        LIT(w, "\"");
-        return;
-    }
-    spelled(w, p->vocab, id);
-}
-
-/* JSON has no infinity; a token of probability 0 gets vLLM's value. */
-static void logprob(struct str *w, float v)
-{
-    if (isnan(v))
-        LIT(w, "null");
-    else if (v < -9999.0f)
-        LIT(w, "-9999.0");
-    else
-        json_write_f32(w, v);
-}
-
-static void chat_token(struct str *w, const struct openai_reply *p, uint32_t id, float v)
-{
-    size_t n;
-    const char *bytes = reply_bytes(p->vocab, id, &n);
-    LIT(w, "{\"token\":");
-    token_name(w, p, id);
-    LIT(w, ",\"logprob\":");
-    logprob(w, v);
-    LIT(w, ",\"bytes\":[");
-    json_write_bytes(w, bytes, n);
-    LIT(w, "]");
-}
-
-static void chat_logprob(struct str *w, const struct openai_reply *p, const struct wire_logprob *lp)
-{
-    comma(w);
-    chat_token(w, p, lp->id, lp->logprob);
-    LIT(w, ",\"top_logprobs\":[");
-    for (uint32_t i = 0; i < lp->n_top; i++) {
-        if (i)
-            LIT(w, ",");
-        chat_token(w, p, lp->top[i].id, lp->top[i].logprob);
-        LIT(w, "}");
-    }
-    LIT(w, "]}");
-}
-
-/* The i-th of the top tokens; after them the chosen token if it is not among them. False: no more. */
-static bool best(struct wire_top *out, const struct wire_logprob *lp, uint32_t i)
-{
-    if (i < lp->n_top) {
-        *out = lp->top[i];
-        return true;
-    }
-    for (uint32_t k = 0; k < lp->n_top; k++)
-        if (lp->top[k].id == lp->id)
-            return false;
-    *out = (struct wire_top){lp->id, lp->logprob};
-    return i == lp->n_top;
-}
-
-static void completion_logprob(struct openai_choice *c, const struct openai_reply *p, const struct wire_logprob *lp)
-{
-    comma(&c->tokens);
-    token_name(&c->tokens, p, lp->id);
-    comma(&c->values);
-    logprob(&c->values, lp->logprob);
-    comma(&c->top);
-    if (isnan(lp->logprob) && !lp->n_top) {
-        LIT(&c->top, "null");
-    } else {
-        struct wire_top t;
-        LIT(&c->top, "{");
-        for (uint32_t i = 0; best(&t, lp, i); i++) {
-            if (i)
-                LIT(&c->top, ",");
-            token_name(&c->top, p, t.id);
-            LIT(&c->top, ":");
-            logprob(&c->top, t.logprob);
-        }
-        LIT(&c->top, "}");
-    }
-    comma(&c->offset);
-    json_write_u64(&c->offset, c->n_char);
-    c->n_char += reply_characters(p->vocab, lp->id);
-}
-
-/* {"464":{"logprob":-1.2,"rank":1,"decoded_token":"The"},…} of one position of the prompt. */
-static void prompt_logprob(struct str *w, const struct openai_reply *p, const struct wire_logprob *lp)
-{
-    comma(w);
-    if (isnan(lp->logprob)) {
-        LIT(w, "null");
-        return;
-    }
-    struct wire_top t;
-    LIT(w, "{");
-    for (uint32_t i = 0; best(&t, lp, i); i++) {
-        if (i)
-            LIT(w, ",");
-        LIT(w, "\"");
-        json_write_u64(w, t.id);
-        LIT(w, "\":{\"logprob\":");
-        logprob(w, t.logprob);
-        LIT(w, ",\"rank\":");
-        json_write_u64(w, i == lp->n_top ? lp->rank : i + 1);
-        LIT(w, ",\"decoded_token\":");
-        spelled(w, p->vocab, t.id);
-        LIT(w, "}");
-    }
-    LIT(w, "}");
-}
+/* ---- parts ---- */
 
 /* Adds the end of what was written so far to the parts. */
 static void cut_part(struct openai_reply *p)
@@ -303,8 +167,8 @@ static void usage_of_all(struct str *w, const struct openai_reply *p)
 
 static void ids_more(struct str *w, const uint32_t *ids, size_t n)
 {
-    if (n)
-        comma(w);
+    if (n && w->n)
+        LIT(w, ",");
     json_write_u32s(w, ids, n);
 }
 
@@ -396,27 +260,6 @@ int openai_reply_prompt(struct err *e, struct openai_reply *p, uint32_t line, co
     return rc;
 }
 
-/* Log-probabilities of the prompt go into logprobs with echo, and into prompt_logprobs if requested; the frame has as
- * many top tokens as the greater of the two numbers. */
-static void take_logprobs(struct openai_reply *p, struct openai_choice *c, const struct wire_out *o)
-{
-    const struct openai_request *q = p->q;
-    for (uint32_t i = 0; i < o->n_lp; i++) {
-        struct wire_logprob lp = o->lp[i];
-        const uint32_t n_top = lp.n_top;
-        lp.n_top = n_top < q->n_prompt_top ? n_top : q->n_prompt_top;
-        if (o->prompt && q->prompt_logprobs)
-            prompt_logprob(&c->prompt, p, &lp);
-        lp.n_top = n_top < q->n_top ? n_top : q->n_top;
-        if (!q->logprobs || (o->prompt && !q->echo))
-            continue;
-        if (q->chat)
-            chat_logprob(&c->tokens, p, &lp);
-        else
-            completion_logprob(c, p, &lp);
-    }
-}
-
 static void open_event(struct openai_reply *p, struct openai_choice *c)
 {
     c->open = true;
@@ -426,7 +269,7 @@ static void open_event(struct openai_reply *p, struct openai_choice *c)
     p->opened[p->n_opened++] = c->index;
 }
 
-static size_t bytes_of(const struct openai_choice *c)
+size_t openai_choice_bytes(const struct openai_choice *c)
 {
     return c->text.n + c->tokens.n + c->values.n + c->top.n + c->offset.n + c->ids.n + c->prompt.n;
 }
@@ -434,7 +277,7 @@ static size_t bytes_of(const struct openai_choice *c)
 void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_out *o)
 {
     struct openai_choice *c = at(p, line, choice);
-    size_t before = bytes_of(c);
+    size_t before = openai_choice_bytes(c);
     if (p->q->stream) {
         if (c->n_out) /* an echoed prompt is sent with the first token */
             close_event(p, c);
@@ -444,12 +287,12 @@ void openai_reply_out(struct openai_reply *p, uint32_t line, uint32_t choice, co
     }
     if (o->text.n && (!o->prompt || p->q->echo))
         json_write_escaped(&c->text, o->text.p, o->text.n);
-    take_logprobs(p, c, o);
+    openai_logprobs_add(p, c, o);
     if (p->q->token_ids && !o->prompt)
         ids_more(&c->ids, o->ids, o->n_id);
     if (!o->prompt)
         c->n_out += o->n_id;
-    p->n_bytes += bytes_of(c) - before;
+    p->n_bytes += openai_choice_bytes(c) - before;
 }
 
 void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, const struct wire_end *w)

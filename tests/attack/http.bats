@@ -137,7 +137,8 @@ check() { timeout 150 python3 "$BATS_TEST_DIRNAME/http_client.py" "$@"; }
 }
 
 @test "log-probabilities of a long prompt have a limit, and below it delay nobody" {
-    "$BATS_TEST_DIRNAME/../../scripts/make-random-model" --type F16 --layers 1 --vocab 512 --context 262144 long.gguf
+    "$BATS_TEST_DIRNAME/../../scripts/make-random-model" --type F16 --layers 1 --hidden 64 --heads 1 \
+        --kv-heads 1 --head-dim 64 --ffn 128 --vocab 512 --context 262144 long.gguf
     up long -m long.gguf --kv-cache-memory-bytes 512M
     check long.s logprobs
     within "gateway, three responses of 262,000 log-probabilities" "$(pid_of long stream)" 300

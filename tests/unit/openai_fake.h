@@ -41,7 +41,7 @@ struct api {
     int full;          /* status by which generations are refused; 0: they start */
 };
 
-#define FAKE_HELD_MAX 100000
+static int64_t fake_held_max = INT64_MAX; /* bytes of a response */
 
 struct generation {
     struct api *a;
@@ -50,7 +50,7 @@ struct generation {
     void *state;
     json_t **line;
     uint32_t n_line, n;
-    bool later;
+    bool later, works;
     int64_t n_held;
 };
 
@@ -305,7 +305,12 @@ void generation_flush_later(struct generation *c)
 bool generation_hold(struct generation *c, int64_t more)
 {
     c->n_held += more;
-    return c->n_held <= FAKE_HELD_MAX;
+    return c->n_held <= fake_held_max;
+}
+
+void generation_work_later(struct generation *c)
+{
+    c->works = true;
 }
 
 void generation_cancel(struct generation *c)
@@ -337,6 +342,8 @@ static inline void fake_gone(void)
 
 static inline void fake_done(void)
 {
+    while (fake_call.works && fake_call.ops->work(&fake_call)) {
+    }
     fake_call.ops->done(&fake_call);
     fake_gone();
 }
