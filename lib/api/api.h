@@ -168,6 +168,10 @@ struct api_parsed {
     json_t *o;
     void *more; /* result of `prepare`; freed by free_more */
     void (*free_more)(void *more);
+    /* The core frees all of it after the call of the route: the route takes references, and moves nothing out of it.
+     * False: it is freed at the end of the request, and the route moves out what is large. */
+    bool kept;
+    bool finished; /* private to the core */
 };
 
 struct api_route {

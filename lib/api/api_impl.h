@@ -63,6 +63,7 @@ struct generation {
     void *state;
     uint64_t arrived_ns, first_ns;
     uint32_t n_line, n, n_left;
+    struct submit_job *submit;      /* it is not submitted yet; NULL: it is */
     uint64_t n_unaccepted;          /* choices that the scheduler has not accepted */
     uint64_t n_held;                /* bytes of the response, as counted by generation_hold */
     struct generation_prompt *line; /* [n_line] */
@@ -93,6 +94,7 @@ struct api {
     struct list generations, later, work;
     uint64_t next_seq, n_generation;
     uint64_t n_held;               /* bytes of responses that are being built */
+    uint64_t n_parsing;            /* bytes of bodies that the parse thread has or will have */
     uint64_t n_waiting, n_running; /* choices without and with a first token, of all generations */
     bool draining;
     bool wrong_vocab; /* tokenize serves another vocabulary than the model file */

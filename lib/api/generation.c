@@ -10,6 +10,16 @@
 #define WORK_NS (5 * NS_MS) /* of work in one step of the loop */
 #define VOCAB_TEXT "tokenize serves another vocabulary than the gateway's model: restart both with the same model"
 
+/* A long request, which the parse thread converts to text. */
+struct submit_job {
+    struct job job;
+    struct generation *c; /* used by the loop's thread only; NULL: it has ended */
+    json_t **line;        /* [n] references; NULL after the conversion */
+    char **text;          /* [n] */
+    uint32_t n;
+    uint64_t context;
+};
+
 static size_t bucket(uint64_t seq)
 {
     return (size_t)(seq % API_BUCKETS); /* numbers are assigned in order */
@@ -76,6 +86,8 @@ void generation_free(struct generation *c)
         free(c->line[i].choice);
     }
     list_remove(&c->node);
+    if (c->submit)
+        c->submit->c = NULL; /* it is converted all the same: so its memory is freed by the parse thread */
     a->n_generation--;
     a->n_held -= c->n_held;
     free(c->line);
@@ -263,19 +275,32 @@ static void drop(struct generation *c)
     free(c);
 }
 
-/* The request as JSON text, with the current context length unless it has a smaller one. */
-static char *with_context_length(const struct api *a, const json_t *line)
+/* The request as JSON text. context: 0, or the context length unless the request has a smaller one. */
+static char *text_of(const json_t *line, uint64_t context)
 {
     const json_t *own = json_object_get(line, "window");
-    bool smaller = json_is_integer(own) && (uint64_t)json_integer_value(own) <= a->model.context;
-    if (a->model.context == a->file_context || smaller)
+    if (!context || (json_is_integer(own) && (uint64_t)json_integer_value(own) <= context))
         return json_dumps(line, JSON_COMPACT);
     json_t *mine = json_copy((json_t *)(uintptr_t)line);
     char *text = NULL;
-    if (mine && !json_object_set_new(mine, "window", json_integer((json_int_t)a->model.context)))
+    if (mine && !json_object_set_new(mine, "window", json_integer((json_int_t)context)))
         text = json_dumps(mine, JSON_COMPACT);
     json_decref(mine);
     return text;
+}
+
+static uint64_t context_of(const struct api *a)
+{
+    return a->model.context == a->file_context ? 0 : a->model.context;
+}
+
+static int submit(struct err *e, struct generation_prompt *l, const char *text)
+{
+    int rc = text ? gateway_submit(e, l->c->a->gateway, l->seq, (struct wire_str){0}, text, strlen(text))
+                  : err_nomem(e, "a request", 0);
+    if (!rc)
+        hash(l);
+    return rc;
 }
 
 /* Submits all prompts, or none: on error those submitted are cancelled. */
@@ -284,13 +309,9 @@ static int submit_all(struct err *e, struct generation *c, const json_t *const *
     struct api *a = c->a;
     int rc = 0;
     for (uint32_t i = 0; i < c->n_line && !rc; i++) {
-        struct generation_prompt *l = &c->line[i];
-        char *text = with_context_length(a, line[i]);
-        rc = text ? gateway_submit(e, a->gateway, l->seq, (struct wire_str){0}, text, strlen(text))
-                  : err_nomem(e, "a request", 0);
+        char *text = text_of(line[i], context_of(a));
+        rc = submit(e, &c->line[i], text);
         free(text);
-        if (!rc)
-            hash(l);
     }
     for (uint32_t i = 0; rc && i < c->n_line; i++) {
         if (c->line[i].hashed)
@@ -298,6 +319,70 @@ static int submit_all(struct err *e, struct generation *c, const json_t *const *
         unhash(&c->line[i]);
     }
     return rc;
+}
+
+/* ---- long requests, which the parse thread converts ---- */
+
+static void submit_run(void *arg)
+{
+    struct submit_job *j = arg;
+    for (uint32_t i = 0; i < j->n; i++) {
+        j->text[i] = text_of(j->line[i], j->context);
+        json_decref(j->line[i]); /* mostly the last reference: this too takes long */
+        j->line[i] = NULL;
+    }
+}
+
+static void submit_free(struct submit_job *j)
+{
+    for (uint32_t i = 0; j && i < j->n; i++) {
+        if (j->line)
+            json_decref(j->line[i]);
+        if (j->text)
+            free(j->text[i]);
+    }
+    if (j) {
+        free(j->line);
+        free(j->text);
+    }
+    free(j);
+}
+
+static void submit_done(void *arg, bool ran)
+{
+    struct submit_job *j = arg;
+    struct generation *c = j->c;
+    struct err e = {0};
+    if (c)
+        c->submit = NULL;
+    for (uint32_t i = 0; c && ran && i < j->n && !e.code; i++)
+        submit(&e, &c->line[i], j->text[i]);
+    if (e.code) {
+        const struct api_error why = {500, 0, e.text};
+        fail(c, 0, 0, &why);
+    }
+    submit_free(j);
+}
+
+static int submit_later(struct err *e, struct generation *c, const json_t *const *line, size_t n_bytes)
+{
+    struct submit_job *j = calloc(1, sizeof *j);
+    if (!j || !(j->line = calloc(c->n_line, sizeof *j->line)) || !(j->text = calloc(c->n_line, sizeof *j->text))) {
+        submit_free(j);
+        return err_nomem(e, "a request", n_bytes);
+    }
+    j->job = (struct job){.run = submit_run, .done = submit_done, .arg = j, .n_bytes = n_bytes};
+    j->c = c;
+    j->n = c->n_line;
+    j->context = context_of(c->a);
+    for (uint32_t i = 0; i < j->n; i++)
+        j->line[i] = json_incref((json_t *)(uintptr_t)line[i]);
+    if (job_add(e, c->a->parse, &j->job)) {
+        submit_free(j);
+        return e->code;
+    }
+    c->submit = j;
+    return 0;
 }
 
 int generation_start(struct err *e, struct generation **out, struct api *a, struct http_request *r,
@@ -323,9 +408,13 @@ int generation_start(struct err *e, struct generation **out, struct api *a, stru
         c->line[i].c = c;
         c->line[i].seq = a->next_seq++;
     }
-    rc = submit_all(e, c, line);
+    struct api_request *q = http_get(r);
+    size_t n_bytes = q->parsed ? q->parsed->n : 0;
+    rc = n_bytes < PARSE_BYTES ? submit_all(e, c, line) : submit_later(e, c, line, n_bytes);
     if (rc) {
         drop(c);
+        if (rc == ERR_NO)
+            *why = (struct api_error){503, 1, PARSE_FULL_TEXT};
         return rc;
     }
     list_push_front(&a->generations, &c->node);
@@ -333,7 +422,6 @@ int generation_start(struct err *e, struct generation **out, struct api *a, stru
     list_init(&c->work);
     a->n_generation++;
     a->n_waiting += c->n_left;
-    struct api_request *q = http_get(r);
     q->generation = c;
     *out = c;
     return 0;

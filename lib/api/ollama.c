@@ -55,9 +55,9 @@ static json_t *object(struct http_request *r)
         ollama_error(r, 400, 0, "missing request body");
     else if (!p || p->rc)
         ollama_error(r, p && p->rc == ERR_NO ? 400 : 500, 0, p ? p->e.text : "out of memory");
-    if (o)
-        p->o = NULL; /* ownership moves, so that a large body is freed early */
-    return o;
+    if (o && !p->kept)
+        p->o = NULL;
+    return o && p->kept ? json_incref(o) : o;
 }
 
 static void not_found(struct http_request *r, const char *model)

@@ -228,15 +228,16 @@ static void ask(struct api *a, struct http_request *r)
         return;
     struct api_parsed *p = api_body(r);
     struct prepared *d = p ? p->more : NULL;
-    if (d)
-        p->more = NULL, p->free_more = NULL; /* else it would stay in memory while the answer is generated */
+    bool moved = d && !p->kept;
+    if (moved)
+        p->more = NULL, p->free_more = NULL;
     if (!d)
         ollama_error(r, 500, 0, "out of memory");
     else if (d->rc)
         ollama_error(r, d->rc == ERR_NO ? 400 : 500, 0, d->e.text);
     else
         start(a, r, &d->q, model);
-    if (d)
+    if (moved)
         prepared_free(d);
     json_decref(body);
 }

@@ -44,9 +44,10 @@ json_t *openai_body(struct openai_refusal *no, struct http_request *r)
     }
     struct api_parsed *p = api_body(r);
     json_t *o = p ? p->o : NULL;
-    if (o) { /* ownership moves, so that a large body is freed early */
-        p->o = NULL;
-        return o;
+    if (o) {
+        if (!p->kept)
+            p->o = NULL;
+        return p->kept ? json_incref(o) : o;
     }
     openai_refuse(no, p && p->rc == ERR_NO ? 400 : 500, NULL, "%s", p ? p->e.text : "out of memory");
     return NULL;

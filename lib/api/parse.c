@@ -50,10 +50,11 @@ static void done(void *arg, bool ran)
 {
     struct parse_job *j = arg;
     (void)ran;
+    j->a->n_parsing -= j->n;
     if (j->r)
         api_on_parsed(j->a, j->r, j->route, j->p);
     else
-        api_parsed_free(j->p);
+        parse_drop(j->a, j->p);
     free(j->body);
     free(j);
 }
@@ -73,12 +74,46 @@ int parse_add(struct err *e, struct parse_job **out, struct api *a, struct http_
                                 .n = n};
     int rc = j ? job_add(e, a->parse, &j->job) : err_nomem(e, "a body", sizeof *j);
     if (!rc) {
+        a->n_parsing += n;
         *out = j;
         return 0;
     }
     free(body);
     free(j);
     return rc;
+}
+
+struct drop_job {
+    struct job job;
+    struct api_parsed *p;
+};
+
+static void drop_run(void *arg)
+{
+    struct drop_job *j = arg;
+    api_parsed_free(j->p);
+    j->p = NULL;
+}
+
+static void drop_done(void *arg, bool ran)
+{
+    struct drop_job *j = arg;
+    (void)ran;
+    api_parsed_free(j->p);
+    free(j);
+}
+
+void parse_drop(struct api *a, struct api_parsed *p)
+{
+    struct err e;
+    struct drop_job *j = p && p->n >= PARSE_BYTES ? calloc(1, sizeof *j) : NULL;
+    if (j) {
+        *j = (struct drop_job){.job = {.run = drop_run, .done = drop_done, .arg = j}, .p = p};
+        if (!job_add(&e, a->parse, &j->job))
+            return;
+    }
+    free(j);
+    api_parsed_free(p);
 }
 
 void parse_cancel(struct parse_job *j)

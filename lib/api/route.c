@@ -30,6 +30,7 @@ static void metrics_route(struct api *a, struct http_request *r)
     struct err e;
     struct metrics_now now = {.running = a->n_running, .waiting = a->n_waiting, .held_bytes = a->n_held};
     http_stats(a->http, &now.http);
+    now.http.body_bytes += a->n_parsing;
     if (metrics_text(&e, &text, &n, a->metrics, &now, a->poller)) {
         fail(r, 500, 0, e.text);
         return;
@@ -197,7 +198,7 @@ static void dispatch(struct api *a, struct http_request *r, struct api_request *
     }
     char *body = http_take_body(r, &n);
     if (parse_add(&e, &q->job, a, r, route, body, n))
-        fail(r, 503, 1, "too many long requests are waiting to be parsed; retry later");
+        fail(r, 503, 1, PARSE_FULL_TEXT);
 }
 
 void api_on_request(void *arg, struct http_request *r)
@@ -230,10 +231,15 @@ void api_on_parsed(struct api *a, struct http_request *r, const struct api_route
     struct api_request *q = http_get(r);
     q->job = NULL;
     q->parsed = p;
-    if (p)
-        route->call(a, r);
-    else
+    if (!p) {
         fail(r, 500, 0, "out of memory");
+        return;
+    }
+    p->kept = true;
+    route->call(a, r); /* may finish the request */
+    if (!p->finished)
+        q->parsed = NULL;
+    parse_drop(a, p); /* it does not stay in memory while the response is generated */
 }
 
 void api_on_fail(void *arg, struct http_request *r, int status, const char *text)
@@ -264,7 +270,10 @@ void api_on_finished(void *arg, struct http_request *r, int status)
         generation_free(q->generation);
     if (q->job)
         parse_cancel(q->job);
-    api_parsed_free(q->parsed);
+    if (q->parsed && q->parsed->kept)
+        q->parsed->finished = true;
+    else
+        api_parsed_free(q->parsed);
     metrics_http(a->metrics, http_dialect(r), q->route, status, took);
     if (a->o.access_log)
         api_log(a, "%s \"%s %.200s\" %d %.1f ms %s", http_peer(r), http_method(r), http_path(r), status, took * 1e3,

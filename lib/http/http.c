@@ -89,29 +89,34 @@ void http_close(struct http *h)
 
 /* ---- addresses ---- */
 
+static int add_listener(struct err *e, struct http *h, struct listener *l)
+{
+    if (fcntl(l->fd, F_SETFL, fcntl(l->fd, F_GETFL) | O_NONBLOCK)) /* an inherited one may block */
+        return err_sys(e, "%s", l->address);
+    loop_timer_init(h->loop, &l->again, accept_again, l);
+    return loop_fd_add(e, h->loop, &l->io, l->fd, EPOLLIN, accept_ready, l);
+}
+
 /* fd is owned, on failure too. */
 static int start(struct err *e, struct http *h, int fd, int dialect, const char *address, const char *path)
 {
     struct listener *l = h->n_listener < LISTENERS_MAX ? calloc(1, sizeof *l) : NULL;
-    int rc = 0;
-    if (h->n_listener == LISTENERS_MAX)
-        rc = err_set(e, ERR_USAGE, "%s: more than %d addresses", address, LISTENERS_MAX);
-    else if (!l)
-        rc = err_nomem(e, "an address", sizeof *l);
-    else if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK)) /* an inherited one may block */
-        rc = err_sys(e, "%s", address);
-    else if (!(rc = loop_fd_add(e, h->loop, &l->io, fd, EPOLLIN, accept_ready, l)))
-        loop_timer_init(h->loop, &l->again, accept_again, l);
-    if (rc) {
+    if (!l) {
         close(fd);
-        free(l);
-        return rc;
+        return h->n_listener < LISTENERS_MAX
+                   ? err_nomem(e, "an address", sizeof *l)
+                   : err_set(e, ERR_USAGE, "%s: more than %d addresses", address, LISTENERS_MAX);
     }
     l->h = h;
     l->fd = fd;
     l->dialect = dialect;
     snprintf(l->address, sizeof l->address, "%s", address);
     snprintf(l->path, sizeof l->path, "%s", path);
+    if (add_listener(e, h, l)) {
+        close(fd);
+        free(l);
+        return e->code;
+    }
     h->listener[h->n_listener++] = l;
     return 0;
 }

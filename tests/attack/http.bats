@@ -10,7 +10,8 @@ setup_file() {
     export BATS_NO_PARALLELIZE_WITHIN_FILE=true
     cd "$BATS_FILE_TMPDIR" || return 1
     : > pids
-    up all --engine fake:1e6,1e4,0,5e6,1,1000 --kv-cache-memory-bytes 256M --max-num-seqs 400
+    up all --engine fake:1e6,1e4,0,5e6,1,1000 --kv-cache-memory-bytes 256M --max-num-seqs 400 --max-body 1M \
+        --allowed-hosts llm.example
 }
 
 teardown_file() {
@@ -42,7 +43,7 @@ check() { timeout 150 python3 "$BATS_TEST_DIRNAME/http_client.py" "$@"; }
     echo secret > keys
     serve keys --api-key-file keys
     check "$HTTP" wrong_key
-    within "gateway, 60 bodies of 16 MiB under a wrong key" "$PID" 100
+    within "gateway, 60 bodies of 16 MiB under a wrong key" "$PID" 60
     end
 }
 
@@ -63,11 +64,21 @@ check() { timeout 150 python3 "$BATS_TEST_DIRNAME/http_client.py" "$@"; }
 }
 
 # bats test_tags=quick
+@test "phasepipe up passes the limits on" {
+    code() { curl -sS -o /dev/null -w '%{http_code}' --unix-socket all.s "http://localhost$@"; }
+    [ "$(code /v1/completions --json @<(printf '{"prompt":"%01000000d","max_tokens":1}' 0))" != 413 ]
+    [ "$(code /v1/completions --json @<(printf '{"prompt":"%01100000d","max_tokens":1}' 0))" = 413 ]
+    ps -o args= -p "$(pid_of all stream)" | grep -q -- '--allowed-hosts llm.example'
+    run ! up wrong --max-connections 0
+    grep -q -- '--max-connections' wrong.log
+}
+
+# bats test_tags=quick
 @test "what cannot be parsed is answered in JSON" {
     serve errors
     check "$HTTP" errors
     check "$HTTP" endless
-    within "gateway, 100 MB in chunks" "$PID" 120
+    within "gateway, 100 MB in chunks" "$PID" 80
     end
 }
 
@@ -110,7 +121,7 @@ check() { timeout 150 python3 "$BATS_TEST_DIRNAME/http_client.py" "$@"; }
 @test "bodies that are never finished have a limit together" {
     serve bodies --max-bodies 64M
     check "$HTTP" bodies
-    within "gateway, 40 unfinished bodies, --max-bodies 64M" "$PID" 230
+    within "gateway, 40 unfinished bodies, --max-bodies 64M" "$PID" 190
     end
 }
 
@@ -118,21 +129,21 @@ check() { timeout 150 python3 "$BATS_TEST_DIRNAME/http_client.py" "$@"; }
     serve idle
     check "$HTTP" idle
     [ "$(grep -c 'refused a connection' idle.log)" -le 1 ] # a line a minute
-    within "gateway, 5,000 idle connections" "$PID" 120
+    within "gateway, 5,000 idle connections" "$PID" 60
     end
 }
 
 @test "4,300 request heads that trickle in do not lock out another address" {
     serve trickle
     check "$HTTP" trickle
-    within "gateway, 4,300 trickled heads" "$PID" 120
+    within "gateway, 4,300 trickled heads" "$PID" 60
     end
 }
 
 @test "what clients do not read has a limit together" {
     serve unread --max-outputs 32M
     check "$HTTP" unread
-    within "gateway, 24 clients that do not read, --max-outputs 32M" "$PID" 200
+    within "gateway, 24 clients that do not read, --max-outputs 32M" "$PID" 120
     end
 }
 
@@ -141,8 +152,15 @@ check() { timeout 150 python3 "$BATS_TEST_DIRNAME/http_client.py" "$@"; }
         --kv-heads 1 --head-dim 64 --ffn 128 --vocab 512 --context 262144 long.gguf
     up long -m long.gguf --kv-cache-memory-bytes 512M
     check long.s logprobs
-    within "gateway, three responses of 262,000 log-probabilities" "$(pid_of long stream)" 300
+    within "gateway, three responses of 262,000 log-probabilities" "$(pid_of long stream)" 150
     down long
+}
+
+@test "large bodies of text and of ids delay nobody" {
+    serve large
+    check "$HTTP" large
+    within "gateway, bodies of 16 MB" "$PID" 400
+    end
 }
 
 @test "certificates that are reloaded a thousand times take no memory" {

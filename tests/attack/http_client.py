@@ -341,6 +341,30 @@ def logprobs():
     assert "262144" in text["message"] and text["param"] == "prompt_logprobs", text
 
 
+def large():
+    """Bodies of up to 16 MB of text and of ids, valid and not, while another client is served."""
+    bodies = (
+        b'{"prompt":"' + b"word " * 3200000 + b'","max_tokens":1}',
+        b'{"prompt":[' + b"1," * 5000000 + b'1],"max_tokens":1}',
+        b'{"temperature":9,"prompt":[' + b"1," * 5000000 + b'1],"max_tokens":1}',
+    )
+    answers = []
+
+    def ask():
+        for body in bodies:
+            answers.append(send(request("POST", "/v1/completions", body)).status)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    worst = 0
+    while thread.is_alive():
+        worst = max(worst, live())
+        time.sleep(0.01)
+    print(f"large bodies: another client waited {worst * 1e3:.1f} ms")
+    assert answers == [400, 400, 400], answers
+    assert worst < 0.25 * SLOW, worst
+
+
 def early():
     """The headers of a stream come when it is accepted, and comments while no worker runs (--sse-keepalive)."""
     body = json.dumps({"prompt": "a", "max_tokens": 2, "stream": True, "ignore_eos": True}).encode()
