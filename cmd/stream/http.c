@@ -14,7 +14,7 @@
 #include "proc/proc.h"
 
 #define CONNECTIONS 4096
-#define DESCRIPTORS_OTHER 64 /* of files and services */
+#define DESCRIPTORS_OTHER 320 /* of files, services, and connections that are being closed */
 
 struct ready {
     const struct http_flags *f;

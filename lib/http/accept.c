@@ -10,6 +10,7 @@
 #include "http/http_impl.h"
 
 #define ACCEPTS 64 /* in a row, before existing connections have their turn */
+#define READS 16   /* of a refused client's input */
 #define AGAIN_NS (100 * NS_MS)
 #define LOG_NS (60 * NS_S)
 
@@ -102,7 +103,8 @@ static void refuse(struct listener *l, int fd, const struct sockaddr_storage *a,
         conn_close(k);
         return;
     }
-    while (recv(fd, waste, sizeof waste, MSG_DONTWAIT) > 0) { /* unread input would turn the close into a reset */
+    /* Unread input would turn the close into a reset. */
+    for (int i = 0; i < READS && recv(fd, waste, sizeof waste, MSG_DONTWAIT) > 0; i++) {
     }
     request_fail(k, 503, text);
     (void)send_queued(k);
@@ -115,18 +117,25 @@ static void refuse(struct listener *l, int fd, const struct sockaddr_storage *a,
     }
 }
 
-/* Closes the oldest connection without a complete request head; false: there is none that is old enough. */
-static bool replace(struct http *h, struct list *idle, size_t offset)
+/* Closes a connection for a new one: the oldest without a complete request head, NULL: there is none. False: it is too
+ * young. */
+static bool replace(struct conn *oldest)
 {
-    uint64_t now = time_now_ns();
-    if (list_empty(idle))
+    if (!oldest || time_now_ns() - oldest->since_ns < REPLACE_NS)
         return false;
-    struct conn *k = (struct conn *)(void *)((char *)idle->next - offset);
-    if (now - k->since_ns < REPLACE_NS)
-        return false;
-    h->n_replaced++;
-    conn_close(k);
+    oldest->h->n_replaced++;
+    conn_close(oldest);
     return true;
+}
+
+static struct conn *oldest_of_all(const struct http *h)
+{
+    return list_empty(&h->idle) ? NULL : list_entry(h->idle.next, struct conn, idle);
+}
+
+static struct conn *oldest_of(const struct peer *p)
+{
+    return list_empty(&p->idle) ? NULL : list_entry(p->idle.next, struct conn, peer_idle);
 }
 
 /* ---- accepting ---- */
@@ -138,9 +147,9 @@ static void admit(struct listener *l, int fd, const struct sockaddr_storage *a)
     char text[200] = "";
     struct peer *p = key_of(key, a) ? peer_find(h, key) : NULL;
     uint32_t max = h->o.address_connections_max;
-    if (p && p->n >= max && !replace(h, &p->idle, offsetof(struct conn, peer_idle)))
+    if (p && p->n >= max && !replace(oldest_of(p)))
         snprintf(text, sizeof text, "too many connections from this address: the limit is %u; retry later", max);
-    else if (h->n_conn >= h->o.connections_max && !replace(h, &h->idle, offsetof(struct conn, idle)))
+    else if (h->n_conn >= h->o.connections_max && !replace(oldest_of_all(h)))
         snprintf(text, sizeof text, "too many connections: the limit is %u; retry later", h->o.connections_max);
     if (*text) {
         refuse(l, fd, a, true, text);
@@ -165,7 +174,7 @@ static bool without_descriptors(struct listener *l)
     struct http *h = l->h;
     struct rlimit limit = {0};
     char text[160];
-    if (replace(h, &h->idle, offsetof(struct conn, idle)))
+    if (replace(oldest_of_all(h)))
         return true;
     struct sockaddr_storage a = {0};
     socklen_t n = sizeof a;

@@ -179,7 +179,7 @@ static void begin_body(struct conn *k)
     if (r->head.length && is_over_budget(k, r->head.length))
         return;
     if (h->o.head && !guard_is_preflight(r)) {
-        r->close = has_body; /* if it is refused now */
+        r->close = has_body || !r->head.keep_alive; /* if it is refused now */
         r->state = REQUEST_DELIVERED;
         h->o.head(h->o.arg, r);
         if (r->state == REQUEST_FINISHED) {
@@ -225,7 +225,10 @@ static bool head_input(struct conn *k)
     const char *why;
     if (!k->searched)
         skip_empty_lines(k);
-    size_t n = buf_left(&k->in), n_head = n ? parse_head_length((const char *)buf_front(&k->in), n, &k->searched) : 0;
+    size_t n = buf_left(&k->in);
+    if (n == 1 && *buf_front(&k->in) == '\r') /* perhaps the begin of an empty line */
+        return false;
+    size_t n_head = n ? parse_head_length((const char *)buf_front(&k->in), n, &k->searched) : 0;
     if (n_head > PARSE_HEAD_BYTES_MAX || (!n_head && n > PARSE_HEAD_BYTES_MAX)) {
         fail_head_size(k);
         return true;

@@ -273,6 +273,9 @@ static void a_request_is_refused_before_its_body(void **state)
     request(v, c, &a, POST_OF(2) "ok", 200);
     assert_string_equal(a.body, "ok");
     answer_free(&a);
+    request(v, c, &a, "GET /denied HTTP/1.0\r\n\r\n", 401); /* unless the client does not want that */
+    answer_free(&a);
+    client_until_closed(v, c);
     client_free(c);
     client_free(expects);
     client_free(sends);

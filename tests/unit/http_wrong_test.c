@@ -348,7 +348,11 @@ static void unusual_valid_requests_are_delivered(void **state)
         assert_string_equal(last(v)->what, right[i].what);
         answer_free(&a);
     }
-    send_text(v, c, "GET /echo HTTP/1.0\r\n\r\n");
+    /* Each byte alone, also of the empty lines before a request. */
+    for (const char *p = "\r\n\r\nGET /echo HTTP/1.0\r\n\r\n"; *p; p++) {
+        assert_true(client_send(v, c, p, 1));
+        run_ms(v, 1);
+    }
     answer_read(v, c, &a);
     assert_int_equal(a.status, 200);
     answer_free(&a);

@@ -211,6 +211,27 @@ static void test_wake_soon_sets_the_slice(void **state)
     assert_int_equal(slice(), before);
 }
 
+static void test_the_limit_of_descriptors_is_raised(void **state)
+{
+    struct rlimit was, now;
+    struct err e;
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    now = (struct rlimit){.rlim_cur = 30, .rlim_max = was.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &now), 0);
+    uint64_t n = proc_descriptors();
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &now), 0);
+    assert_true(now.rlim_cur == was.rlim_max);
+    assert_true(n == (now.rlim_cur == RLIM_INFINITY ? UINT64_MAX : now.rlim_cur));
+    /* By what each service calls at its start, too. */
+    now.rlim_cur = 30;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &now), 0);
+    assert_int_equal(proc_signals(&e), 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &now), 0);
+    assert_true(now.rlim_cur == was.rlim_max);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -223,6 +244,7 @@ int main(void)
         cmocka_unit_test(test_clock_and_host_name_are_those_of_the_system),
         cmocka_unit_test(test_the_second_signal_ends_the_process),
         cmocka_unit_test(test_wake_soon_sets_the_slice),
+        cmocka_unit_test(test_the_limit_of_descriptors_is_raised),
     };
     return cmocka_run_group_tests_name("proc", tests, NULL, NULL);
 }
