@@ -7,6 +7,7 @@
 
 #include "cmd/phasepipe/phasepipe.h"
 #include "cmd/phasepipe/service.h"
+#include "http/http.h"
 #include "model/model.h"
 #include "proc/proc.h"
 #include "text/text.h"
@@ -165,6 +166,10 @@ int plan_check_files(struct err *e, const struct plan *p)
     for (size_t i = 0; i < sizeof file / sizeof *file; i++)
         if (file[i] && access(file[i], R_OK))
             return err_sys(e, "%s", file[i]);
+    if (!p->tls_cert != !p->tls_key)
+        return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile must be given together");
+    if (p->tls_cert && http_check_tls(e, p->tls_cert, p->tls_key))
+        return e->code;
     if (!p->model && model_default_path(e, path, sizeof path))
         return e->code;
     int rc = gguf_open(e, &g, p->model ? p->model : path);

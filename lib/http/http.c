@@ -165,6 +165,14 @@ int http_reload(struct err *e, struct http *h)
     return h->tls ? tls_load(e, h->tls) : 0;
 }
 
+int http_check_tls(struct err *e, const char *cert, const char *key)
+{
+    struct tls *t = NULL;
+    int rc = tls_new(e, &t, cert, key);
+    tls_free(t);
+    return rc;
+}
+
 uint32_t http_connections(const struct http *h)
 {
     return h->n_conn;

@@ -99,6 +99,8 @@ int http_address_dialect(const struct http *h, size_t i);
 void http_stop(struct http *h);
 int http_reload(struct err *e,
                 struct http *h); /* reads the TLS files again; on failure the old certificate stays in use */
+/* Whether http_open would accept these files: for a supervisor that starts the server later. */
+int http_check_tls(struct err *e, const char *cert, const char *key);
 uint32_t http_connections(const struct http *h);
 struct http_stats {
     uint32_t connections, idle;        /* open ones; those of them without a complete request head */

@@ -158,10 +158,9 @@ int tls_new(struct err *e, struct tls **out, const char *cert, const char *key)
     if (!rc && gnutls_priority_init(&t->priority, PRIORITY, NULL) < 0)
         rc = err_set(e, ERR_SYS, "GnuTLS does not accept the priorities %s", PRIORITY);
     rc = rc ? rc : tls_load(e, t);
+    *out = rc ? NULL : t;
     if (rc)
         tls_free(t);
-    else
-        *out = t;
     return rc;
 }
 

@@ -71,6 +71,12 @@ check() { timeout 150 python3 "$BATS_TEST_DIRNAME/http_client.py" "$@"; }
     ps -o args= -p "$(pid_of all stream)" | grep -q -- '--allowed-hosts llm.example'
     run ! up wrong --max-connections 0
     grep -q -- '--max-connections' wrong.log
+    # A key that others can read is refused before anything is started.
+    openssl req -x509 -newkey rsa:2048 -nodes -keyout open.pem -out cert.pem -days 2 -subj /CN=localhost 2> /dev/null
+    chmod 640 open.pem
+    run ! up open --ssl-certfile cert.pem --ssl-keyfile open.pem
+    grep -q 'open.pem: other users can read or change this private key (mode 0640): chmod 600 it' open.log
+    ! grep -q 'is ready' open.log
 }
 
 # bats test_tags=quick
