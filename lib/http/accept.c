@@ -1,9 +1,9 @@
 /* New connections, and their limits: descriptors, all together, and of one address. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -187,7 +187,7 @@ static bool without_descriptors(struct listener *l)
              (unsigned long long)limit.rlim_cur);
     if (fd >= 0)
         refuse(l, fd, &a, false, text);
-    h->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    h->spare = eventfd(0, EFD_CLOEXEC);
     return fd >= 0;
 }
 

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "http/http_impl.h"
@@ -39,7 +40,7 @@ int http_open(struct err *e, struct http **out, const struct http_opts *o)
     list_init(&h->idle);
     list_init(&h->lingers);
     list_init(&h->due);
-    h->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    h->spare = eventfd(0, EFD_CLOEXEC);
     int rc = loop_new(e, &h->loop);
     if (!rc && o->tls_cert)
         rc = tls_new(e, &h->tls, o->tls_cert, o->tls_key);
