@@ -15,7 +15,8 @@
 #include "proc/sandbox.h"
 
 #define BYTES_DEFAULT ((uint64_t)1 << 30)
-#define FD_NAME "arena"
+#define META_NAME "arena-meta"
+#define SLOTS_NAME "arena"
 #define ADOPT_MS 500  /* after a kvstore was killed: time for its clients to bring the arena */
 #define ABSENT_MS 200 /* between checks whether the processes of absent clients exist */
 #define DRAIN_MS_STEP 100
@@ -74,18 +75,28 @@ static int kind_of(struct err *e, struct kv_kind *k, const struct flags *f)
     return fingerprint(e, k->model, f->fingerprint);
 }
 
+/* In place of the one of that name which the service manager has from an earlier kvstore. */
+static void keep_fd(const char *name, int fd)
+{
+    struct err e = {0};
+    char text[64];
+    snprintf(text, sizeof text, "FDSTOREREMOVE=1\nFDNAME=%s", name);
+    int rc = proc_notify(&e, text, -1);
+    snprintf(text, sizeof text, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", name);
+    rc = rc ? rc : proc_notify(&e, text, fd);
+    if (rc)
+        cli_warn(PROG, "%s", e.text);
+}
+
 void kvstore_report_arena(const struct kvstore *k, const char *what)
 {
     const struct kv_arena_head *h = kv_arena_head(k->arena);
-    struct err e = {0};
-    char keep[64];
     if (k->verbose)
         cli_warn(PROG, "arena %s: %" PRIu64 " blocks of %d tokens, %.1f MiB, %.1f of them in huge pages%s%s", what,
                  h->n_slot, KV_BLOCK, (double)h->bytes / 1048576.0, (double)k->huge_bytes / 1048576.0,
                  *kv_arena_huge_reason(k->arena) ? "; " : "", kv_arena_huge_reason(k->arena));
-    snprintf(keep, sizeof keep, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", FD_NAME);
-    if (proc_notify(&e, keep, kv_arena_fd(k->arena)))
-        cli_warn(PROG, "%s", e.text);
+    keep_fd(META_NAME, kv_arena_fds(k->arena)[0]);
+    keep_fd(SLOTS_NAME, kv_arena_fds(k->arena)[1]);
 }
 
 /* Adopts the arena in the descriptor store of the service manager. One of another kind is not used. */
@@ -93,8 +104,8 @@ static void adopt_stored(struct kvstore *k)
 {
     struct err e = {0};
     struct kv_arena *a;
-    int fd = proc_kept_fd(FD_NAME);
-    if (fd < 0)
+    int fd[KV_ARENA_FDS] = {proc_kept_fd(META_NAME), proc_kept_fd(SLOTS_NAME)};
+    if (fd[0] < 0 || fd[1] < 0)
         return;
     int rc = kv_arena_adopt(&e, &a, fd, &k->kind);
     rc = rc ? rc : kvstore_open_store(&e, k, a);

@@ -105,7 +105,7 @@ static void send_events(struct peer *p, bool reset, const struct digests *stored
                                .kv_event = {.reset = reset,
                                             .stored = {s ? stored->p + at_s : none, s},
                                             .evicted = {v ? evicted->p + at_v : none, v}}};
-        link_send(p->conn, &f, -1);
+        link_send(p->conn, &f, NULL);
         reset = false;
         at_s += s;
         at_v += v;
@@ -168,9 +168,12 @@ static void adopt_from(struct kvstore *k, struct peer *p)
 {
     struct err e = {0};
     struct kv_arena *a;
-    int fd = link_take_fd(p->conn);
-    if (fd < 0)
+    int fd[KV_ARENA_FDS];
+    link_take_fds(p->conn, fd);
+    if (fd[1] < 0) {
+        socket_fds_close(fd);
         return;
+    }
     int rc = kv_arena_adopt(&e, &a, fd, &k->kind);
     rc = rc ? rc : kvstore_open_store(&e, k, a);
     if (rc)
@@ -237,12 +240,12 @@ static void open_peer(struct kvstore *k, struct peer *p, const struct wire_kv_op
         f.kv_arena.arena = kv_arena_head(k->arena)->id;
         f.kv_arena.bytes = kv_arena_head(k->arena)->bytes;
         f.kv_arena.lease_ms = k->o.lease_ns / NS_MS;
-        link_send(p->conn, &f, kv_arena_fd(k->arena));
+        link_send(p->conn, &f, kv_arena_fds(k->arena));
         if (kept)
             kv_store_resend(k->store, p->client);
     } else {
         f.kv_arena.lease_ms = k->o.lease_ns / NS_MS;
-        link_send(p->conn, &f, -1);
+        link_send(p->conn, &f, NULL);
     }
 }
 
@@ -272,7 +275,7 @@ static void on_frame(void *arg, struct link_conn *c, const struct wire_frame *f)
         kvstore_refuse(p, 0, KV_WHY_REFUSED, &e);
         link_close(c);
     } else if (f->kind == WIRE_KV_WATCH) {
-        link_send(c, f, -1);
+        link_send(c, f, NULL);
         if (list_empty(&p->node))
             list_push_front(&k->watchers, &p->node);
         send_snapshot(k, p);

@@ -12,7 +12,7 @@ void kvstore_refuse(struct peer *p, uint64_t tag, enum kv_why why, const struct 
                                      .why = (uint32_t)(why ? why : KV_WHY_REFUSED),
                                      .code = (uint32_t)e->code,
                                      .text = {e->text, strlen(e->text)}}};
-    link_send(p->conn, &f, -1);
+    link_send(p->conn, &f, NULL);
 }
 
 static void reply_seq(struct peer *p, uint64_t tag, const struct kv_seq_info *q)
@@ -26,7 +26,7 @@ static void reply_seq(struct peer *p, uint64_t tag, const struct kv_seq_info *q)
                                       .tail = q->tail,
                                       .n_tail = q->n_tail,
                                       .pending = q->pending}};
-    link_send(p->conn, &f, -1);
+    link_send(p->conn, &f, NULL);
 }
 
 /* A lease without `wait` gets one response, when the sequence is no longer pending. */
@@ -58,7 +58,7 @@ static int reply_later(struct err *e, struct peer *p, uint64_t tag, const struct
 static void reply_slots(struct peer *p, uint64_t tag, const uint32_t *slot, uint64_t n)
 {
     struct wire_frame f = {.kind = WIRE_KV_SLOTS, .kv_slots = {.tag = tag, .slot = slot, .n_slot = (uint32_t)n}};
-    link_send(p->conn, &f, -1);
+    link_send(p->conn, &f, NULL);
 }
 
 static int lease(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_lease *r)
@@ -143,7 +143,7 @@ static int release(struct err *e, struct kvstore *k, struct peer *p, const struc
         rc = kv_store_release(e, k->store, p->client, r->seq, r->gen);
     struct wire_frame f = {.kind = WIRE_KV_FREE, .kv_free = {.tag = r->tag}};
     if (!rc)
-        link_send(p->conn, &f, -1);
+        link_send(p->conn, &f, NULL);
     return rc;
 }
 
@@ -176,7 +176,7 @@ static void stat(struct kvstore *k, struct peer *p, uint64_t tag)
         f.kv_stat.slot_bytes = kv_arena_layout(k->arena)->slot_bytes;
         f.kv_stat.huge_bytes = k->huge_bytes;
     }
-    link_send(p->conn, &f, -1);
+    link_send(p->conn, &f, NULL);
 }
 
 static int renew(struct err *e, struct kvstore *k, struct peer *p, const struct wire_kv_tag *r)
@@ -184,7 +184,7 @@ static int renew(struct err *e, struct kvstore *k, struct peer *p, const struct 
     struct wire_frame f = {.kind = WIRE_KV_RENEW, .kv_tag = {.tag = r->tag}};
     int rc = p->client != KV_NONE ? kv_store_renew(e, k->store, p->client, time_now_ns()) : 0;
     if (!rc && r->tag)
-        link_send(p->conn, &f, -1);
+        link_send(p->conn, &f, NULL);
     return rc;
 }
 
@@ -197,7 +197,7 @@ static int end_transfer(struct err *e, struct kvstore *k, struct peer *p, const 
     int rc = k->store ? kv_store_end_transfer(e, k->store, r->handle.p, r->handle.n)
                       : err_set(e, ERR_NO, "kvstore is starting");
     if (!rc)
-        link_send(p->conn, &f, -1);
+        link_send(p->conn, &f, NULL);
     return rc;
 }
 

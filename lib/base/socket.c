@@ -7,25 +7,37 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-ssize_t socket_send(int sock, const void *p, size_t n, int fd)
+ssize_t socket_send(int sock, const void *p, size_t n, const int *fd)
 {
     struct iovec iov = {(void *)(uintptr_t)p, n};
     union {
-        char room[CMSG_SPACE(sizeof(int))];
+        char room[CMSG_SPACE(SOCKET_FDS * sizeof(int))];
         struct cmsghdr align;
     } u;
     struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (fd >= 0) {
+    size_t n_fd = 0;
+    while (fd && n_fd < SOCKET_FDS && fd[n_fd] >= 0)
+        n_fd++;
+    if (n_fd) {
         memset(&u, 0, sizeof u);
         m.msg_control = u.room;
-        m.msg_controllen = sizeof u.room;
+        m.msg_controllen = CMSG_SPACE(n_fd * sizeof *fd);
         struct cmsghdr *c = CMSG_FIRSTHDR(&m);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+        c->cmsg_len = CMSG_LEN(n_fd * sizeof *fd);
+        memcpy(CMSG_DATA(c), fd, n_fd * sizeof *fd);
     }
     return sendmsg(sock, &m, MSG_NOSIGNAL);
+}
+
+void socket_fds_close(int *fd)
+{
+    for (int i = 0; i < SOCKET_FDS; i++) {
+        if (fd[i] >= 0)
+            close(fd[i]);
+        fd[i] = -1;
+    }
 }
 
 #define FDS_MAX 16
@@ -33,14 +45,20 @@ ssize_t socket_send(int sock, const void *p, size_t n, int fd)
 /* However many are sent, none is left open unseen. */
 static void take_fds(struct msghdr *m, int *fd)
 {
+    size_t at = 0;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
         size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        if (n && !at)
+            socket_fds_close(fd);
         for (size_t i = 0; i < n; i++) {
-            if (*fd >= 0)
-                close(*fd);
-            memcpy(fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+            int got;
+            memcpy(&got, CMSG_DATA(c) + i * sizeof got, sizeof got);
+            if (at < SOCKET_FDS)
+                fd[at++] = got;
+            else
+                close(got);
         }
     }
 }

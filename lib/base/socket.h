@@ -1,6 +1,6 @@
 /*
- * Unix sockets. socket_send and socket_recv are like send and recv with a descriptor beside the bytes (SCM_RIGHTS),
- * with errno, but never raise a signal.
+ * Unix sockets. socket_send and socket_recv are like send and recv with up to SOCKET_FDS descriptors beside the bytes
+ * (SCM_RIGHTS), with errno, but never raise a signal.
  */
 #ifndef BASE_SOCKET_H
 #define BASE_SOCKET_H
@@ -9,11 +9,14 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/* fd: a copy of it goes beside the first byte; -1: none. */
-ssize_t socket_send(int sock, const void *p, size_t n, int fd);
-/* *fd: in, a descriptor that the caller holds (-1: none); out, the one that was received last, if any. The one held
- * before is then closed, as are all that came before the last. */
+#define SOCKET_FDS 2
+
+/* fd [SOCKET_FDS]: copies of them go beside the first byte; -1 from the first that is absent. NULL: none. */
+ssize_t socket_send(int sock, const void *p, size_t n, const int *fd);
+/* fd [SOCKET_FDS]: in, descriptors that the caller holds (-1: none); out, the first of those that were received with
+ * the last message that had any. Those held before are then closed, as are all others that were received. */
 ssize_t socket_recv(int sock, void *p, size_t n, int *fd);
+void socket_fds_close(int *fd); /* [SOCKET_FDS]: closes those that are not -1, and sets all to -1 */
 
 /* Whether a program accepts stream connections at the path of a Unix socket. Does not block. */
 bool socket_is_listening(const char *path);

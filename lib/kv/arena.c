@@ -20,14 +20,15 @@
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 struct kv_arena {
-    int fd;
-    uint8_t *map;
-    uint64_t map_bytes;
+    int fd[KV_ARENA_FDS]; /* metadata, slots */
+    uint8_t *meta, *map;  /* the two mappings */
+    uint64_t meta_bytes, map_bytes;
     struct kv_layout layout;
     struct kv_client *client;
     struct kv_slot *slot;
     struct kv_seq *seq;
     struct kv_page *page;
+    _Atomic uint64_t *gen; /* [n_seq] in the file of the slots */
     uint8_t *bytes;
     bool hugetlb;
     char huge_reason[160]; /* why not all pages are huge, or "" */
@@ -81,7 +82,8 @@ static void kind_of(const struct kv_arena *a, struct kv_kind *out)
 /* ---- offsets of the sections ---- */
 
 struct offsets {
-    uint64_t client, slot, seq, page, bytes, end;
+    uint64_t client, slot, seq, page, meta_end; /* in the metadata */
+    uint64_t bytes, end;                        /* in the file of the slots, after the generations */
 };
 
 static bool place(uint64_t *at, uint64_t *begin, uint64_t n, uint64_t size, uint64_t align)
@@ -94,22 +96,25 @@ static bool place(uint64_t *at, uint64_t *begin, uint64_t n, uint64_t size, uint
 
 static bool offsets_of(struct offsets *p, const struct kv_arena_head *h)
 {
-    uint64_t at = sizeof *h;
+    uint64_t at = sizeof *h, gens = 0, from = 0;
     bool fits = place(&at, &p->client, h->n_client, sizeof(struct kv_client), 64) &&
                 place(&at, &p->slot, h->n_slot, sizeof(struct kv_slot), 64) &&
                 place(&at, &p->seq, h->n_seq, sizeof(struct kv_seq), 64) &&
                 place(&at, &p->page, h->n_page, sizeof(struct kv_page), 64) &&
-                place(&at, &p->bytes, h->n_slot, h->slot_bytes, 4096);
-    p->end = (at + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
+                place(&from, &gens, h->n_seq, sizeof(uint64_t), 64) &&
+                place(&from, &p->bytes, h->n_slot, h->slot_bytes, 4096);
+    p->meta_end = (at + 4095) & ~(uint64_t)4095;
+    p->end = (from + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
     return fits;
 }
 
 static void set_offsets(struct kv_arena *a, const struct offsets *p)
 {
-    a->client = (struct kv_client *)(void *)(a->map + p->client);
-    a->slot = (struct kv_slot *)(void *)(a->map + p->slot);
-    a->seq = (struct kv_seq *)(void *)(a->map + p->seq);
-    a->page = (struct kv_page *)(void *)(a->map + p->page);
+    a->client = (struct kv_client *)(void *)(a->meta + p->client);
+    a->slot = (struct kv_slot *)(void *)(a->meta + p->slot);
+    a->seq = (struct kv_seq *)(void *)(a->meta + p->seq);
+    a->page = (struct kv_page *)(void *)(a->meta + p->page);
+    a->gen = (_Atomic uint64_t *)(void *)a->map;
     a->bytes = a->map + p->bytes;
 }
 
@@ -155,23 +160,23 @@ static int make_file(struct err *e, struct kv_arena *a, uint64_t bytes)
 {
     a->map_bytes = bytes;
     a->map = MAP_FAILED;
-    a->fd = memfd_create("phasepipe-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
-    if (a->fd >= 0) {
-        if (!ftruncate(a->fd, (off_t)bytes))
-            a->map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+    a->fd[1] = memfd_create("phasepipe-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    if (a->fd[1] >= 0) {
+        if (!ftruncate(a->fd[1], (off_t)bytes))
+            a->map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd[1], 0);
         a->hugetlb = a->map != MAP_FAILED;
         if (a->hugetlb)
             return 0;
     }
     snprintf(a->huge_reason, sizeof a->huge_reason, "MFD_HUGETLB: %s", strerror(errno));
-    if (a->fd >= 0)
-        close(a->fd);
-    a->fd = memfd_create("phasepipe-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (a->fd < 0)
+    if (a->fd[1] >= 0)
+        close(a->fd[1]);
+    a->fd[1] = memfd_create("phasepipe-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (a->fd[1] < 0)
         return err_sys(e, "the KV arena: memfd");
-    if (ftruncate(a->fd, (off_t)bytes))
+    if (ftruncate(a->fd[1], (off_t)bytes))
         return err_sys(e, "the KV arena of %" PRIu64 " bytes", bytes);
-    a->map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+    a->map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd[1], 0);
     if (a->map == MAP_FAILED)
         return err_sys(e, "the KV arena of %" PRIu64 " bytes", bytes);
     if (madvise(a->map, bytes, MADV_HUGEPAGE)) {
@@ -185,7 +190,7 @@ static int make_file(struct err *e, struct kv_arena *a, uint64_t bytes)
  * start. */
 static int populate(struct err *e, struct kv_arena *a)
 {
-    int rc = posix_fallocate(a->fd, 0, (off_t)a->map_bytes);
+    int rc = posix_fallocate(a->fd[1], 0, (off_t)a->map_bytes);
     if (rc) {
         errno = rc;
         return err_sys(e, "the KV arena of %" PRIu64 " bytes", a->map_bytes);
@@ -195,20 +200,51 @@ static int populate(struct err *e, struct kv_arena *a)
     return 0;
 }
 
+/* Metadata that only this process can write, ever: its mapping is made before the seal. */
+static int make_meta(struct err *e, struct kv_arena *a, uint64_t bytes)
+{
+    a->meta_bytes = bytes;
+    a->fd[0] = memfd_create("phasepipe-meta", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int rc = a->fd[0] < 0 ? -1 : ftruncate(a->fd[0], (off_t)bytes);
+    if (!rc) {
+        rc = posix_fallocate(a->fd[0], 0, (off_t)bytes);
+        errno = rc;
+    }
+    if (!rc)
+        a->meta = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd[0], 0);
+    if (rc || a->meta == MAP_FAILED ||
+        fcntl(a->fd[0], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL))
+        return err_sys(e, "the metadata of the KV arena, %" PRIu64 " bytes", bytes);
+    madvise(a->meta, bytes, MADV_HUGEPAGE); /* best effort */
+    return 0;
+}
+
+static struct kv_arena *alloc_arena(struct err *e, const int *fd)
+{
+    struct kv_arena *a = calloc(1, sizeof *a);
+    if (!a) {
+        err_nomem(e, "an arena", sizeof *a);
+        return NULL;
+    }
+    a->fd[0] = fd ? fd[0] : -1;
+    a->fd[1] = fd ? fd[1] : -1;
+    a->meta = a->map = MAP_FAILED;
+    return a;
+}
+
 int kv_arena_new(struct err *e, struct kv_arena **out, const struct kv_kind *k, uint64_t slot_bytes)
 {
     struct kv_arena_head h;
     struct offsets p;
-    struct kv_arena *a = calloc(1, sizeof *a);
+    struct kv_arena *a = alloc_arena(e, NULL);
     if (!a)
-        return err_nomem(e, "an arena", sizeof *a);
-    a->fd = -1;
-    a->map = MAP_FAILED;
+        return e->code;
     int rc = fill_head(e, &h, &a->layout, k, slot_bytes);
     if (!rc && !offsets_of(&p, &h))
         rc = err_set(e, ERR_NO, "a KV budget of %" PRIu64 " bytes is over the size limit of a file", slot_bytes);
     rc = rc ? rc : make_file(e, a, p.end);
     rc = rc ? rc : populate(e, a);
+    rc = rc ? rc : make_meta(e, a, p.meta_end);
     if (rc) {
         kv_arena_free(a);
         return rc;
@@ -217,8 +253,8 @@ int kv_arena_new(struct err *e, struct kv_arena **out, const struct kv_kind *k, 
     set_offsets(a, &p);
     for (uint64_t i = 0; i < h.n_seq; i++)
         a->seq[i] = (struct kv_seq){.first_page = KV_NONE, .last_page = KV_NONE, .tail = KV_NONE};
-    memcpy(a->map, &h, sizeof h);
-    if (fcntl(a->fd, F_ADD_SEALS, SEALS)) {
+    memcpy(a->meta, &h, sizeof h);
+    if (fcntl(a->fd[1], F_ADD_SEALS, SEALS)) {
         rc = err_sys(e, "sealing the KV arena");
         kv_arena_free(a);
         return rc;
@@ -230,7 +266,7 @@ int kv_arena_new(struct err *e, struct kv_arena **out, const struct kv_kind *k, 
 /* ---- adoption ---- */
 
 static int check_head(struct err *e, struct kv_layout *l, struct offsets *p, const struct kv_arena_head *h,
-                      uint64_t bytes)
+                      uint64_t bytes, uint64_t meta_bytes)
 {
     if (memcmp(h->magic, MAGIC, sizeof MAGIC))
         return err_set(e, ERR_PROTO, "it is not a KV arena");
@@ -246,47 +282,96 @@ static int check_head(struct err *e, struct kv_layout *l, struct offsets *p, con
                        l->slot_bytes);
     if (h->n_slot < 1 || h->n_slot > INT32_MAX || h->n_seq < 1 || h->n_seq > INT32_MAX || h->n_page < 1 ||
         h->n_page > INT32_MAX || h->n_client < 1 || h->n_client > INT32_MAX || !offsets_of(p, h) || p->end != bytes ||
-        h->bytes != bytes)
-        return err_set(e, ERR_PROTO, "its head contradicts its %" PRIu64 " bytes", bytes);
+        p->meta_end != meta_bytes || h->bytes != bytes)
+        return err_set(e, ERR_PROTO, "its %" PRIu64 " and %" PRIu64 " bytes contradict its head", meta_bytes, bytes);
     return 0;
 }
 
-static int map_checked(struct err *e, struct kv_arena *a, const struct kv_kind *want)
+static int map_slots(struct err *e, struct kv_arena *a)
+{
+    struct stat st;
+    int seals = fcntl(a->fd[1], F_GET_SEALS);
+    if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
+        return err_set(e, ERR_PROTO, "it is not sealed: a file that shrinks would kill its readers");
+    if (fstat(a->fd[1], &st) || st.st_size < 4096)
+        return err_set(e, ERR_PROTO, "it is not a KV arena");
+    a->map_bytes = (uint64_t)st.st_size;
+    a->map = mmap(NULL, a->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd[1], 0);
+    if (a->map == MAP_FAILED)
+        return err_sys(e, "mapping %" PRIu64 " bytes", a->map_bytes);
+    a->hugetlb = st.st_blksize >= (blksize_t)HUGE_BYTES;
+    madvise(a->map, a->map_bytes, MADV_HUGEPAGE); /* best effort */
+    return 0;
+}
+
+static bool read_whole(int fd, uint8_t *p, uint64_t n)
+{
+    for (uint64_t at = 0; at < n;) {
+        ssize_t k = pread(fd, p + at, n - at, (off_t)at);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k <= 0)
+            return false;
+        at += (uint64_t)k;
+    }
+    return true;
+}
+
+/* Replaces the descriptor of the metadata with one of a copy. Their writer may be hostile: they are read, not mapped.
+ */
+static int copy_meta(struct err *e, struct kv_arena *a, uint64_t bytes)
+{
+    int old = a->fd[0];
+    a->fd[0] = -1;
+    int rc = make_meta(e, a, bytes);
+    if (!rc && !read_whole(old, a->meta, bytes))
+        rc = err_set(e, ERR_PROTO, "its metadata cannot be read");
+    close(old);
+    return rc;
+}
+
+static int map_meta(struct err *e, struct kv_arena *a, uint64_t bytes)
+{
+    a->meta_bytes = bytes;
+    int seals = fcntl(a->fd[0], F_GET_SEALS);
+    if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
+        return err_set(e, ERR_PROTO, "its metadata is not sealed: a file that shrinks would kill its readers");
+    a->meta = mmap(NULL, bytes, PROT_READ, MAP_SHARED, a->fd[0], 0);
+    return a->meta == MAP_FAILED ? err_sys(e, "mapping %" PRIu64 " bytes", bytes) : 0;
+}
+
+static int map_checked(struct err *e, struct kv_arena *a, const struct kv_kind *want, bool copy)
 {
     struct stat st;
     struct kv_arena_head h;
     struct offsets p;
-    int seals = fcntl(a->fd, F_GET_SEALS);
-    if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
-        return err_set(e, ERR_PROTO, "it is not sealed: a file that shrinks would kill its readers");
-    if (fstat(a->fd, &st) || st.st_size < (off_t)sizeof h)
-        return err_set(e, ERR_PROTO, "it is not a KV arena");
-    a->map_bytes = (uint64_t)st.st_size;
-    a->map = mmap(NULL, a->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
-    if (a->map == MAP_FAILED)
-        return err_sys(e, "mapping %" PRIu64 " bytes", a->map_bytes);
-    memcpy(&h, a->map, sizeof h); /* one copy: the head must not change between check and use */
-    int rc = check_head(e, &a->layout, &p, &h, a->map_bytes);
+    int rc = map_slots(e, a);
     if (rc)
         return rc;
-    a->hugetlb = st.st_blksize >= (blksize_t)HUGE_BYTES;
+    if (fstat(a->fd[0], &st) || !S_ISREG(st.st_mode) || st.st_size < (off_t)sizeof h ||
+        !read_whole(a->fd[0], (uint8_t *)&h, sizeof h))
+        return err_set(e, ERR_PROTO, "it has no metadata");
+    rc = check_head(e, &a->layout, &p, &h, a->map_bytes, (uint64_t)st.st_size);
+    rc = rc ? rc : copy ? copy_meta(e, a, p.meta_end) : map_meta(e, a, p.meta_end);
+    if (rc)
+        return rc;
+    if (memcmp(&h, a->meta, offsetof(struct kv_arena_head, tick)))
+        return err_set(e, ERR_PROTO, "its head changes");
     set_offsets(a, &p);
     struct kv_kind have;
     kind_of(a, &have);
-    madvise(a->map, a->map_bytes, MADV_HUGEPAGE); /* best effort */
     return want ? kv_kind_check(e, want, &have, "it") : 0;
 }
 
-int kv_arena_adopt(struct err *e, struct kv_arena **out, int fd, const struct kv_kind *want)
+static int from_fds(struct err *e, struct kv_arena **out, const int *fd, const struct kv_kind *want, bool copy)
 {
-    struct kv_arena *a = calloc(1, sizeof *a);
+    struct kv_arena *a = alloc_arena(e, fd);
     if (!a) {
-        close(fd);
-        return err_nomem(e, "an arena", sizeof *a);
+        close(fd[0]);
+        close(fd[1]);
+        return e->code;
     }
-    a->fd = fd;
-    a->map = MAP_FAILED;
-    int rc = map_checked(e, a, want);
+    int rc = map_checked(e, a, want, copy);
     if (rc) {
         kv_arena_free(a);
         return rc == ERR_PROTO ? err_prefix(e, "the KV arena") : rc;
@@ -295,27 +380,55 @@ int kv_arena_adopt(struct err *e, struct kv_arena **out, int fd, const struct kv
     return 0;
 }
 
+int kv_arena_adopt(struct err *e, struct kv_arena **out, const int *fd, const struct kv_kind *want)
+{
+    return from_fds(e, out, fd, want, true);
+}
+
+int kv_arena_open(struct err *e, struct kv_arena **out, const int *fd, const struct kv_kind *want)
+{
+    return from_fds(e, out, fd, want, false);
+}
+
+/* The new mapping takes the place of the old one at once, so readers need no lock. */
+int kv_arena_replace(struct err *e, struct kv_arena *a, const int *fd)
+{
+    struct stat st;
+    close(fd[1]);
+    if (fstat(fd[0], &st) || (uint64_t)st.st_size != a->meta_bytes ||
+        mmap(a->meta, a->meta_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd[0], 0) == MAP_FAILED) {
+        close(fd[0]);
+        return err_set(e, ERR_PROTO, "the metadata of the KV arena cannot be replaced");
+    }
+    close(a->fd[0]);
+    a->fd[0] = fd[0];
+    return 0;
+}
+
 void kv_arena_free(struct kv_arena *a)
 {
     if (!a)
         return;
+    if (a->meta != MAP_FAILED)
+        munmap(a->meta, a->meta_bytes);
     if (a->map != MAP_FAILED)
         munmap(a->map, a->map_bytes);
-    if (a->fd >= 0)
-        close(a->fd);
+    for (int i = 0; i < KV_ARENA_FDS; i++)
+        if (a->fd[i] >= 0)
+            close(a->fd[i]);
     free(a);
 }
 
 /* ---- access ---- */
 
-int kv_arena_fd(const struct kv_arena *a)
+const int *kv_arena_fds(const struct kv_arena *a)
 {
     return a->fd;
 }
 
 struct kv_arena_head *kv_arena_head_mut(const struct kv_arena *a)
 {
-    return (struct kv_arena_head *)(void *)a->map;
+    return (struct kv_arena_head *)(void *)a->meta;
 }
 
 const struct kv_arena_head *kv_arena_head(const struct kv_arena *a)
@@ -348,6 +461,23 @@ struct kv_page *kv_arena_page(const struct kv_arena *a, uint64_t i)
     return &a->page[i];
 }
 
+void kv_arena_copy_gen(const struct kv_arena *a, uint64_t seq)
+{
+    atomic_store_explicit(&a->gen[seq], atomic_load(&a->seq[seq].gen), memory_order_release);
+}
+
+void kv_arena_new_gen(const struct kv_arena *a, uint64_t seq)
+{
+    atomic_fetch_add_explicit(&a->seq[seq].gen, 1, memory_order_release);
+    kv_arena_copy_gen(a, seq);
+}
+
+struct kv_ids_hash kv_ids_hash(const uint32_t *ids)
+{
+    XXH128_hash_t h = XXH3_128bits(ids, KV_BLOCK * sizeof *ids);
+    return (struct kv_ids_hash){h.low64, h.high64};
+}
+
 uint8_t *kv_arena_bytes(const struct kv_arena *a, uint64_t slot)
 {
     return a->bytes + slot * a->layout.slot_bytes;
@@ -360,7 +490,8 @@ uint64_t kv_arena_sum(const struct kv_arena *a, uint64_t slot)
 
 bool kv_arena_valid(const struct kv_arena *a, uint64_t seq, uint64_t gen)
 {
-    return seq < kv_arena_head(a)->n_seq && atomic_load_explicit(&a->seq[seq].gen, memory_order_acquire) == gen;
+    return seq < kv_arena_head(a)->n_seq && atomic_load_explicit(&a->seq[seq].gen, memory_order_acquire) == gen &&
+           atomic_load_explicit(&a->gen[seq], memory_order_acquire) == gen;
 }
 
 int kv_arena_table(struct err *e, const struct kv_arena *a, int32_t *out, uint64_t n, uint64_t seq, uint64_t gen)

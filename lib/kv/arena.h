@@ -1,10 +1,16 @@
 /*
- * The arena: one memfd with the KV slots of a host, the metadata of each slot, and the sequences over them. kvstore
- * creates it and is the only writer of metadata. Workers map it, read and write the bytes of the slots that they own,
- * and read the tables of their sequences. A new kvstore adopts the arena of the previous one from its descriptor alone.
+ * The arena of a host: two memfds. One has the metadata: the head, clients, slots, sequences, pages of block tables.
+ * Only the kvstore that created it can write it: F_SEAL_FUTURE_WRITE is set after its own mapping, so that no other
+ * process can, whatever descriptor it holds. It has no token ids and no keys, only hashes of them. The other memfd has
+ * the bytes of the slots, which every worker can read and write, after a copy of the generations of all sequences. A
+ * kvstore writes that copy and never reads it.
  *
- * The file contains the head, clients, metadata of slots, sequences, pages of block tables, then the bytes of the
- * slots. All sizes are 64-bit. kvstore writes fields in an order that keeps the file consistent for readers and for a
+ * Workers read the tables of their sequences. A new kvstore adopts the arena of the previous one from its descriptors
+ * alone: it copies the metadata into a memfd of its own, checks that copy, and passes it to each client that
+ * reconnects. Until then a client has the former metadata, which nobody can write any more. Generations that have
+ * changed since are seen in the copy beside the slots.
+ *
+ * All sizes are 64-bit. kvstore writes fields in an order that keeps the file consistent for readers and for a
  * kvstore that adopts it after a kill: the metadata of a slot before its state, the entries of a table before their
  * number.
  */
@@ -20,7 +26,8 @@
 #include "err/err.h"
 #include "kv/kv.h"
 
-#define KV_ARENA_VERSION 1
+#define KV_ARENA_VERSION 2
+#define KV_ARENA_FDS 2     /* descriptors of an arena: metadata, slots */
 #define KV_NONE UINT32_MAX /* no slot, no page */
 
 /* Compares two kinds. ERR_PROTO: the text names the difference; `whose` is the name of the peer ("prefill"). */
@@ -36,22 +43,29 @@ enum kv_slot_state { /* stored in the arena: never renumber */
                      KV_QUARANTINE = 4, /* its client has lost it, but may still write it */
 };
 
+/* XXH3-128 of the ids of a block. Two blocks with one digest and other ids differ in it, and it does not show the ids.
+ */
+struct kv_ids_hash {
+    uint64_t lo, hi;
+};
+struct kv_ids_hash kv_ids_hash(const uint32_t *ids); /* [KV_BLOCK] */
+
 struct kv_slot {
     _Atomic uint64_t gen; /* grows when the slot is freed */
     uint32_t state;       /* enum kv_slot_state */
     uint32_t writer;      /* number of the client that may write it, plus 1; 0: none */
     uint8_t digest[KV_DIGEST], parent[KV_DIGEST];
-    uint32_t ids[KV_BLOCK];
-    uint32_t n_id;  /* tokens it holds */
-    uint32_t n_use; /* how often it was leased */
-    uint64_t sum;   /* XXH3-64 of its layers */
-    uint64_t tick;  /* time of its last use, counted in uses of all slots */
+    struct kv_ids_hash ids; /* of a full block */
+    uint32_t n_id;          /* tokens it holds */
+    uint32_t n_use;         /* how often it was leased */
+    uint64_t sum;           /* XXH3-64 of its layers */
+    uint64_t tick;          /* time of its last use, counted in uses of all slots */
 };
 
 enum kv_seq_state { KV_SEQ_NONE = 0, KV_SEQ_OWNED = 1, KV_SEQ_TRANSFER = 2 };
 
 struct kv_seq {
-    _Atomic uint64_t gen;  /* grows when the owner changes; a handle is valid for one generation */
+    _Atomic uint64_t gen;  /* grows when the owner changes (kv_arena_new_gen); a handle is valid for one generation */
     uint32_t state, owner; /* enum kv_seq_state; client + 1, in a transfer the sender, 0: it has left */
     _Atomic uint64_t n_block;
     uint32_t first_page, last_page;
@@ -66,7 +80,8 @@ struct kv_page { /* part of a block table */
 };
 
 struct kv_client {
-    uint64_t id, key; /* id 0: none */
+    uint64_t id;     /* 0: none */
+    uint8_t key[32]; /* BLAKE2b of its key */
     int64_t pid;
     uint64_t pid_start; /* start time in /proc/PID/stat, which detects a reused pid */
 };
@@ -74,8 +89,8 @@ struct kv_client {
 struct kv_arena_head {
     char magic[8];
     uint32_t version, type;
-    uint64_t id; /* random */
-    uint64_t bytes;
+    uint64_t id;    /* random */
+    uint64_t bytes; /* of the file of the slots */
     uint8_t model[32];
     char arith[KV_NAME_BYTES], layout[KV_NAME_BYTES];
     uint32_t n_layer, n_kv_head, head_dim, block_tokens;
@@ -89,16 +104,22 @@ struct kv_arena;
 /* Creates an arena of as many slots as fit into slot_bytes bytes, and populates all its pages; metadata needs memory
  * beyond that. ERR_NO: not even one slot fits; ERR_SYS: the system refuses the memory. */
 int kv_arena_new(struct err *e, struct kv_arena **out, const struct kv_kind *k, uint64_t slot_bytes);
-/* Maps the arena of descriptor fd, which is closed on failure and owned by the arena otherwise. want: NULL accepts any
- * kind. ERR_PROTO: another kind, not an arena, or damaged. */
-int kv_arena_adopt(struct err *e, struct kv_arena **out, int fd, const struct kv_kind *want);
+/* The arena of an earlier kvstore, for a new one: with a copy of its metadata, so that nobody can change it after it
+ * was checked. fd [KV_ARENA_FDS] are closed on failure and owned by the arena otherwise. want: NULL accepts any kind.
+ * ERR_PROTO: another kind, not an arena, or damaged. */
+int kv_arena_adopt(struct err *e, struct kv_arena **out, const int *fd, const struct kv_kind *want);
+/* The same for a client: the metadata is mapped for reading only. */
+int kv_arena_open(struct err *e, struct kv_arena **out, const int *fd, const struct kv_kind *want);
+/* Replaces the metadata of a client's arena with those of the kvstore that has adopted it. Other threads may read it
+ * meanwhile. fd [KV_ARENA_FDS] are owned by this function. */
+int kv_arena_replace(struct err *e, struct kv_arena *a, const int *fd);
 void kv_arena_free(struct kv_arena *a); /* unmaps; the memory is freed when no process maps it */
 
-int kv_arena_fd(const struct kv_arena *a); /* borrowed */
+const int *kv_arena_fds(const struct kv_arena *a); /* [KV_ARENA_FDS], borrowed */
 const struct kv_arena_head *kv_arena_head(const struct kv_arena *a);
 const struct kv_layout *kv_arena_layout(const struct kv_arena *a);
 
-/* Bytes of the mapping of this process that are in huge pages; the reason if not all are, or "". */
+/* Bytes of the slots' mapping of this process that are in huge pages; the reason if not all are, or "". */
 uint64_t kv_arena_huge_bytes(const struct kv_arena *a);
 const char *kv_arena_huge_reason(const struct kv_arena *a);
 
@@ -108,6 +129,9 @@ struct kv_slot *kv_arena_slot(const struct kv_arena *a, uint64_t i);
 struct kv_seq *kv_arena_seq(const struct kv_arena *a, uint64_t i);
 struct kv_page *kv_arena_page(const struct kv_arena *a, uint64_t i);
 struct kv_arena_head *kv_arena_head_mut(const struct kv_arena *a);
+/* Changes the generation of a sequence, or copies the present one to where clients read it. */
+void kv_arena_new_gen(const struct kv_arena *a, uint64_t seq);
+void kv_arena_copy_gen(const struct kv_arena *a, uint64_t seq);
 
 uint8_t *kv_arena_bytes(const struct kv_arena *a, uint64_t slot); /* [slot_bytes] */
 uint64_t kv_arena_sum(const struct kv_arena *a, uint64_t slot);   /* XXH3-64 of its layers */

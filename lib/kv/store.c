@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include <sodium.h>
+
 #include "kv/store_impl.h"
 
 int store_refuse(struct err *e, struct kv_store *s, enum kv_why why, int code, const char *fmt, ...)
@@ -136,21 +138,32 @@ static bool random_u64(uint64_t *out)
     return getrandom(out, sizeof *out, 0) == sizeof *out;
 }
 
+/* Clients can read the metadata, and a client's key lets its bearer continue with what the client owns. */
+static void hash_key(uint8_t out[32], uint64_t key)
+{
+    crypto_generichash(out, 32, (const uint8_t *)&key, sizeof key, NULL, 0);
+}
+
 int kv_store_join(struct err *e, struct kv_store *s, uint32_t *client, int64_t pid, uint64_t pid_start, uint64_t now_ns)
 {
     uint32_t i = 0;
     struct kv_client c = {.pid = pid, .pid_start = pid_start};
+    uint64_t key;
     while (i < s->n_client && s->client[i].state != CLIENT_NONE)
         i++;
     if (i == s->n_client)
         return store_refuse(e, s, KV_WHY_NOT_NOW, ERR_NO, "the store has %" PRIu64 " clients, which is the limit",
                             s->n_client);
-    if (!random_u64(&c.id) || !random_u64(&c.key))
+    if (!random_u64(&c.id) || !random_u64(&key))
         return err_sys(e, "random bytes");
     c.id |= 1;
+    hash_key(c.key, key);
     *kv_arena_client(s->a, i) = c;
-    s->client[i] = (struct client_side){
-        .state = CLIENT_CONNECTED, .end_ns = now_ns + s->o.lease_ns, .first_seq = KV_NONE, .first_slot = KV_NONE};
+    s->client[i] = (struct client_side){.state = CLIENT_CONNECTED,
+                                        .key = key,
+                                        .end_ns = now_ns + s->o.lease_ns,
+                                        .first_seq = KV_NONE,
+                                        .first_slot = KV_NONE};
     s->n_connected++;
     *client = i;
     return 0;
@@ -159,9 +172,11 @@ int kv_store_join(struct err *e, struct kv_store *s, uint32_t *client, int64_t p
 int kv_store_rejoin(struct err *e, struct kv_store *s, uint32_t *client, uint64_t id, uint64_t key, uint64_t now_ns)
 {
     uint32_t i = 0;
+    uint8_t hash[32];
     while (i < s->n_client && (s->client[i].state == CLIENT_NONE || kv_arena_client(s->a, i)->id != id))
         i++;
-    if (!id || i == s->n_client || kv_arena_client(s->a, i)->key != key)
+    hash_key(hash, key);
+    if (!id || i == s->n_client || sodium_memcmp(kv_arena_client(s->a, i)->key, hash, sizeof hash))
         return store_refuse(e, s, KV_WHY_EXPIRED, ERR_NO,
                             "this store does not know the client: all that it owned was released");
     /* The refusal reports the expiry, so the client stops writing, and its slots can be freed. */
@@ -172,6 +187,7 @@ int kv_store_rejoin(struct err *e, struct kv_store *s, uint32_t *client, uint64_
     }
     s->client[i].state = CLIENT_CONNECTED;
     s->client[i].absent = false;
+    s->client[i].key = key;
     s->client[i].end_ns = now_ns + s->o.lease_ns;
     *client = i;
     return 0;
@@ -192,7 +208,7 @@ void kv_store_resend(struct kv_store *s, uint32_t client)
 void kv_store_identity(const struct kv_store *s, uint32_t client, uint64_t *id, uint64_t *key)
 {
     *id = kv_arena_client(s->a, client)->id;
-    *key = kv_arena_client(s->a, client)->key;
+    *key = s->client[client].key;
 }
 
 int kv_store_renew(struct err *e, struct kv_store *s, uint32_t client, uint64_t now_ns)

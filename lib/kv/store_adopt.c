@@ -128,7 +128,7 @@ static void discard_seq(struct kv_store *s, uint32_t i)
 {
     struct kv_seq *q = seq_of(s, i);
     if (q->state != KV_SEQ_NONE)
-        atomic_fetch_add_explicit(&q->gen, 1, memory_order_release);
+        kv_arena_new_gen(s->a, i);
     q->state = KV_SEQ_NONE;
     q->owner = q->n_tail = 0;
     q->n_block = 0;
@@ -169,6 +169,8 @@ int store_adopt(struct err *e, struct kv_store *s, uint64_t now_ns)
         return err_nomem(e, "the pages of a store", s->n_page);
     adopt_clients(s, now_ns);
     adopt_slots(s);
+    for (uint32_t i = 0; i < s->n_seq; i++) /* any client can have changed the copy */
+        kv_arena_copy_gen(s->a, i);
     for (uint32_t k = 0; k < s->n_seq; k++)
         adopt_seq(s, (uint32_t)s->n_seq - 1 - k, page_used, now_ns);
     for (uint32_t k = 0; k < s->n_page; k++)

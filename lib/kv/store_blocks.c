@@ -106,9 +106,9 @@ uint32_t slot_find(const struct kv_store *s, const uint8_t *digest)
 }
 
 /* If the parent of the slot was evicted, only the ids are compared. */
-bool slot_is(const struct kv_store *s, uint32_t i, const uint32_t *ids, uint32_t parent)
+bool slot_is(const struct kv_store *s, uint32_t i, struct kv_ids_hash ids, uint32_t parent)
 {
-    return !memcmp(slot_of(s, i)->ids, ids, sizeof slot_of(s, i)->ids) &&
+    return slot_of(s, i)->ids.lo == ids.lo && slot_of(s, i)->ids.hi == ids.hi &&
            (s->slot[i].parent == KV_NONE || s->slot[i].parent == parent);
 }
 
@@ -137,12 +137,12 @@ void slot_adopt_child(struct kv_store *s, uint32_t i, uint32_t parent)
 }
 
 void slot_name(struct kv_store *s, uint32_t i, const uint8_t *digest, const uint8_t *parent, uint32_t parent_slot,
-               const uint32_t *ids, uint64_t sum)
+               struct kv_ids_hash ids, uint64_t sum)
 {
     struct kv_slot *p = slot_of(s, i);
     memcpy(p->digest, digest, KV_DIGEST);
     memcpy(p->parent, parent, KV_DIGEST);
-    memcpy(p->ids, ids, sizeof p->ids);
+    p->ids = ids;
     p->n_id = KV_BLOCK;
     p->n_use = 0;
     p->sum = sum;

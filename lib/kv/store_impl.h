@@ -48,7 +48,8 @@ enum client_state { CLIENT_NONE, CLIENT_CONNECTED, CLIENT_ABSENT, CLIENT_EXPIRED
 
 struct client_side {
     enum client_state state;
-    bool absent; /* with CLIENT_EXPIRED: it was absent before, and has not connected */
+    bool absent;  /* with CLIENT_EXPIRED: it was absent before, and has not connected */
+    uint64_t key; /* of a connected client */
     uint64_t end_ns;
     uint32_t first_seq, first_slot;
 };
@@ -108,9 +109,9 @@ void slot_set(struct kv_store *s, uint32_t i, enum kv_slot_state state, uint32_t
 void slot_free(struct kv_store *s, uint32_t i);
 uint32_t slot_find(const struct kv_store *s, const uint8_t *digest); /* KV_NONE */
 /* Whether a slot found by digest really has these ids after this parent. */
-bool slot_is(const struct kv_store *s, uint32_t i, const uint32_t *ids, uint32_t parent);
+bool slot_is(const struct kv_store *s, uint32_t i, struct kv_ids_hash ids, uint32_t parent);
 void slot_name(struct kv_store *s, uint32_t i, const uint8_t *digest, const uint8_t *parent, uint32_t parent_slot,
-               const uint32_t *ids, uint64_t sum);
+               struct kv_ids_hash ids, uint64_t sum);
 void slot_index(struct kv_store *s, uint32_t i); /* adds it to the index only */
 void slot_adopt_child(struct kv_store *s, uint32_t i, uint32_t parent);
 void slot_ref(struct kv_store *s, uint32_t i); /* increments the reference count */

@@ -64,7 +64,7 @@ static void seq_unlink(struct kv_store *s, uint32_t i)
 
 static void new_gen(struct kv_store *s, uint32_t i)
 {
-    atomic_fetch_add_explicit(&seq_of(s, i)->gen, 1, memory_order_release);
+    kv_arena_new_gen(s->a, i);
 }
 
 void seq_info(const struct kv_store *s, struct kv_seq_info *out, uint32_t i)
@@ -249,19 +249,19 @@ static uint32_t add_block(struct kv_store *s, uint32_t client, const struct kv_p
     if (parent != KV_NONE && slot_of(s, parent)->state != KV_NAMED)
         digest = NULL; /* a block after one that is not indexed could never be found */
     uint32_t found = digest ? slot_find(s, digest) : KV_NONE;
-    if (found != KV_NONE && slot_is(s, found, ids, parent)) {
+    if (found != KV_NONE && slot_is(s, found, kv_ids_hash(ids), parent)) {
         s->duplicate++;
         slot_set(s, i, KV_RESERVED, client + 1);
         return found;
     }
     if (!digest || found != KV_NONE) {
-        memcpy(slot_of(s, i)->ids, ids, sizeof slot_of(s, i)->ids);
+        slot_of(s, i)->ids = kv_ids_hash(ids);
         slot_of(s, i)->n_id = KV_BLOCK;
         slot_of(s, i)->sum = p->sum[k];
         slot_set(s, i, KV_PRIVATE, 0);
         return i;
     }
-    slot_name(s, i, digest, parent != KV_NONE ? slot_of(s, parent)->digest : zero, parent, ids, p->sum[k]);
+    slot_name(s, i, digest, parent != KV_NONE ? slot_of(s, parent)->digest : zero, parent, kv_ids_hash(ids), p->sum[k]);
     s->published++;
     if (!s->o.tier || !kv_tier_has(s->o.tier, digest))
         store_emit(s, &(struct kv_event){.kind = KV_EVENT_STORED, .digest = digest});
@@ -281,7 +281,6 @@ static void set_tail(struct kv_store *s, uint32_t client, const struct kv_publis
     if (p->tail == KV_NONE)
         return;
     struct kv_slot *t = slot_of(s, p->tail);
-    memcpy(t->ids, p->ids + p->n_block * KV_BLOCK, p->n_tail * sizeof *t->ids);
     t->n_id = p->n_tail;
     slot_set(s, p->tail, KV_PRIVATE, client + 1);
 }

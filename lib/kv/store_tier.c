@@ -64,7 +64,7 @@ void slot_to_tier(struct kv_store *s, uint32_t i)
     slot_undirty(s, i);
     memcpy(b.digest, p->digest, KV_DIGEST);
     memcpy(b.parent, p->parent, KV_DIGEST);
-    memcpy(b.ids, p->ids, sizeof b.ids);
+    b.ids = p->ids;
     s->slot[i].on_disk = !kv_tier_put(&e, s->o.tier, dropped, &has_dropped, &b, kv_arena_bytes(s->a, i));
     if (!s->slot[i].on_disk && !s->tier_overloaded) {
         s->tier_overloaded = true;
@@ -88,10 +88,11 @@ struct claim *tier_claim(struct kv_store *s, uint32_t i, uint64_t n)
 {
     const struct seq_side *q = &s->seq[i];
     const uint8_t *digest = q->digests + n * KV_DIGEST;
+    struct kv_ids_hash ids = kv_ids_hash(q->ids + n * KV_BLOCK);
     struct kv_tier_block b;
     struct err e = {0};
     if (!s->o.tier || s->tier_stalled || q->no_tier || !slots_available(s) || !kv_tier_find(s->o.tier, &b, digest) ||
-        memcmp(b.ids, q->ids + n * KV_BLOCK, sizeof b.ids) ||
+        b.ids.lo != ids.lo || b.ids.hi != ids.hi ||
         memcmp(b.parent, n ? slot_of(s, seq_block(s, i, n - 1))->digest : zero, KV_DIGEST))
         return NULL;
     struct claim *c = claim_read(s, digest, s->o.tier_ns ? s->now_ns + s->o.tier_ns : UINT64_MAX);

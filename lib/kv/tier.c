@@ -15,7 +15,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#define MAGIC "PPTIER1"
+#define MAGIC "PPTIER2" /* version 1 had the ids of blocks, not a hash */
+#define MAGIC_OLD "PPTIER1"
 #define PAGE TIER_PAGE
 #define CLOSE_MS 1000
 
@@ -180,6 +181,11 @@ static int open_file(struct err *e, struct kv_tier *t, const struct kv_kind *k)
     }
     if (pread(t->fd, &h, sizeof h, 0) != (ssize_t)sizeof h)
         return err_set(e, ERR_PROTO, "%s: not a file of KV blocks: use another path, or remove it", t->path);
+    if (!memcmp(h.magic, MAGIC_OLD, sizeof MAGIC_OLD) &&
+        h.sum == XXH3_64bits(&h, offsetof(struct file_head, sum))) /* a cache: it starts empty */
+        return ftruncate(t->fd, 0) || pwrite(t->fd, &want, sizeof want, 0) != (ssize_t)sizeof want
+                   ? err_sys(e, "%s", t->path)
+                   : 0;
     int rc = check_kind(e, t, &h, k);
     if (rc)
         return rc;

@@ -25,7 +25,7 @@ void kv_tier_free(struct kv_tier *t);
 
 struct kv_tier_block {
     uint8_t digest[KV_DIGEST], parent[KV_DIGEST];
-    uint32_t ids[KV_BLOCK];
+    struct kv_ids_hash ids;
     uint64_t sum;
 };
 

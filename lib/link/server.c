@@ -21,7 +21,8 @@ struct link_conn {
     struct link_server *s;
     struct list node; /* link_server.conns */
     struct loop_fd sock;
-    int fd_in, fd_out; /* received; to be sent with the byte after the first `fd_after` of out. -1: none */
+    /* Received; to be sent with the byte after the first `fd_after` of out. -1: none */
+    int fd_in[SOCKET_FDS], fd_out[SOCKET_FDS];
     size_t fd_after;
     int64_t pid;
     void *data;
@@ -60,10 +61,8 @@ static void end(struct link_conn *c)
     c->s->ops.closed(c->s->arg, c);
     loop_fd_remove(&c->sock);
     close(c->sock.fd);
-    if (c->fd_in >= 0)
-        close(c->fd_in);
-    if (c->fd_out >= 0)
-        close(c->fd_out);
+    socket_fds_close(c->fd_in);
+    socket_fds_close(c->fd_out);
     free(c->in.p);
     free(c->out.p);
     free(c);
@@ -72,23 +71,19 @@ static void end(struct link_conn *c)
 static void sent(struct link_conn *c, size_t n)
 {
     buf_take(&c->out, n);
-    if (c->fd_out < 0)
-        return;
-    if (c->fd_after) {
+    if (c->fd_out[0] >= 0 && c->fd_after)
         c->fd_after -= n;
-        return;
-    }
-    close(c->fd_out);
-    c->fd_out = -1;
+    else
+        socket_fds_close(c->fd_out);
 }
 
 /* False: the connection must be closed. */
 static bool flush(struct link_conn *c)
 {
     while (buf_left(&c->out)) {
-        bool first = c->fd_out >= 0 && c->fd_after;
+        bool first = c->fd_out[0] >= 0 && c->fd_after;
         ssize_t n = socket_send(c->sock.fd, buf_front(&c->out), first ? c->fd_after : buf_left(&c->out),
-                                first ? -1 : c->fd_out);
+                                first ? NULL : c->fd_out);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
@@ -101,19 +96,19 @@ static bool flush(struct link_conn *c)
     return !c->closing || buf_left(&c->out);
 }
 
-void link_send(struct link_conn *c, const struct wire_frame *f, int fd)
+void link_send(struct link_conn *c, const struct wire_frame *f, const int *fd)
 {
     struct err e;
     if (c->closing)
         return;
     size_t before = buf_left(&c->out);
-    if ((fd >= 0 && c->fd_out >= 0) || !buf_reserve(&c->out, 0) ||
+    if ((fd && c->fd_out[0] >= 0) || !buf_reserve(&c->out, 0) ||
         wire_encode_add(&e, &c->out.p, &c->out.n, &c->out.cap, f)) {
         link_close(c); /* otherwise the peer would wait for this frame */
         return;
     }
-    if (fd >= 0) {
-        c->fd_out = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    for (int i = 0; fd && i < SOCKET_FDS && fd[i] >= 0; i++) {
+        c->fd_out[i] = fcntl(fd[i], F_DUPFD_CLOEXEC, 0);
         c->fd_after = before;
     }
     if (buf_left(&c->out) > LINK_QUEUE_BYTES_MAX) {
@@ -136,11 +131,12 @@ void link_close(struct link_conn *c)
     watch(c);
 }
 
-int link_take_fd(struct link_conn *c)
+void link_take_fds(struct link_conn *c, int *fd)
 {
-    int fd = c->fd_in;
-    c->fd_in = -1;
-    return fd;
+    for (int i = 0; i < SOCKET_FDS; i++) {
+        fd[i] = c->fd_in[i];
+        c->fd_in[i] = -1;
+    }
 }
 
 int64_t link_pid(const struct link_conn *c)
@@ -191,7 +187,7 @@ static bool take(struct link_conn *c)
 {
     if (!buf_reserve(&c->in, READ_BYTES))
         return false;
-    ssize_t n = socket_recv(c->sock.fd, c->in.p + c->in.n, READ_BYTES, &c->fd_in);
+    ssize_t n = socket_recv(c->sock.fd, c->in.p + c->in.n, READ_BYTES, c->fd_in);
     if (n <= 0)
         return n < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK);
     c->in.n += (size_t)n;
@@ -223,7 +219,8 @@ static void admit(struct link_server *s, int sock)
         return;
     }
     c->s = s;
-    c->fd_in = c->fd_out = -1;
+    for (int i = 0; i < SOCKET_FDS; i++)
+        c->fd_in[i] = c->fd_out[i] = -1;
     if (!getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &u, &n))
         c->pid = u.pid;
     list_push_front(&s->conns, &c->node);

@@ -3,7 +3,7 @@
  * none blocks. Connections do not delay each other: the server stops reading from a client that does not read its
  * responses (back pressure), keeps partial frames, and closes a connection whose queue exceeds its limit.
  *
- * Each frame has a length prefix, as on a pipe. A descriptor can be passed with a frame in either direction.
+ * Each frame has a length prefix, as on a pipe. Descriptors can be passed with a frame in either direction.
  */
 #ifndef LINK_SERVER_H
 #define LINK_SERVER_H
@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/socket.h"
 #include "err/err.h"
 #include "wire/wire.h"
 
@@ -38,13 +39,13 @@ int link_server_new(struct err *e, struct link_server **out, bool *stale, struct
                     const struct link_ops *ops, void *arg);
 void link_server_free(struct link_server *s); /* closes all connections, removes the socket */
 
-/* Queues a frame with a duplicate of fd (-1: none). At most one descriptor may be queued at a time. A failure closes
- * the connection. */
-void link_send(struct link_conn *c, const struct wire_frame *f, int fd);
+/* Queues a frame with duplicates of the descriptors fd [SOCKET_FDS] (-1 from the first that is absent; NULL: none).
+ * Only one frame with descriptors may be queued at a time. A failure closes the connection. */
+void link_send(struct link_conn *c, const struct wire_frame *f, const int *fd);
 uint64_t link_queued(const struct link_conn *c); /* unsent bytes */
 void link_close(struct link_conn *c);            /* closes the connection after its queue was sent */
-/* The descriptor that was received last, or -1; owned by the caller. */
-int link_take_fd(struct link_conn *c);
+/* The descriptors that were received last, -1 from the first that is absent; owned by the caller. */
+void link_take_fds(struct link_conn *c, int *fd);
 int64_t link_pid(const struct link_conn *c); /* of the process that connected */
 void link_set_data(struct link_conn *c, void *data);
 void *link_data(const struct link_conn *c);

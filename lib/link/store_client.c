@@ -28,14 +28,14 @@ static int lost(struct err *e, struct store_client *c)
     return err_set(e, ERR_SYS, "%s: the connection to kvstore broke", c->address.sun_path);
 }
 
-static int send_all(struct err *e, struct store_client *c, const struct wire_frame *f, int fd, int64_t end_ms)
+static int send_all(struct err *e, struct store_client *c, const struct wire_frame *f, const int *fd, int64_t end_ms)
 {
     uint8_t *p = NULL;
     size_t n = 0, at = 0, cap = 0;
     int rc = wire_encode_add(e, &p, &n, &cap, f);
     pthread_mutex_lock(&c->wlock);
     while (at < n && !rc) {
-        ssize_t k = socket_send(c->sock, p + at, n - at, at ? -1 : fd);
+        ssize_t k = socket_send(c->sock, p + at, n - at, at ? NULL : fd);
         if (k > 0) {
             at += (size_t)k;
         } else if (k < 0 && (errno == EAGAIN || errno == EINTR)) {
@@ -74,8 +74,7 @@ int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, 
             return err_set(e, ERR_NO, "kvstore sent nothing in time");
         if (got < 0)
             continue;
-        ssize_t n =
-            buf_reserve(&c->in, READ_BYTES) ? socket_recv(c->sock, c->in.p + c->in.n, READ_BYTES, &c->fd_in) : 0;
+        ssize_t n = buf_reserve(&c->in, READ_BYTES) ? socket_recv(c->sock, c->in.p + c->in.n, READ_BYTES, c->fd_in) : 0;
         if (n < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
         if (n <= 0)
@@ -175,7 +174,7 @@ int client_call(struct err *e, struct store_client *c, struct wire_frame *f, enu
         return rc;
     uint64_t tag = ++c->tag;
     f->kv_tag.tag = tag;
-    rc = send_all(e, c, f, -1, end_ms);
+    rc = send_all(e, c, f, NULL, end_ms);
     return rc ? rc : response(e, c, f, want, tag, end_ms);
 }
 
@@ -210,18 +209,17 @@ static void open_frame(struct wire_frame *f, const struct store_client *c)
 
 static int take_arena(struct err *e, struct store_client *c, const struct wire_kv_arena *w)
 {
-    int fd = c->fd_in;
-    c->fd_in = -1;
-    if (c->arena && w->arena == kv_arena_head(c->arena)->id) {
-        if (fd >= 0)
-            close(fd);
-        return 0;
-    }
-    if (fd < 0)
+    int fd[KV_ARENA_FDS] = {c->fd_in[0], c->fd_in[1]};
+    c->fd_in[0] = c->fd_in[1] = -1;
+    if (fd[1] < 0) {
+        socket_fds_close(fd);
         return err_set(e, ERR_PROTO, "kvstore sent no arena");
+    }
+    if (c->arena && w->arena == kv_arena_head(c->arena)->id)
+        return kv_arena_replace(e, c->arena, fd);
     kv_arena_free(c->arena);
     c->arena = NULL;
-    return kv_arena_adopt(e, &c->arena, fd, &c->kind);
+    return kv_arena_open(e, &c->arena, fd, &c->kind);
 }
 
 /* One attempt on a new socket. *again: kvstore is not running yet, or not ready; retry. */
@@ -232,9 +230,7 @@ static int connect_once(struct err *e, struct store_client *c, bool *again, int6
     *again = false;
     if (c->sock >= 0)
         close(c->sock);
-    if (c->fd_in >= 0)
-        close(c->fd_in);
-    c->fd_in = -1;
+    socket_fds_close(c->fd_in);
     c->in.at = c->in.n = c->skip = 0;
     c->why = 0;
     c->sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -245,8 +241,7 @@ static int connect_once(struct err *e, struct store_client *c, bool *again, int6
         return err_sys(e, "%s", c->address.sun_path);
     }
     open_frame(&f, c);
-    int fd = f.kv_open.brings_arena ? kv_arena_fd(c->arena) : -1;
-    int rc = send_all(e, c, &f, fd, end_ms);
+    int rc = send_all(e, c, &f, f.kv_open.brings_arena ? kv_arena_fds(c->arena) : NULL, end_ms);
     rc = rc ? rc : response(e, c, &f, WIRE_KV_ARENA, 1, end_ms);
     if (rc) {
         *again = rc == ERR_SYS || c->why == KV_WHY_NOT_NOW;
@@ -316,7 +311,7 @@ static void *keep_alive(void *arg)
         } else if (client_now_ms() >= next_ms) {
             struct err e;
             struct wire_frame f = {.kind = WIRE_KV_RENEW};
-            send_all(&e, c, &f, -1, client_now_ms() + 100);
+            send_all(&e, c, &f, NULL, client_now_ms() + 100);
             next_ms = client_now_ms() + period - 1;
         }
     }
@@ -327,7 +322,7 @@ int store_client_open(struct err *e, struct store_client **out, const struct sto
     struct store_client *c = calloc(1, sizeof *c);
     if (!c)
         return err_nomem(e, "a client", sizeof *c);
-    c->sock = c->fd_in = c->stop[0] = c->stop[1] = -1;
+    c->sock = c->fd_in[0] = c->fd_in[1] = c->stop[0] = c->stop[1] = -1;
     list_init(&c->news);
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->wlock, NULL);
@@ -371,8 +366,7 @@ void store_client_close(struct store_client *c)
             close(c->stop[i]);
     if (c->sock >= 0)
         close(c->sock);
-    if (c->fd_in >= 0)
-        close(c->fd_in);
+    socket_fds_close(c->fd_in);
     free_news(c);
     kv_arena_free(c->arena);
     wire_arena_free(c->mem);

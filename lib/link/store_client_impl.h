@@ -27,7 +27,7 @@ struct store_client {
     pthread_mutex_t lock;  /* held during a call, from request to response */
     pthread_mutex_t wlock; /* held while a frame is written; taken inside lock, or alone */
     _Atomic int sock;
-    int fd_in;
+    int fd_in[SOCKET_FDS];
     _Atomic bool broken;  /* no connection: the thread connects again */
     _Atomic bool expired; /* the lease: store_client_renew_all is due */
     uint64_t id, key, tag;

@@ -31,7 +31,7 @@ int proc_notify(struct err *e, const char *text, int fd)
     int sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
     int rc = sock < 0 || connect(sock, (const struct sockaddr *)(const void *)&a, len) ||
-                     socket_send(sock, text, strlen(text), fd) < 0
+                     socket_send(sock, text, strlen(text), (const int[SOCKET_FDS]){fd, -1}) < 0
                  ? err_sys(e, "NOTIFY_SOCKET %s", path)
                  : 0;
     if (sock >= 0)

@@ -275,25 +275,30 @@ import array, os, socket, subprocess, sys, time
 s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 s.bind(os.path.abspath("notify"))
 def messages(until):
-    fd, received = None, []
+    fds, received = {}, []
     s.settimeout(10)
     while until not in received:
         data, anc, _, _ = s.recvmsg(4096, socket.CMSG_SPACE(4))
         received += data.decode().split("\n")
         for level, kind, raw in anc:
-            fd = array.array("i", raw)[0]
-    return received, fd
+            name = next(l[7:] for l in data.decode().split("\n") if l.startswith("FDNAME="))
+            fds[name] = array.array("i", raw)[0]
+    return received, fds
 env = dict(os.environ, NOTIFY_SOCKET=os.path.abspath("notify"))
 first = subprocess.Popen(sys.argv[1:], env=env)
-received, fd = messages("READY=1")
-assert "FDSTORE=1" in received and "FDNAME=arena" in received and fd is not None, received
+received, fds = messages("READY=1")
+assert "FDSTORE=1" in received and sorted(fds) == ["arena", "arena-meta"], received
 os.write(1, b"one\n")
 sys.stdin.readline()
 first.kill()
 first.wait()
+def inherit():
+    high = [os.dup(os.dup(os.dup(fds[n]))) for n in ("arena", "arena-meta")] # above 3 and 4
+    os.dup2(high[0], 3)
+    os.dup2(high[1], 4)
 second = subprocess.Popen(["sh", "-c", 'export LISTEN_PID=$$; exec "$@"', "sh"] + sys.argv[1:],
-                          env=dict(env, LISTEN_FDS="1", LISTEN_FDNAMES="arena"), pass_fds=[3],
-                          preexec_fn=lambda: os.dup2(fd, 3))
+                          env=dict(env, LISTEN_FDS="2", LISTEN_FDNAMES="arena:arena-meta"), pass_fds=[3, 4],
+                          preexec_fn=inherit)
 messages("READY=1")
 os.write(1, b"two\n")
 sys.stdin.readline()

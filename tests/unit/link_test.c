@@ -40,13 +40,14 @@ static void on_frame(void *arg, struct link_conn *c, const struct wire_frame *f)
     v->n_frame++;
     v->last_kind = (int)f->kind;
     v->conn = c;
-    int fd = link_take_fd(c);
-    if (fd >= 0)
-        v->fd = fd;
+    int fd[SOCKET_FDS];
+    link_take_fds(c, fd);
+    if (fd[0] >= 0)
+        v->fd = fd[0];
     for (int i = 0; i < v->answers; i++)
-        link_send(c, &(struct wire_frame){.kind = WIRE_KV_EVENT, .kv_event = {.stored = {big, sizeof big}}}, -1);
+        link_send(c, &(struct wire_frame){.kind = WIRE_KV_EVENT, .kv_event = {.stored = {big, sizeof big}}}, NULL);
     if (!v->answers)
-        link_send(c, f, v->fd);
+        link_send(c, f, v->fd >= 0 ? (const int[SOCKET_FDS]){v->fd, -1} : NULL);
 }
 
 static void on_bad(void *arg, struct link_conn *c, const struct err *e)
@@ -54,7 +55,7 @@ static void on_bad(void *arg, struct link_conn *c, const struct err *e)
     struct seen *v = arg;
     v->n_bad++;
     snprintf(v->bad, sizeof v->bad, "%s", e->text);
-    link_send(c, &(struct wire_frame){.kind = WIRE_KV_NO, .kv_no = {.why = 1, .code = 2, .text = {"no", 2}}}, -1);
+    link_send(c, &(struct wire_frame){.kind = WIRE_KV_NO, .kv_no = {.why = 1, .code = 2, .text = {"no", 2}}}, NULL);
 }
 
 static void on_closed(void *arg, struct link_conn *c)
@@ -254,22 +255,23 @@ static void a_descriptor_is_sent_with_its_frame(void **state)
     struct seen *v = *state;
     const struct wire_frame f = {.kind = WIRE_KV_RENEW, .kv_handle = {.tag = 5}};
     uint8_t got[4 * sizeof renew];
-    int file = memfd_create("x", 0), sock = dial(), fd = -1;
+    int file = memfd_create("x", 0), sock = dial(), fd[SOCKET_FDS] = {-1, -1};
+    const int files[SOCKET_FDS] = {file, sock};
     assert_int_equal(write(sock, renew, sizeof renew), sizeof renew);
     turn(v);
     int before = open_fds();
-    link_send(v->conn, &f, -1);
-    link_send(v->conn, &f, file);
-    link_send(v->conn, &f, -1);
+    link_send(v->conn, &f, NULL);
+    link_send(v->conn, &f, files);
+    link_send(v->conn, &f, NULL);
     turn(v);
-    assert_int_equal(socket_recv(sock, got, 2 * sizeof renew, &fd), 2 * sizeof renew);
-    assert_int_equal(fd, -1);
-    assert_int_equal(socket_recv(sock, got, sizeof got, &fd), 2 * sizeof renew);
-    assert_true(fd >= 0 && open_fds() == before + 1);
+    assert_int_equal(socket_recv(sock, got, 2 * sizeof renew, fd), 2 * sizeof renew);
+    assert_int_equal(fd[0], -1);
+    assert_int_equal(socket_recv(sock, got, sizeof got, fd), 2 * sizeof renew);
+    assert_true(fd[0] >= 0 && fd[1] >= 0 && open_fds() == before + 2);
     assert_memory_equal(got + sizeof renew, renew, sizeof renew);
-    close(fd);
-    link_send(v->conn, &f, file);
-    link_send(v->conn, &f, file);
+    socket_fds_close(fd);
+    link_send(v->conn, &f, files);
+    link_send(v->conn, &f, files);
     turn(v);
     assert_int_equal(v->n_closed, 1);
     assert_int_equal(open_fds(), before - 1);

@@ -73,7 +73,7 @@ static void on_kv_frame(void *arg, struct link_conn *c, const struct wire_frame 
         a.kv_stat.tag = f->kv_tag.tag;
         x->n_kv_asked++;
     }
-    link_send(c, &a, -1);
+    link_send(c, &a, NULL);
 }
 
 static void on_kv_bad(void *arg, struct link_conn *c, const struct err *bad)

@@ -21,7 +21,7 @@ static void block_of(struct kv_tier_block *b, uint8_t *bytes, uint32_t n)
 {
     memset(b, 0, sizeof *b);
     memcpy(b->digest, &n, sizeof n);
-    b->ids[3] = n;
+    b->ids.lo = n;
     for (uint32_t i = 0; i < DATA; i++)
         bytes[i] = (uint8_t)(i * 7 + n);
     b->sum = XXH3_64bits(bytes, DATA);
@@ -267,12 +267,45 @@ static void does_not_wait_for_a_stalled_disk(void **state)
     usleep(100000);
 }
 
+/* Version 1 had the ids of each block in its record. The file is a cache, so a new version starts it again. */
+static void empties_a_file_of_the_earlier_version(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct kv_kind k = small_kind();
+    struct kv_tier *t;
+    struct kv_tier_stat st;
+    struct stat file;
+    int64_t dropped;
+    uint8_t head[4096];
+    OK(kv_tier_open(&e, &t, path, ROOM(4), &k));
+    OK(put(&e, t, 1, &dropped));
+    kv_tier_free(t);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    ssize_t n = syscall(SYS_pread64, fd, head, sizeof head, (off_t)0);
+    assert_int_equal(n, sizeof head);
+    memcpy(head, "PPTIER1", 8);
+    size_t end = 8 + 16 + 32 + 2 * KV_NAME_BYTES + 8; /* of what its sum covers */
+    uint64_t sum = XXH3_64bits(head, end);
+    memcpy(head + end, &sum, sizeof sum);
+    assert_int_equal(pwrite(fd, head, sizeof head, 0), sizeof head);
+    OK(kv_tier_open(&e, &t, path, ROOM(4), &k));
+    kv_tier_stat(t, &st);
+    assert_int_equal(st.used, 0);
+    assert_int_equal(st.bad, 0);
+    assert_int_equal(fstat(fd, &file), 0);
+    assert_true(file.st_size < 4096 + RECORD);
+    close(fd);
+    kv_tier_free(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(keeps_blocks_after_a_restart, setup, teardown),
         cmocka_unit_test_setup_teardown(drops_torn_and_damaged_blocks, setup, teardown),
         cmocka_unit_test_setup_teardown(refuses_other_files, setup, teardown),
+        cmocka_unit_test_setup_teardown(empties_a_file_of_the_earlier_version, setup, teardown),
         cmocka_unit_test_setup_teardown(replaces_the_least_recently_used_on_a_full_disk, setup, teardown),
         cmocka_unit_test_setup_teardown(reports_a_full_disk_once, setup, teardown),
         cmocka_unit_test_setup_teardown(does_not_wait_for_a_stalled_disk, setup, teardown),
