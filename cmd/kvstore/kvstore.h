@@ -2,6 +2,7 @@
 #ifndef CMD_KVSTORE_H
 #define CMD_KVSTORE_H
 
+#include "base/log_limit.h"
 #include "base/loop.h"
 #include "kv/store.h"
 #include "kv/tier.h"
@@ -41,6 +42,7 @@ struct kvstore {
     struct peer **of_client; /* [n_client] */
     struct list watchers;
     bool draining, verbose;
+    struct log_limit damaged;
     /* Blocks stored and evicted since the last events to watchers. */
     struct digests stored, evicted;
 };

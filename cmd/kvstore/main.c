@@ -22,9 +22,9 @@
 #define DRAIN_MS_STEP 100
 
 struct flags {
-    const char *listen, *model, *type, *disk, *fingerprint, *arith;
+    const char *listen, *model, *type, *disk, *fingerprint, *arith, *verify;
     uint64_t bytes, disk_bytes, layers, heads, head_dim, lease_ms, transfer_ms, disk_ms, drain_s, ready_fd;
-    bool has_ready, no_verify, verbose;
+    bool has_ready, verbose;
 };
 
 static int kind_of_model(struct err *e, struct kv_kind *k, const char *path, enum kern_kv type)
@@ -208,6 +208,14 @@ static int serve(struct err *e, struct kvstore *k, const struct flags *f, bool s
     return rc;
 }
 
+static enum kv_verify verify_of(const char *word)
+{
+    return !strcmp(word, "none")      ? KV_VERIFY_NONE
+           : !strcmp(word, "publish") ? KV_VERIFY_PUBLISH
+           : !strcmp(word, "first")   ? KV_VERIFY_FIRST
+                                      : KV_VERIFY_ALWAYS;
+}
+
 static int run(struct err *e, const struct flags *f)
 {
     struct kvstore k = {.bytes = f->bytes, .verbose = f->verbose};
@@ -217,7 +225,7 @@ static int run(struct err *e, const struct flags *f)
     k.o = (struct kv_store_opts){.lease_ns = f->lease_ms * NS_MS,
                                  .transfer_ns = f->transfer_ms * NS_MS,
                                  .tier_ns = f->disk_ms * NS_MS,
-                                 .verify = !f->no_verify,
+                                 .verify = verify_of(f->verify),
                                  .on_event = kvstore_event,
                                  .event_arg = &k};
     if (!rc && f->disk)
@@ -257,8 +265,13 @@ static int enter_sandbox(struct err *e, const struct flags *f)
 int main(int argc, char **argv)
 {
     struct err e = {0};
-    struct flags f = {
-        .type = "auto", .bytes = 0, .lease_ms = 10000, .transfer_ms = 30000, .disk_ms = 2000, .drain_s = 30};
+    struct flags f = {.type = "auto",
+                      .verify = "first",
+                      .bytes = 0,
+                      .lease_ms = 10000,
+                      .transfer_ms = 30000,
+                      .disk_ms = 2000,
+                      .drain_s = 30};
     const struct cli_opt opts[] = {
         {0, "listen", CLI_STR, &f.listen, "URL", "socket to serve, unix:PATH", .lo = 0},
         {'m', "model", CLI_STR, &f.model, "MODEL", "GGUF file whose KV it stores (the default model)", .lo = 0},
@@ -281,7 +294,9 @@ int main(int argc, char **argv)
          .lo = 50, .hi = 3600000},
         {0, "drain-seconds", CLI_U64, &f.drain_s, "N", "after SIGTERM, wait for clients at most this long (30)",
          .lo = 0, .hi = 86400},
-        {0, "no-verify", CLI_FLAG, &f.no_verify, NULL, "do not verify the checksums of published blocks", .lo = 0},
+        {0, "verify", CLI_CHOICE, &f.verify, "WHEN",
+         "compare blocks with their checksums: none, publish, first (also their first lease and a sample), always",
+         .choices = "none|publish|first|always"},
         {0, "ready-fd", CLI_U64, &f.ready_fd, "N", "descriptor that gets a line when ready", .lo = 3, .hi = 1 << 20,
          .given = &f.has_ready},
         {'v', "verbose", CLI_FLAG, &f.verbose, NULL, "log the size of the arena and its huge pages", .lo = 0},

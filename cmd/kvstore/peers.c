@@ -73,6 +73,12 @@ static void add_digest(void *arg, const uint8_t *digest)
     d->n += KV_DIGEST;
 }
 
+static void warn(void *arg, const char *text)
+{
+    (void)arg;
+    cli_warn(PROG, "%s", text);
+}
+
 void kvstore_event(void *arg, const struct kv_event *n)
 {
     struct kvstore *k = arg;
@@ -81,6 +87,8 @@ void kvstore_event(void *arg, const struct kv_event *n)
     struct err e = {0};
     if (n->kind == KV_EVENT_TIER)
         cli_warn(PROG, "%s", n->text);
+    if (n->kind == KV_EVENT_DAMAGED)
+        log_limit(&k->damaged, time_now_ns(), n->text, warn, NULL);
     if (n->kind == KV_EVENT_STORED && !list_empty(&k->watchers))
         add_digest(&k->stored, n->digest);
     if (n->kind == KV_EVENT_EVICTED && !list_empty(&k->watchers))

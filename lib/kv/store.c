@@ -78,6 +78,11 @@ static void init_links(struct kv_store *s)
         s->client[i].first_seq = s->client[i].first_slot = KV_NONE;
 }
 
+static bool random_u64(uint64_t *out)
+{
+    return getrandom(out, sizeof *out, 0) == sizeof *out;
+}
+
 int kv_store_new(struct err *e, struct kv_store **out, struct kv_arena *a, const struct kv_store_opts *o,
                  uint64_t now_ns)
 {
@@ -88,12 +93,16 @@ int kv_store_new(struct err *e, struct kv_store **out, struct kv_arena *a, const
     s->a = a;
     s->o = *o;
     s->now_ns = now_ns;
+    s->epoch = 1;
     s->n_slot = h->n_slot;
     s->n_seq = h->n_seq;
     s->n_page = h->n_page;
     s->n_client = h->n_client;
     s->slot_bytes = kv_arena_layout(a)->slot_bytes;
-    int rc = allocate(s) ? 0 : err_nomem(e, "a store", s->n_slot * sizeof *s->slot);
+    int rc = random_u64(&s->dice) ? 0 : err_sys(e, "random bytes");
+    s->dice |= 1;
+    if (!rc)
+        rc = allocate(s) ? 0 : err_nomem(e, "a store", s->n_slot * sizeof *s->slot);
     if (!rc) {
         init_links(s);
         rc = store_adopt(e, s, now_ns);
@@ -132,11 +141,6 @@ void kv_store_free(struct kv_store *s)
 }
 
 /* ---- clients ---- */
-
-static bool random_u64(uint64_t *out)
-{
-    return getrandom(out, sizeof *out, 0) == sizeof *out;
-}
 
 /* Clients can read the metadata, and a client's key lets its bearer continue with what the client owns. */
 static void hash_key(uint8_t out[32], uint64_t key)
@@ -307,7 +311,8 @@ void kv_store_stat(const struct kv_store *s, struct kv_store_stat *out)
                                   .miss_blocks = s->miss_blocks,
                                   .published = s->published,
                                   .duplicate = s->duplicate,
-                                  .evicted = s->evicted};
+                                  .evicted = s->evicted,
+                                  .damaged = s->damaged};
     if (s->o.tier) {
         struct kv_tier_stat t;
         kv_tier_stat(s->o.tier, &t);

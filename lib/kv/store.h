@@ -45,6 +45,7 @@ enum kv_event_kind {
     KV_EVENT_EXPIRED, /* the client's lease has ended */
     KV_EVENT_STORED,  /* a block is cached, in memory or in the file tier */
     KV_EVENT_EVICTED, /* a block is no longer cached in either */
+    KV_EVENT_DAMAGED, /* a block has changed since it was published, for the log: text */
     KV_EVENT_TIER,    /* a failure or recovery of the file tier, for the log: text */
 };
 
@@ -56,11 +57,18 @@ struct kv_event {
     const char *text;
 };
 
+enum kv_verify { /* when the bytes of a block are compared with its checksum; each includes the one before */
+                 KV_VERIFY_NONE,
+                 KV_VERIFY_PUBLISH, /* when it is published */
+                 KV_VERIFY_FIRST,   /* at its first lease, and at a sample of the later ones */
+                 KV_VERIFY_ALWAYS,  /* at each lease */
+};
+
 struct kv_store_opts {
     uint64_t lease_ns, transfer_ns;
-    uint64_t tier_ns;     /* time limit of a read from the file tier, after which the block counts as missing */
-    bool verify;          /* compare each published block with its checksum */
-    struct kv_tier *tier; /* borrowed; NULL: none */
+    uint64_t tier_ns; /* time limit of a read from the file tier, after which the block counts as missing */
+    enum kv_verify verify;
+    struct kv_tier *tier;                                  /* borrowed; NULL: none */
     void (*on_event)(void *arg, const struct kv_event *n); /* must not call the store; may be NULL */
     void *event_arg;
 };
@@ -69,6 +77,7 @@ struct kv_store_stat {
     uint64_t total, free, cached, leased, quarantined, reserved;
     uint64_t seqs, clients, waiting;
     uint64_t hit_blocks, miss_blocks, published, duplicate, evicted;
+    uint64_t damaged; /* blocks that were dropped, since the start, because they or a block before them had changed */
     uint64_t disk_total, disk_used, disk_hits, disk_bad;
 };
 

@@ -146,6 +146,7 @@ void slot_name(struct kv_store *s, uint32_t i, const uint8_t *digest, const uint
     p->n_id = KV_BLOCK;
     p->n_use = 0;
     p->sum = sum;
+    s->slot[i].verified = 0;
     slot_set(s, i, KV_NAMED, 0);
     s->slot[i].n_child = 0;
     s->slot[i].on_disk = false;
@@ -269,6 +270,28 @@ static void evict(struct kv_store *s, uint32_t i)
     if (!s->slot[i].on_disk)
         store_emit(s, &(struct kv_event){.kind = KV_EVENT_EVICTED, .digest = digest});
     s->slot[i].on_disk = false;
+}
+
+void slot_forget(struct kv_store *s, uint32_t i)
+{
+    struct slot_side *d = &s->slot[i];
+    uint8_t digest[KV_DIGEST];
+    memcpy(digest, slot_of(s, i)->digest, KV_DIGEST);
+    heap_remove(s, i);
+    slot_undirty(s, i);
+    slot_unindex(s, i);
+    if (d->parent != KV_NONE) {
+        s->slot[d->parent].n_child--;
+        slot_evictable(s, d->parent);
+    }
+    d->parent = KV_NONE;
+    if (d->refs)
+        slot_set(s, i, KV_PRIVATE, 0);
+    else
+        slot_free(s, i);
+    if (!d->on_disk)
+        store_emit(s, &(struct kv_event){.kind = KV_EVENT_EVICTED, .digest = digest});
+    d->on_disk = false;
 }
 
 uint64_t slots_available(const struct kv_store *s)

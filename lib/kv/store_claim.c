@@ -142,6 +142,10 @@ static uint32_t next_block(struct kv_store *s, uint32_t i, uint64_t n, bool *the
     const struct seq_side *q = &s->seq[i];
     uint32_t slot = slot_find(s, q->digests + n * KV_DIGEST), parent = n ? seq_block(s, i, n - 1) : KV_NONE;
     *there = slot != KV_NONE;
+    if (*there && !slot_verify(s, slot)) {
+        *there = false; /* it may be on disk */
+        return KV_NONE;
+    }
     return *there && slot_is(s, slot, kv_ids_hash(q->ids + n * KV_BLOCK), parent) ? slot : KV_NONE;
 }
 

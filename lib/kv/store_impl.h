@@ -27,6 +27,7 @@ struct slot_side {            /* state of a slot outside the arena */
     bool dirty, on_disk;
     uint64_t prio; /* the heap is ordered by it, lowest first */
     uint64_t mark;
+    uint64_t verified; /* the epoch in which its checksum was last compared at a lease */
 };
 
 struct seq_side {
@@ -89,7 +90,9 @@ struct kv_store {
     uint64_t n_connected;
     uint64_t n_id; /* of ids assigned */
 
-    uint64_t hit_blocks, miss_blocks, published, duplicate, evicted;
+    uint64_t epoch; /* number of damaged blocks that were found, plus 1 */
+    uint64_t dice;  /* random; chooses the sample of verified leases */
+    uint64_t hit_blocks, miss_blocks, published, duplicate, evicted, damaged;
 };
 
 int store_refuse(struct err *e, struct kv_store *s, enum kv_why why, int code, const char *fmt, ...)
@@ -122,6 +125,16 @@ uint64_t slots_available(const struct kv_store *s);
 uint32_t slot_get(struct kv_store *s); /* a free slot; evicts a block if none is free; KV_NONE: all are in use */
 void slot_link_writer(struct kv_store *s, uint32_t i, uint32_t client);
 void slot_released(struct kv_store *s, uint32_t i, uint64_t tick); /* without references: it may be evicted */
+
+/* Removes a block from the index, and emits that it is no longer cached. Its slot is free, or private to the sequences
+ * that use it. The caller removes the blocks that follow it likewise. */
+void slot_forget(struct kv_store *s, uint32_t i);
+
+/* ---- store_verify.c ---- */
+
+/* Compares an indexed block with its checksum, if it is due. False: it has changed, and it is dropped with all blocks
+ * that follow it. */
+bool slot_verify(struct kv_store *s, uint32_t i);
 
 /* ---- store_tier.c: the file tier below the slots ---- */
 

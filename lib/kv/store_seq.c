@@ -230,7 +230,7 @@ static int check_publish(struct err *e, struct kv_store *s, uint32_t client, con
     rc = check_reserved(e, s, client, p->slot, p->n_block, q->tail);
     if (!rc && p->tail != KV_NONE)
         rc = check_reserved(e, s, client, &p->tail, 1, q->tail);
-    for (uint64_t k = 0; k < p->n_block && !rc && s->o.verify; k++)
+    for (uint64_t k = 0; k < p->n_block && !rc && s->o.verify >= KV_VERIFY_PUBLISH; k++)
         if (kv_arena_sum(s->a, p->slot[k]) != p->sum[k])
             rc = store_refuse(e, s, KV_WHY_REFUSED, ERR_NO, "block %" PRIu64 " (slot %u) does not match its checksum",
                               p->at + k, p->slot[k]);

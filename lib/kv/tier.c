@@ -404,6 +404,21 @@ int kv_tier_put(struct err *e, struct kv_tier *t, uint8_t *dropped, bool *has_dr
     return 0;
 }
 
+static void discard_and_erase(struct kv_tier *t, uint32_t i)
+{
+    discard(t, i);
+    struct disk_job *erase = job_of(t, DISK_ERASE, i);
+    if (erase)
+        disk_submit(t->disk, erase);
+}
+
+void kv_tier_drop(struct kv_tier *t, const uint8_t *digest)
+{
+    uint32_t i = find(t, digest);
+    if (i != KV_NONE)
+        discard_and_erase(t, i);
+}
+
 /* ---- completions ---- */
 
 static bool is_current(const struct kv_tier *t, const struct disk_job *j)
@@ -421,10 +436,7 @@ static void read_done(struct kv_tier *t, const struct disk_job *j, struct kv_tie
     err_set(&t->failure, ERR_NO, "%s: the block in record %u is torn or damaged: dropped", t->path, j->rec);
     out->text = t->failure.text;
     t->bad++;
-    discard(t, j->rec);
-    struct disk_job *erase = job_of(t, DISK_ERASE, j->rec);
-    if (erase)
-        disk_submit(t->disk, erase);
+    discard_and_erase(t, j->rec);
 }
 
 static bool write_done(struct kv_tier *t, const struct disk_job *j, struct kv_tier_done *out)

@@ -38,6 +38,8 @@ int kv_tier_get(struct err *e, struct kv_tier *t, const uint8_t *digest);
  * copied to dropped (KV_DIGEST bytes). ERR_NO: the write queue is full, see kv_tier_room. */
 int kv_tier_put(struct err *e, struct kv_tier *t, uint8_t *dropped, bool *has_dropped, const struct kv_tier_block *b,
                 const uint8_t *bytes);
+/* Removes a block that must not be read again. */
+void kv_tier_drop(struct kv_tier *t, const uint8_t *digest);
 bool kv_tier_room(const struct kv_tier *t); /* the write queue has room */
 void kv_tier_each(const struct kv_tier *t, void (*fn)(void *arg, const uint8_t *digest), void *arg);
 

@@ -12,7 +12,7 @@
 struct events {
     struct kv_seq_info seq[64];
     uint32_t seq_client[64];
-    int n_seq, n_expired, n_stored, n_evicted;
+    int n_seq, n_expired, n_stored, n_evicted, n_damaged;
     uint32_t expired;
     uint8_t evicted[4096][KV_DIGEST];
 };
@@ -29,6 +29,7 @@ static inline void on_event(void *arg, const struct kv_event *n)
         h->expired = n->client;
     }
     h->n_stored += n->kind == KV_EVENT_STORED;
+    h->n_damaged += n->kind == KV_EVENT_DAMAGED;
     if (n->kind == KV_EVENT_EVICTED)
         memcpy(h->evicted[h->n_evicted++ % 4096], n->digest, KV_DIGEST);
 }
@@ -40,16 +41,21 @@ struct fixture {
     uint32_t c[8];
 };
 
-static inline void fixture_open(struct fixture *b, uint64_t n_slot)
+static inline void fixture_open_verify(struct fixture *b, uint64_t n_slot, enum kv_verify verify)
 {
     struct err e = {0};
     memset(b, 0, sizeof *b);
     b->a = small_arena(n_slot);
     struct kv_store_opts o = {
-        .lease_ns = LEASE, .transfer_ns = LEASE, .verify = true, .on_event = on_event, .event_arg = &b->h};
+        .lease_ns = LEASE, .transfer_ns = LEASE, .verify = verify, .on_event = on_event, .event_arg = &b->h};
     OK(kv_store_new(&e, &b->s, b->a, &o, 0));
     for (int i = 0; i < 4; i++)
         OK(kv_store_join(&e, b->s, &b->c[i], 100 + i, 7, 0));
+}
+
+static inline void fixture_open(struct fixture *b, uint64_t n_slot)
+{
+    fixture_open_verify(b, n_slot, KV_VERIFY_PUBLISH);
 }
 
 static inline void fixture_close(struct fixture *b)
