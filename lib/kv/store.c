@@ -348,5 +348,5 @@ void kv_store_each(const struct kv_store *s, void (*fn)(void *arg, const uint8_t
 
 bool kv_store_busy(const struct kv_store *s)
 {
-    return s->n_free_seq < s->n_seq;
+    return s->n_free_seq < s->n_seq && s->n_connected > 0;
 }

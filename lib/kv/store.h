@@ -154,7 +154,8 @@ int kv_store_end_transfer(struct err *e, struct kv_store *s, const uint8_t *hand
 void kv_store_stat(const struct kv_store *s, struct kv_store_stat *out);
 /* Calls fn for each cached block, for a new watcher. */
 void kv_store_each(const struct kv_store *s, void (*fn)(void *arg, const uint8_t *digest), void *arg);
-bool kv_store_busy(const struct kv_store *s); /* a sequence exists: of a client, or in a transfer */
+/* A client owns a sequence, or a client exists that may take one in a transfer. */
+bool kv_store_busy(const struct kv_store *s);
 /* Queues one block for the file tier that it does not have; to be called when idle. False: nothing is left, or the
  * queue of the tier is full. */
 bool kv_store_flush(struct kv_store *s);

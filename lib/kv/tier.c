@@ -166,6 +166,9 @@ static int open_file(struct err *e, struct kv_tier *t, const struct kv_kind *k)
     struct file_head h, want;
     struct stat st;
     t->fd = open(t->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (t->fd < 0 && (errno == ENOENT || errno == ENOTDIR || errno == EISDIR || errno == EACCES || errno == EROFS))
+        return err_set(e, ERR_NO, "the file tier %s cannot be opened: %s", t->path,
+                       strerror(errno)); /* not by retrying */
     if (t->fd < 0)
         return err_sys(e, "%s", t->path);
     if (flock(t->fd, LOCK_EX | LOCK_NB))

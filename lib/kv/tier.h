@@ -16,7 +16,8 @@
 
 struct kv_tier;
 
-/* Opens or creates the file, of at most `bytes`. ERR_NO: not even one block fits, or another kvstore uses it;
+/* Opens or creates the file, of at most `bytes`. ERR_NO: not even one block fits, another kvstore uses it, or
+ * the path cannot be opened (a missing folder, a directory, no permission);
  * ERR_PROTO: it has blocks of another kind, or is another type of file; ERR_SYS. Records with a damaged head are
  * counted and dropped. */
 int kv_tier_open(struct err *e, struct kv_tier **out, const char *path, uint64_t bytes, const struct kv_kind *k);
