@@ -88,6 +88,7 @@ static int plan_kvstore(struct err *e, struct command *c, const struct plan *p, 
         rc = p->engine && !strncmp(p->engine, "fake:", 5) ? fake_kind(e, c) : option(e, c, "--model", p->model);
     rc = rc ? rc : option(e, c, "--kv-cache-dtype", p->kv_type);
     rc = rc ? rc : option(e, c, "--kv-cache-memory-bytes", p->kv_bytes);
+    rc = rc ? rc : option(e, c, "--verify", p->verify);
     rc = rc ? rc : option(e, c, "--disk", p->disk);
     return rc ? rc : option(e, c, "--disk-size", p->disk_size);
 }

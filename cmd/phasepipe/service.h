@@ -143,7 +143,7 @@ extern const struct plan_http_option plan_http_option[PLAN_HTTP_OPTIONS];
 
 struct plan {
     const char *model, *sched, *kv_type, *disk, *cores, *engine, *run;
-    const char *kv_bytes, *disk_size, *batched, *seqs;
+    const char *kv_bytes, *verify, *disk_size, *batched, *seqs;
     const char *http, *ollama, *key_file, *tls_cert, *tls_key, *origins; /* http, ollama: "off", or an address */
     const char *http_option[PLAN_HTTP_OPTIONS]; /* values for plan_http_option[]; NULL: not given */
     struct cli_list names;
