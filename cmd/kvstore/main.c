@@ -105,8 +105,10 @@ static void adopt_stored(struct kvstore *k)
     struct err e = {0};
     struct kv_arena *a;
     int fd[KV_ARENA_FDS] = {proc_kept_fd(META_NAME), proc_kept_fd(SLOTS_NAME)};
-    if (fd[0] < 0 || fd[1] < 0)
+    if (fd[0] < 0 || fd[1] < 0) {
+        socket_fds_close(fd); /* an earlier version stored one; its memory is freed with it */
         return;
+    }
     int rc = kv_arena_adopt(&e, &a, fd, &k->kind);
     rc = rc ? rc : kvstore_open_store(&e, k, a);
     if (rc)

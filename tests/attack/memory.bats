@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # A worker that writes at random over everything that it can of the shared memory (tests/tools/kv_scribble), and thousands
-# of cancelled requests: kvstore lives, holds nothing for nobody, and never serves a block that somebody else has changed.
+# of cancelled requests: kvstore lives, holds nothing for nobody, and never serves a block that another process has changed.
 
 bats_require_minimum_version 1.5.0
 
