@@ -73,6 +73,27 @@ compute=('lease 1 6' 'credit 6' 'publish 6' check release)
     within "kvstore, scribbled on" "$store_pid" 16
 }
 
+# bats test_tags=quick
+@test "a --disk file that cannot be opened is a permanent failure" {
+    mkdir folder
+    touch file
+    for path in missing/kv.disk folder file/kv.disk; do
+        run kvstore "${kv[@]}" --disk "$path"
+        [ "$status" -eq 1 ]
+        [[ $output == *"the file tier $path cannot be opened: "* ]]
+    done
+}
+
+# bats test_tags=quick
+@test "kvstore ends at once when only a transfer is left that nobody can take" {
+    start --handed-ms 20000 --drain-seconds 20
+    commands 'lease 1 4' 'credit 6' 'publish 4 7' hand | grep "blocks 4 tail 7"
+    begin=$(date +%s%N)
+    kill -TERM "$store_pid"
+    wait "$store_pid"
+    [ $(($(date +%s%N) - begin)) -lt 3000000000 ]
+}
+
 ask() {
     curl -sS --max-time 60 --unix-socket run.s http://x/v1/completions -H 'Content-Type: application/json' \
         -d "{\"model\":\"smol\",\"prompt\":\"$prompt\",\"max_tokens\":24,\"temperature\":0}" | jq -r '.choices[0].text'

@@ -425,30 +425,6 @@ P
     [[ $output == *"kv.disk has KV of another kind"*"arithmetic"* ]]
 }
 
-@test "a --disk file that cannot be opened is a permanent failure" {
-    mkdir folder
-    for path in missing/kv.disk folder store.err/kv.disk; do
-        touch store.err
-        run kvstore "${kv[@]}" --disk "$path"
-        [ "$status" -eq 1 ]
-        [[ $output == *"the file tier $path cannot be opened: "* ]]
-    done
-}
-
-@test "kvstore ends at once when only a transfer is left that nobody can take" {
-    start --handed-ms 20000 --drain-seconds 20
-    client a
-    command_to a lease 1 4
-    command_to a credit 6
-    command_to a publish 4 7
-    [[ $(command_to a hand) == *"blocks 4 tail 7" ]]
-    kill -9 $a_pid
-    begin=$(date +%s%N)
-    kill -TERM "$store_pid"
-    wait "$store_pid"
-    [ $(($(date +%s%N) - begin)) -lt 3000000000 ]
-}
-
 @test "a full disk is logged once, and blocks in memory stay" {
     # A disk of 13 pages: the header of the file, and three records of 4.
     mkdir small
