@@ -35,6 +35,13 @@ ssize_t pread(int fd, void *p, size_t n, off_t at)
     return syscall(SYS_pread64, fd, p, n, at);
 }
 
+/* What pread is with _FORTIFY_SOURCE. */
+ssize_t __pread_chk(int fd, void *p, size_t n, off_t at, size_t room);
+ssize_t __pread_chk(int fd, void *p, size_t n, off_t at, size_t room)
+{
+    return n <= room ? pread(fd, p, n, at) : -1;
+}
+
 ssize_t pwritev(int fd, const struct iovec *v, int n, off_t at)
 {
     wait_while_stalled();
