@@ -1,5 +1,6 @@
 /* The plan: the services, their command lines and their cores. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,20 +52,23 @@ static int begin(struct err *e, struct command *c, const char *program)
 int plan_sched(struct err *e, struct command *out, const struct plan *p, const char *run, const char *policy)
 {
     char program[PATH_MAX], listen[RUN_BYTES_MAX + 32], kv[RUN_BYTES_MAX + 32];
+    char drain[24];
     size_t n = strcspn(policy, " ");
-    (void)p;
     if (n == 0 || n >= sizeof program)
         return err_set(e, ERR_USAGE, "'%.60s' does not name a policy", policy);
     memcpy(program, policy, n);
     program[n] = 0;
     snprintf(listen, sizeof listen, "ipc://%s/sched.sock", run);
     snprintf(kv, sizeof kv, "unix:%s/kv.sock", run);
+    snprintf(drain, sizeof drain, "%" PRIu64, p->drain_s);
     int rc = begin(e, out, program);
     if (rc == ERR_SYS && errno == ENOENT)
         rc = err_set(e, ERR_USAGE, "unknown policy '%.60s'", program);
     if (!rc && policy[n])
         rc = command_add(e, out, policy + n + 1);
-    return rc ? rc : words(e, out, (const char *const[]){"--listen", listen, "--kv", kv, NULL});
+    /* Its SIGTERM is the end of all services; a restart kills it (crash_only). */
+    return rc ? rc
+              : words(e, out, (const char *const[]){"--listen", listen, "--kv", kv, "--drain-seconds", drain, NULL});
 }
 
 /* The KV kind of workers with --engine fake: (see decode(1)). */

@@ -17,6 +17,8 @@
 #define TICK_MS 500 /* period of checking for unreachable services and the shutdown deadline */
 /* Shutdown: do not wait for a client that has read nothing for so long. */
 #define STALL_NS (10 * NS_S)
+/* Shutdown: requests that are being received at an inherited socket have this long to become complete. */
+#define ARRIVING_NS (5 * NS_S)
 
 void api_log(struct api *a, const char *fmt, ...)
 {
@@ -214,7 +216,8 @@ bool api_ready(const struct api *a)
 
 struct run {
     struct api *a;
-    uint64_t end_ns;     /* end of the graceful shutdown; 0: serving */
+    uint64_t term_ns;    /* when the graceful shutdown began */
+    uint64_t end_ns;     /* its end; 0: serving */
     bool absence_logged; /* an unreachable service was logged */
     bool connected;      /* the scheduler and tokenize were connected once */
     bool cut;            /* requests were cancelled at the end of the shutdown */
@@ -268,6 +271,8 @@ static void on_signals(void *arg, uint32_t events)
         if (l->a->draining)
             continue;
         l->a->draining = true;
+        l->term_ns = time_now_ns();
+        http_leave(l->a->http);
         l->end_ns = time_now_ns() + (uint64_t)(l->drain_s * 1e9);
     }
 }
@@ -291,6 +296,8 @@ static bool is_running(struct run *l, uint64_t now)
         return true;
     if (l->terms > 1)
         return false;
+    if (http_arriving(l->a->http) && now < l->end_ns && now < l->term_ns + ARRIVING_NS)
+        return true;
     uint32_t n_leaving = l->a->n_generation ? 0 : http_unsent(l->a->http, STALL_NS);
     if (now >= l->end_ns && n_leaving) {
         if (!l->cut)

@@ -49,6 +49,7 @@ struct generation_prompt {
         retry_ns; /* the scheduler refused for lack of capacity; reported just before its err frame; 0: it did not */
     uint32_t max_tokens, n_prompt;
     bool hashed;
+    bool ending;                      /* with retry_ns: the scheduler is shutting down */
     struct generation_choice *choice; /* [n] */
 };
 
@@ -123,7 +124,7 @@ void api_on_parsed(struct api *a, struct http_request *r, const struct api_route
 /* ---- generation.c: callbacks of the gateway ---- */
 void api_on_frame(void *arg, const struct wire_frame *f);
 void api_on_read(void *arg, uint64_t seq, const struct wire_prompt *q);
-void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns);
+void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns, bool ending);
 void api_on_accepted(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns);
 void generation_disconnected(struct generation *c); /* the client disconnected; generation_free follows */
 void generation_free(struct generation *c);

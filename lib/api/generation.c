@@ -229,7 +229,7 @@ static int refuse(struct err *e, struct api_error *why, int status, double retry
     return ERR_NO;
 }
 
-static int admit(struct err *e, const struct api *a, uint64_t n, struct api_error *why)
+static int admit(struct err *e, const struct api *a, const struct http_request *r, uint64_t n, struct api_error *why)
 {
     uint64_t since = 0, now = time_now_ns();
     char text[120];
@@ -238,7 +238,7 @@ static int admit(struct err *e, const struct api *a, uint64_t n, struct api_erro
                  (unsigned long long)n, a->o.waiting_max);
         return refuse(e, why, 400, 0, text);
     }
-    if (a->draining)
+    if (a->draining && !http_is_last(r)) /* at an inherited socket requests that were accepted are answered */
         return refuse(e, why, 503, 1, "the server is shutting down");
     if (a->wrong_vocab)
         return refuse(e, why, 500, 0, VOCAB_TEXT);
@@ -392,7 +392,7 @@ int generation_start(struct err *e, struct generation **out, struct api *a, stru
     struct generation *c = NULL;
     *out = NULL;
     *why = (struct api_error){500, 0, "out of memory"};
-    if (admit(e, a, (uint64_t)n_line * n, why))
+    if (admit(e, a, r, (uint64_t)n_line * n, why))
         return e->code;
     int rc = new_generation(e, &c, n_line, n);
     if (rc) {
@@ -500,7 +500,7 @@ static int status_of(const struct generation_prompt *l, const struct wire_error 
 {
     const struct api *a = l->c->a;
     if (l->retry_ns)
-        return 429;
+        return l->ending ? 503 : 429;
     if (w->code == ERR_SYS && !l->n_prompt) /* of tokenize, whose queue is full */
         return 503;
     if (w->code != ERR_NO)
@@ -580,9 +580,11 @@ void api_on_accepted(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns
         l->c->ops->begin(l->c);
 }
 
-void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns)
+void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns, bool ending)
 {
     struct generation_prompt *l = find(arg, seq);
-    if (l)
-        l->retry_ns = retry_ns ? retry_ns : 1;
+    if (!l)
+        return;
+    l->retry_ns = retry_ns ? retry_ns : 1;
+    l->ending = ending;
 }

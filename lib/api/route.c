@@ -192,7 +192,7 @@ static void dispatch(struct api *a, struct http_request *r, struct api_request *
         route->call(a, r);
         return;
     }
-    if (a->draining) {
+    if (a->draining && !http_is_last(r)) {
         fail(r, 503, 1, "the server is shutting down");
         return;
     }

@@ -33,9 +33,9 @@ struct gateway_opts {
     /* tokenize has parsed the line. q: the prompt of its first choice, borrowed; the ids are only in the body. May be
      * NULL. */
     void (*parsed)(void *arg, uint64_t seq, const struct wire_prompt *q);
-    /* Called before an err frame if the scheduler has refused the request for now; retry_ns is its advice. May be NULL.
-     */
-    void (*refused)(void *arg, uint64_t seq, uint64_t retry_ns);
+    /* Called before an err frame if the scheduler has refused the request for now; retry_ns is its advice. ending: the
+     * scheduler is shutting down, so it was not submitted again; otherwise there is too much work. May be NULL. */
+    void (*refused)(void *arg, uint64_t seq, uint64_t retry_ns, bool ending);
     /* Receives log lines. May be NULL. */
     void (*log)(void *arg, const char *text);
     void *arg;

@@ -180,7 +180,7 @@ static void on_refuse(struct gateway *g, struct gw_choice *c, const struct wire_
     if (!c->refused_ns)
         c->refused_ns = now;
     uint64_t waits = now - c->refused_ns + wait;
-    bool patient = c->r->deadline_ns || waits < g->o.patience_ns;
+    bool patient = !f->ending && (c->r->deadline_ns || waits < g->o.patience_ns);
     if (!f->never && patient) {
         c->submit_ns = now + wait;
         gw_send_add(g, c);
@@ -190,7 +190,7 @@ static void on_refuse(struct gateway *g, struct gw_choice *c, const struct wire_
         snprintf(retry, sizeof retry, ": try again in %.3g s", (double)f->retry_ns / 1e9);
     err_set(&e, ERR_NO, "%.*s%s", (int)(f->text.n < 400 ? f->text.n : 400), f->text.n ? f->text.p : "", retry);
     if (!f->never && g->o.refused)
-        g->o.refused(g->o.arg, c->r->seq, f->retry_ns);
+        g->o.refused(g->o.arg, c->r->seq, f->retry_ns, f->ending);
     gw_choice_end(g, c, 0, &e);
 }
 

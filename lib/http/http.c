@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "http/http_impl.h"
@@ -138,7 +139,10 @@ int http_adopt(struct err *e, struct http *h, int fd, int dialect)
 {
     char name[HTTP_NAME_BYTES];
     http_name_of(name, fd);
-    return start(e, h, fd, dialect, name, "");
+    int rc = start(e, h, fd, dialect, name, "");
+    if (!rc)
+        h->listener[h->n_listener - 1]->adopted = true;
+    return rc;
 }
 
 const char *http_address(const struct http *h, size_t i)
@@ -149,6 +153,38 @@ const char *http_address(const struct http *h, size_t i)
 int http_address_dialect(const struct http *h, size_t i)
 {
     return h->listener[i]->dialect;
+}
+
+/* Whether bytes of a request were received, by this process or its kernel. */
+static bool has_input(const struct conn *k)
+{
+    int n_unread = 0;
+    return buf_left(&k->in) || (!ioctl(k->fd, FIONREAD, &n_unread) && n_unread);
+}
+
+void http_leave(struct http *h)
+{
+    for (size_t i = 0; i < h->n_listener; i++)
+        if (h->listener[i]->adopted)
+            listener_stop(h->listener[i]);
+    list_each (struct conn, k, &h->conns, node)
+        if (conn_is_leaving(k) && k->state == CONN_HEAD && k->used && !has_input(k))
+            conn_kill(k);
+}
+
+uint32_t http_arriving(const struct http *h)
+{
+    uint32_t n = 0;
+    list_each (const struct conn, k, &h->conns, node) {
+        bool begun = k->state == CONN_HANDSHAKE || k->state == CONN_BODY || (k->state == CONN_HEAD && !k->used);
+        n += conn_is_leaving(k) && !k->dead && begun;
+    }
+    return n;
+}
+
+bool http_is_last(const struct http_request *r)
+{
+    return conn_is_leaving(r->k);
 }
 
 void http_stop(struct http *h)

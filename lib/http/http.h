@@ -95,6 +95,12 @@ int http_adopt(struct err *e, struct http *h, int fd,
 const char *http_address(const struct http *h,
                          size_t i); /* of the i-th listener, "127.0.0.1:8000"; NULL: there is none */
 int http_address_dialect(const struct http *h, size_t i);
+/* For a restart: stops accepting at adopted sockets, so that later connections wait in their backlogs for a successor.
+ * Requests on connections accepted there before are still delivered; each is the last of its connection. Closes those
+ * that are idle. */
+void http_leave(struct http *h);
+uint32_t http_arriving(const struct http *h);    /* after http_leave: connections whose request is incomplete */
+bool http_is_last(const struct http_request *r); /* its connection is closed after its response (http_leave) */
 /* For a graceful shutdown: accepts no new connections and no further request on existing ones; closes idle ones. */
 void http_stop(struct http *h);
 int http_reload(struct err *e,

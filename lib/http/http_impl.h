@@ -41,6 +41,7 @@ struct listener {
     int dialect;
     char address[HTTP_NAME_BYTES];
     char path[108]; /* of a Unix socket, unlinked at the end; "" */
+    bool adopted;   /* its socket belongs to a service manager, which keeps it open */
 };
 
 /* The clients of one address. */
@@ -91,6 +92,12 @@ struct conn {
     bool loopback;            /* its local address is of the loopback */
     char name[48];            /* of the client */
 };
+
+/* Its listener accepts no more connections: the present request is the last of this one (http_leave). */
+static inline bool conn_is_leaving(const struct conn *k)
+{
+    return k->l->fd < 0;
+}
 
 enum request_state {
     REQUEST_READING,   /* the body is incomplete */

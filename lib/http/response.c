@@ -68,7 +68,7 @@ static void send_head(struct http_request *r, int status, const char *type, uint
     r->status = status;
     r->begun = true;
     /* Without chunks the end of the connection ends the body. */
-    if (r->k->h->stopped || (length == UINT64_MAX && (!r->head.minor || is_head(r))))
+    if (r->k->h->stopped || conn_is_leaving(r->k) || (length == UINT64_MAX && (!r->head.minor || is_head(r))))
         r->close = true;
     if (gmtime_r(&now, &tm))
         strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);

@@ -237,7 +237,8 @@ int submit_event(struct err *e, struct sched *s, const struct wire_submit *f);
 void cancel_event(struct sched *s, const struct wire_cancel *f);
 void submit_acks(struct sched *s);
 void submit_timers(struct sched *s);
-void req_refuse(struct sched *s, struct request *r, bool never, uint64_t retry_ns, const char *text);
+enum refusal { REFUSE_FOR_NOW, REFUSE_NEVER, REFUSE_ENDING };
+void req_refuse(struct sched *s, struct request *r, enum refusal kind, uint64_t retry_ns, const char *text);
 
 /* ---- worker.c: the registry, capacity, work items and controls ---- */
 

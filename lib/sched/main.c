@@ -32,6 +32,7 @@ struct flags {
     struct cli_list settings, kv;
     uint64_t ready_fd;
     bool ready_given;
+    double drain_s;
     struct sched_filter filter;
     /* made from the flags above, for the service */
     char url[WIRE_URL_BYTES_MAX + 32], kv_url[WIRE_URL_BYTES_MAX + 32];
@@ -76,6 +77,7 @@ static int service_flags(struct err *e, struct flags *f)
     }
     f->serve.store = f->store;
     f->serve.url = f->listen;
+    f->serve.drain_ns = (uint64_t)(f->drain_s * 1e9);
     f->serve.ready_fd = f->ready_given ? (int)f->ready_fd : -1;
     if (!rc && !f->listen && (f->ready_given || f->kv.n))
         rc = err_set(e, ERR_USAGE, "%s needs a service: give --listen or --run, too", f->kv.n ? "--kv" : "--ready-fd");
@@ -130,6 +132,8 @@ int sched_main(struct err *e, int argc, char **argv, const char *prog, const cha
         {0, "run", CLI_STR, &f.run, "DIR", "runtime directory: use its sched.sock and kv.sock by default", .lo = 0},
         {0, "ready-fd", CLI_U64, &f.ready_fd, "N", "write a line to this descriptor when ready", .lo = 3, .hi = 1 << 20,
          .given = &f.ready_given},
+        {0, "drain-seconds", CLI_F64, &f.drain_s, "N",
+         "after SIGTERM let running requests end for N seconds (0: end at once)", .flo = 0, .fhi = 86400},
         {0, "jsonl", CLI_FLAG, &f.filter.jsonl, NULL, "read and write lines of JSON", .lo = 0},
         {'k', "knob", CLI_LIST, &f.settings, "NAME=VALUE", "change a setting of scheduler or policy", .lo = 0},
         {0, "stat", CLI_FLAG, &f.filter.stat, NULL, "write a stat frame at the end", .lo = 0},

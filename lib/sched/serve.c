@@ -12,8 +12,9 @@
 
 #define WAIT_NS_MAX (250 * NS_MS) /* interval of signal checks */
 #define STOPPED_NS (500 * NS_MS)  /* a wait that takes this much longer than intended: the process was stopped */
-#define ENDING_NS (60 * NS_S)     /* after SIGTERM running requests may continue for this long */
+#define GOODBYE_NS (100 * NS_MS)  /* limit to send the last frames when the service ends */
 #define BATCH_MAX 4096            /* events before the next decision */
+#define SHUTTING_DOWN "the scheduler is shutting down"
 
 /* ---- the clock ---- */
 
@@ -99,7 +100,7 @@ static void send_worker(struct serve *v, const struct worker *w)
     peer_send(v, v->sender, &f);
 }
 
-/* During shutdown new requests are refused with `never`, so that gateways do not submit them again. */
+/* While it drains, new requests are refused: gateways answer 503, and do not submit them again. */
 static bool refused_for_shutdown(struct serve *v, const struct wire_frame *f)
 {
     if (!v->ending || f->kind != WIRE_SUBMIT)
@@ -108,8 +109,11 @@ static bool refused_for_shutdown(struct serve *v, const struct wire_frame *f)
     if (g && req_find(v->s, g, f->submit.job))
         return false;
     struct wire_frame refusal = {.kind = WIRE_REFUSE};
-    refusal.refuse = (struct wire_refuse){
-        .to = f->submit.gw, .job = f->submit.job, .never = true, .text = wire_str_of("the scheduler is shutting down")};
+    refusal.refuse = (struct wire_refuse){.to = f->submit.gw,
+                                          .job = f->submit.job,
+                                          .ending = true,
+                                          .retry_ns = v->s->retry_ns,
+                                          .text = wire_str_of(SHUTTING_DOWN)};
     peer_send(v, v->sender, &refusal);
     return true;
 }
@@ -174,27 +178,27 @@ static void decide(struct serve *v)
         serve_log_limited(v, e.text);
 }
 
-/* During shutdown waiting requests fail, except for prefilled ones while a worker can decode them. */
+/* While it drains, waiting requests are refused, except for prefilled ones while a worker can decode them. */
 static void end_waiting(struct serve *v)
 {
     for (struct request *r; (r = v->s->queued.first[0]);)
-        req_end(v->s, r, END_ERROR, ERR_SYS, "the scheduler is shutting down");
+        req_refuse(v->s, r, REFUSE_ENDING, v->s->retry_ns, SHUTTING_DOWN);
     for (struct request *r; (r = grace_first(v->s));)
-        req_end(v->s, r, END_ERROR, ERR_SYS, "the scheduler is shutting down");
+        req_refuse(v->s, r, REFUSE_ENDING, v->s->retry_ns, SHUTTING_DOWN);
     bool any_worker = false;
     for (uint32_t i = 0; i < v->s->n_worker; i++)
         any_worker |= !v->s->worker[i]->pub.draining;
     for (struct request *r; !any_worker && (r = v->s->ready.first[0]);)
-        req_end(v->s, r, END_ERROR, ERR_SYS, "the scheduler is shutting down");
+        req_refuse(v->s, r, REFUSE_ENDING, v->s->retry_ns, SHUTTING_DOWN);
 }
 
 static bool finished(struct serve *v)
 {
-    if (proc_term_count() > 1)
+    if (proc_term_count() > 1 || (proc_term_count() && !v->o->drain_ns))
         return true;
     if (proc_term_count() && !v->ending) {
         v->ending = true;
-        v->end_ns = time_now_ns() + ENDING_NS;
+        v->end_ns = time_now_ns() + v->o->drain_ns;
     }
     if (!v->ending)
         return false;
@@ -231,6 +235,23 @@ static int run(struct err *e, struct serve *v)
     }
 }
 
+/* Ends all sessions with a reason, so that peers see a planned end and no crash. Frames that were not taken stay
+ * unacknowledged: peers send them to the successor. */
+static void goodbye(struct serve *v)
+{
+    struct session_event x;
+    uint64_t end = time_now_ns() + GOODBYE_NS;
+    session_listener_free(v->listener);
+    v->listener = NULL;
+    peers_close(v);
+    while (!list_empty(&v->all) && time_now_ns() < end) {
+        while (session_hub_next(v->hub, &x))
+            if (x.type == SESSION_DOWN && !store_of(v, x.s) && session_arg(x.s))
+                peer_free(v, session_arg(x.s));
+        session_hub_wait(v->hub, 5);
+    }
+}
+
 int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o)
 {
     struct serve v = {.s = s, .o = o};
@@ -247,6 +268,8 @@ int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o
     rc = rc ? rc : proc_ready(e, NULL, o->ready_fd);
     rc = rc ? rc : run(e, &v);
     sched_set_sink(s, &(struct sched_sink){0});
+    if (!rc)
+        goodbye(&v);
     stores_close(&v);
     peers_free(&v);
     session_listener_free(v.listener);

@@ -19,12 +19,14 @@ struct sched_serve_opts {
     const struct sched_serve_store *store;
     size_t n_store;
     int ready_fd;                             /* -1: none */
+    uint64_t drain_ns;                        /* 0: SIGTERM ends it at once */
     void (*log)(void *arg, const char *text); /* may be NULL */
     void *log_arg;
 };
 
-/* Runs until SIGTERM (proc_signals), then shuts down gracefully: it refuses new requests and returns when no request is
- * running, after a minute, or at the second signal. Sets the sink of s. */
+/* Runs until SIGTERM (proc_signals). Without drain_ns it then returns at once: no request is refused or ended, since a
+ * successor at the same address learns all of them from gateways and workers. With drain_ns it refuses new requests
+ * (`ending`) and returns when no request is running, after drain_ns, or at the second signal. Sets the sink of s. */
 int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o);
 
 #endif

@@ -61,6 +61,8 @@ void peer_up(struct serve *v, struct session *s);
 /* Sends `gone` of the peer to the state machine, logs the reason if the peer broke the protocol, and frees it. */
 void peer_down(struct serve *v, struct peer *p, const struct err *reason);
 void peer_acked(struct serve *v, struct peer *p);
+void peers_close(struct serve *v); /* ends all sessions with a reason; SESSION_DOWN follows for each */
+void peer_free(struct serve *v, struct peer *p);
 void peers_free(struct serve *v);
 bool peers_quiet(const struct serve *v); /* the gateways have acknowledged all frames */
 /* ERR_PROTO: this peer must not send this frame, or it names another peer as its sender. */

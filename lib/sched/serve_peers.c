@@ -49,13 +49,19 @@ void peer_up(struct serve *v, struct session *s)
     session_set_arg(s, p);
 }
 
-static void peer_free(struct serve *v, struct peer *p)
+void peer_free(struct serve *v, struct peer *p)
 {
     map_drop(&v->peers, p->hash, p);
     list_remove(&p->node);
     session_set_arg(p->s, NULL);
     free(p->queue);
     free(p);
+}
+
+void peers_close(struct serve *v)
+{
+    list_each (struct peer, p, &v->all, node)
+        session_close(p->s, "the scheduler has ended; its successor continues the requests");
 }
 
 void peers_free(struct serve *v)
@@ -71,7 +77,7 @@ void peer_down(struct serve *v, struct peer *p, const struct err *reason)
     struct wire_str name = wire_str_of(session_peer_name(p->s));
     if (reason->code == ERR_PROTO) {
         char line[700];
-        snprintf(line, sizeof line, "%s %s: %.500s", roles[p->role], session_peer_name(p->s), reason->text);
+        snprintf(line, sizeof line, "%.600s", reason->text); /* begins with role and name of the peer */
         serve_log_limited(v, line);
     }
     if (p->role == PEER_WORKER)

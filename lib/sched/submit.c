@@ -102,14 +102,15 @@ static int fill(struct err *e, struct sched *s, struct request *r, const struct 
     return 0;
 }
 
-void req_refuse(struct sched *s, struct request *r, bool never, uint64_t retry_ns, const char *text)
+void req_refuse(struct sched *s, struct request *r, enum refusal kind, uint64_t retry_ns, const char *text)
 {
     struct wire_frame f = {.kind = WIRE_REFUSE};
     f.refuse = (struct wire_refuse){.at_ns = s->now_ns,
                                     .to = wire_str_of(r->gw->name),
                                     .job = r->pub.job,
-                                    .never = never,
-                                    .retry_ns = never ? 0 : retry_ns,
+                                    .never = kind == REFUSE_NEVER,
+                                    .ending = kind == REFUSE_ENDING,
+                                    .retry_ns = kind == REFUSE_NEVER ? 0 : retry_ns,
                                     .text = wire_str_of(text)};
     emit(s, &f);
     req_end(s, r, END_REFUSED, ERR_NO, text);
@@ -131,7 +132,7 @@ static bool refuse_full(struct sched *s, struct request *r)
                  s->bytes, s->queue_bytes);
     else
         return false;
-    req_refuse(s, r, false, s->retry_ns, text);
+    req_refuse(s, r, REFUSE_FOR_NOW, s->retry_ns, text);
     return true;
 }
 
@@ -145,7 +146,7 @@ static bool refuse_never(struct sched *s, struct request *r)
     if (s->max_len && r->pub.n_prompt >= s->max_len) {
         snprintf(text, sizeof text, "the prompt has %u tokens, a sequence at most %u with its answer", r->pub.n_prompt,
                  s->max_len);
-        req_refuse(s, r, true, 0, text);
+        req_refuse(s, r, REFUSE_NEVER, 0, text);
         return true;
     }
     uint64_t need = req_blocks(s, r, s->max_len, SCHED_ON_DECODE);
@@ -154,7 +155,7 @@ static bool refuse_never(struct sched *s, struct request *r)
     snprintf(text, sizeof text,
              "prompt and answer need %llu blocks of %d tokens, the largest pool has %llu (prompt: %u tokens)",
              (unsigned long long)need, KV_BLOCK, (unsigned long long)s->blocks_max, r->pub.n_prompt);
-    req_refuse(s, r, true, 0, text);
+    req_refuse(s, r, REFUSE_NEVER, 0, text);
     return true;
 }
 
@@ -200,7 +201,7 @@ static int admit(struct err *e, struct sched *s, struct request *r, const struct
     list_push_back(&s->unacked, &r->unacked);
     s->submitted++;
     if (rc) { /* no memory for this request: the others continue */
-        req_refuse(s, r, false, s->retry_ns, e->text);
+        req_refuse(s, r, REFUSE_FOR_NOW, s->retry_ns, e->text);
         return 0;
     }
     if (f->again) {

@@ -197,7 +197,7 @@ bool sched_refuse(struct sched *s, const struct sched_request *p, bool never, ui
     struct request *r = request_of(p);
     if (r->state != REQUEST_QUEUED)
         return false;
-    req_refuse(s, r, never, retry_ns > s->retry_ns ? retry_ns : s->retry_ns, text);
+    req_refuse(s, r, never ? REFUSE_NEVER : REFUSE_FOR_NOW, retry_ns > s->retry_ns ? retry_ns : s->retry_ns, text);
     return true;
 }
 

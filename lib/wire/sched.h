@@ -39,6 +39,7 @@ struct wire_submit { /* a gateway submits a request */
     uint32_t attempt, n_out;           /* with again: the last known attempt, the tokens received */
     const uint32_t *out;               /* those tokens */
     uint32_t n_out_id;
+    struct wire_str tenant; /* whose request it is, for fair queueing; empty: the gateway */
     struct wire_extra extra;
 };
 
@@ -160,6 +161,7 @@ struct wire_refuse { /* to a gateway; to a worker that the scheduler does not ac
     struct wire_str to;
     uint64_t job;
     bool never;        /* no worker can ever run it; otherwise retry later */
+    bool ending;       /* this scheduler is shutting down: the request is valid, but not for it */
     uint64_t retry_ns; /* Retry-After */
     struct wire_str text;
     struct wire_extra extra;

@@ -29,6 +29,7 @@ static const struct wire_field submit_fields[] = {
     U32(wire_submit, "n_out", n_out),
     LIST(wire_submit, "out", TY_IDS, out, n_out_id, WIRE_IDS_MAX),
     BIN(wire_submit, "body", body, 0, WIRE_BODY_BYTES_MAX),
+    WHO(wire_submit, "tenant", tenant),
 };
 
 static const struct wire_field cancel_fields[] = {
@@ -128,6 +129,7 @@ static const struct wire_field refuse_fields[] = {
     WHO(wire_refuse, "to", to, REQ),
     U64(wire_refuse, "job", job),
     BOOL(wire_refuse, "never", never),
+    BOOL(wire_refuse, "ending", ending),
     U64(wire_refuse, "retry_ns", retry_ns),
     STR(wire_refuse, "text", text, WIRE_ERROR_BYTES_MAX, REQ),
 };

@@ -25,7 +25,7 @@
 
 #include "err/err.h"
 
-#define WIRE_VERSION 6
+#define WIRE_VERSION 7
 
 /* Limits, which a decoder checks before it allocates. */
 #define WIRE_FRAME_BYTES_MAX (256u << 20) /* a whole frame */

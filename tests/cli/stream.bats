@@ -5,7 +5,7 @@ setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
 }
 
-hello='{"k":"hello","version":6,"from":"decode"}'
+hello='{"k":"hello","version":7,"from":"decode"}'
 bye='{"k":"bye","from":"decode","n_ok":"1","n_error":"0"}'
 out() { jq -cn --arg s "$1" --argjson i "$2" --arg t "$3" '{k:"out",seq:$s,index:$i,id:("r"+$s),ids:[1],text:$t}'; }
 end() { # SEQ INDEX [more fields]

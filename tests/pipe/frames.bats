@@ -6,7 +6,7 @@ setup() {
     cd "$BATS_TEST_TMPDIR"
 }
 
-hello='{"k":"hello","version":6,"from":"tokenize","vocab":{"fp":"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f","n":49152}}'
+hello='{"k":"hello","version":7,"from":"tokenize","vocab":{"fp":"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f","n":49152}}'
 
 # requests FIRST LAST: a stream of tok frames
 requests() {

@@ -277,8 +277,21 @@ gone() {
     timeout 10 "$client" knob "$url" queue_max 5
 }
 
-@test "after SIGTERM new requests are refused with a reason, running ones complete" {
+@test "SIGTERM ends a scheduler at once; its successor completes the requests that ran and waited" {
     start sched
+    worker w1 both 4 2 20
+    gateway g1 8 8 20 0
+    until_stat "(.running $n) == 4"
+    kill "$sched_pid"
+    timeout 2 tail --pid="$sched_pid" -f /dev/null
+    gone "$sched_pid"
+    [ "$status" = 0 ]
+    start sched
+    [[ $(output_of g1) == "submitted 8 stop 0 length 8 cancelled 0 error 0 refused 0 "* ]]
+}
+
+@test "with --drain-seconds new requests are refused after SIGTERM, running ones complete" {
+    start sched --drain-seconds 60
     worker w1 both 8 2 100
     gateway g1 8 8 20 0
     until_stat "(.running $n) == 8"
