@@ -71,7 +71,8 @@ static int adopt(struct err *e, struct sched *s, struct worker *w, const struct 
         return rc;
     a->order = f->order;
     a->number = f->attempt;
-    if (!wanted) { /* another worker has it, or it has ended */
+    attempt_clear(a); /* whether it is fresh is unknown */
+    if (!wanted) {    /* another worker has it, or it has ended */
         attempt_cancel(s, a);
         return 0;
     }
@@ -120,6 +121,7 @@ int join_event(struct err *e, struct sched *s, const struct wire_join *f)
     struct worker *w = worker_find(s, f->worker);
     if (w) /* an earlier session, whose end was not reported */
         worker_gone(s, w);
+    suspects_rejoined(s, f->inc);
     rc = worker_new(e, &w, s, f->worker);
     rc = rc ? rc : set_worker(e, s, w, f);
     for (uint32_t i = 0; i < f->n_run && !rc; i++)

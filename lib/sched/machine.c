@@ -30,6 +30,7 @@ static const struct sched_setting own_settings[] = {
     {"queue_max", 100000},    /* requests that wait for prefill */
     {"queue_bytes", 1 << 30}, /* bytes of the bodies of all requests */
     {"retries", 3},           /* of a request, after failures of its workers */
+    {"deaths", 2},            /* workers that may die while they begin to compute a request, before it fails */
     {"reserve", 1},           /* share of max_tokens for which blocks must be free */
 };
 
@@ -53,6 +54,7 @@ static void read_settings(struct sched *s)
     s->queue_max = count_of(s, "queue_max");
     s->queue_bytes = count_of(s, "queue_bytes");
     s->retries_max = (uint32_t)(count_of(s, "retries") < 1000 ? count_of(s, "retries") : 1000);
+    s->deaths_max = (uint32_t)(count_of(s, "deaths") < 1000 ? count_of(s, "deaths") : 1000);
     s->reserve = sched_get(s, "reserve");
 }
 
@@ -92,6 +94,7 @@ int sched_new(struct err *e, struct sched **out, const struct sched_policy *p, c
         s->sink = *sink;
     list_init(&s->unacked);
     list_init(&s->grace);
+    list_init(&s->suspects);
     add_settings(s, own_settings, sizeof own_settings / sizeof *own_settings);
     add_settings(s, p->settings, p->n_setting);
     read_settings(s);

@@ -77,6 +77,8 @@ struct attempt {            /* a work item that a worker has, or may have */
     enum sched_phase phase;
     bool cancelled, preempted; /* the control was sent */
     bool answered;             /* the gateway has reported that it has the whole answer */
+    bool fresh;                /* it has produced nothing: if the worker dies now, its request may be the reason */
+    bool suspect;              /* fresh, and its request is a suspect */
     uint64_t blocks;
     uint64_t est_ns; /* prefill that is left, estimated */
     uint32_t cached, n_new, context, chunk;
@@ -113,6 +115,9 @@ struct request {
     bool gateway_reported;         /* its gateway has reported tokens */
     bool unclaimed;                /* it came with a worker's join, and no gateway has submitted it */
     uint32_t failed_worker_number; /* of the last worker on which it failed */
+    uint32_t deaths;               /* workers that died while its attempt there was fresh; > 0: a suspect */
+    uint64_t died_incarnation;     /* of the last of them; 0: none */
+    struct list suspect;           /* node of sched.suspects */
 };
 
 struct worker {              /* from its join to the end of its session */
@@ -127,7 +132,8 @@ struct worker {              /* from its join to the end of its session */
     uint32_t steps[WIRE_STEPS_MAX], n_steps; /* of its newest capacity */
     uint64_t step_tokens;
     struct list attempts;
-    uint32_t at; /* index in sched.worker */
+    uint32_t n_fresh, n_suspect; /* of its attempts */
+    uint32_t at;                 /* index in sched.worker */
 };
 
 struct store {
@@ -153,7 +159,7 @@ struct sched {
     uint64_t grace_ns, lease_ns, retry_ns;
     uint64_t queue_max, queue_bytes;
     uint64_t bytes; /* of the bodies of all requests */
-    uint32_t retries_max;
+    uint32_t retries_max, deaths_max;
     double reserve;
 
     struct worker **worker;
@@ -170,6 +176,7 @@ struct sched {
     struct queue queued, ready;
     struct loop_timer *deadlines; /* the root of a heap; NULL: none */
     struct list unacked;          /* requests of this instant, whose acks are sent at its end */
+    struct list suspects;         /* suspects that wait, the longest first */
     struct list grace;            /* requests in grace and unclaimed ones, by since_ns: all wait equally long */
 
     uint64_t submitted, ended[END_N], n_running, n_waiting, n_ended;
@@ -225,7 +232,15 @@ int attempt_new(struct err *e, struct attempt **out, struct sched *s, struct req
                 enum sched_phase phase);
 void attempt_close(struct sched *s, struct attempt *a);    /* the worker has ended it; does not free the request */
 void attempt_cancel(struct sched *s, struct attempt *a);   /* no longer current; sends cancel to the worker */
+void attempt_clear(struct attempt *a);                     /* it has produced something: no longer fresh */
 void attempt_set_left(struct attempt *a, uint64_t est_ns); /* prefill that is left */
+
+/* ---- suspect.c: requests that may kill workers ---- */
+
+/* w has died with the attempt a of r, which was current. True: it ended r, which may be freed. */
+bool suspect_death(struct sched *s, struct request *r, const struct worker *w, bool fresh);
+void suspects_rejoined(struct sched *s, uint64_t incarnation); /* that worker had not died */
+bool suspect_room(const struct sched *s, const struct request *r, const struct worker *w);
 
 /* ---- submit.c: gateways ---- */
 

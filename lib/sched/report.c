@@ -76,6 +76,8 @@ static int current_report(struct err *e, struct sched *s, struct attempt *a, enu
     if (rc)
         return rc;
     update_context(a);
+    if (what == PREFILLED || (what == TOKENS && f->n_out))
+        attempt_clear(a);
     switch (what) {
     case PROGRESS:
         progress(a, f);

@@ -44,6 +44,7 @@ int req_new(struct err *e, struct request **out, struct sched *s, struct gateway
     list_init(&r->attempts);
     list_init(&r->unacked);
     list_init(&r->grace);
+    list_init(&r->suspect);
     list_push_front(&gw->requests, &r->of_gateway);
     *out = r;
     return 0;
@@ -85,6 +86,9 @@ static void count(struct sched *s, struct request *r, bool in)
         queue_add(q, r);
     else if (q)
         queue_drop(q, r);
+    list_remove(&r->suspect);
+    if (q && in && r->deaths)
+        list_push_back(&s->suspects, &r->suspect);
     if (q || r->state == REQUEST_IN_GRACE)
         s->n_waiting += one;
     else if (r->state == REQUEST_RUNNING)
@@ -228,7 +232,10 @@ int attempt_new(struct err *e, struct attempt **out, struct sched *s, struct req
     struct attempt *a = malloc(sizeof *a);
     if (!a)
         return err_nomem(e, "a work item", sizeof *a);
-    *a = (struct attempt){.w = w, .r = r, .number = r->attempt, .phase = phase};
+    *a =
+        (struct attempt){.w = w, .r = r, .number = r->attempt, .phase = phase, .fresh = true, .suspect = r->deaths > 0};
+    w->n_fresh++;
+    w->n_suspect += a->suspect;
     list_push_front(&r->attempts, &a->of_request);
     list_push_back(&w->attempts, &a->of_worker);
     a->blocks = req_more_blocks(s, r, w->pub.store, w->pub.max_len, phase);
@@ -248,11 +255,19 @@ void attempt_set_left(struct attempt *a, uint64_t est_ns)
     a->est_ns = est_ns;
 }
 
+void attempt_clear(struct attempt *a)
+{
+    a->w->n_fresh -= a->fresh;
+    a->w->n_suspect -= a->suspect;
+    a->fresh = a->suspect = false;
+}
+
 /* Does not add the attempt's blocks to the free ones: the worker's next capacity frame includes them. */
 void attempt_close(struct sched *s, struct attempt *a)
 {
     struct worker *w = a->w;
     attempt_set_left(a, 0);
+    attempt_clear(a);
     w->pub.n_prefill -= a->phase == SCHED_ON_PREFILL;
     w->pub.n_decode -= a->phase == SCHED_ON_DECODE;
     w->pub.n_whole -= a->phase == SCHED_ON_WHOLE;

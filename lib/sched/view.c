@@ -150,6 +150,8 @@ bool sched_room(const struct sched *s, const struct sched_request *p, const stru
         return false;
     if (r->failed_worker_number == w->number && s->n_worker > 1 && s->now_ns < p->since_ns + s->grace_ns)
         return false;
+    if (!suspect_room(s, r, worker_of(w)))
+        return false;
     return req_more_blocks(s, r, w->store, w->max_len, phase) <= w->blocks;
 }
 

@@ -50,8 +50,10 @@ void worker_gone(struct sched *s, struct worker *w)
     while (!list_empty(&w->attempts)) {
         struct attempt *a = list_entry(w->attempts.next, struct attempt, of_worker);
         struct request *r = a->r;
-        bool current = r->current == a;
+        bool current = r->current == a, fresh = a->fresh;
         attempt_close(s, a);
+        if (current && suspect_death(s, r, w, fresh))
+            continue;
         if (current)
             req_requeue(s, r, failure);
         else if (r->state == REQUEST_ENDED && list_empty(&r->attempts))

@@ -246,6 +246,7 @@ static void start(struct world *x)
     if (sched_new(&e, &x->s, x->policy, &sink))
         fail_msg("%s", e.text);
     assert_int_equal(sched_set(&e, x->s, "retries", 1000), 0);
+    assert_int_equal(sched_set(&e, x->s, "deaths", 1000), 0);
     x->submitted_here = 0;
 }
 

@@ -249,7 +249,7 @@ static void sched_start(void)
     static const struct {
         const char *name;
         double value;
-    } settings[] = {{"lease_ms", 600}, {"grace_ms", 200}, {"retries", 1000}};
+    } settings[] = {{"lease_ms", 600}, {"grace_ms", 200}, {"retries", 1000}, {"deaths", 1000}};
     OK(sched_new(&e, &sched.s, draw(2) ? &sched_policy_kv : &sched_policy_fcfs, &(struct sched_sink){.emit = emit}));
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         OK(sched_set(&e, sched.s, settings[i].name, settings[i].value));
