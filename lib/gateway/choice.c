@@ -219,6 +219,7 @@ static void finish(struct gateway *g, struct gw_choice *c, const struct wire_fra
 {
     struct gw_request *r = c->r;
     bool last = !--r->n_choice;
+    gw_suspect_clear(g, c);
     remember_ended(g, c->job, reason ? c->n_out : UINT32_MAX);
     list_remove(&c->hash);
     list_remove(&c->node);

@@ -305,6 +305,7 @@ static void run_timers(struct gateway *g, uint64_t now)
     if (g->timer_ns > now)
         return;
     g->timer_ns = UINT64_MAX;
+    gw_suspects_timer(g, now);
     for (int state = 0; state < GW_STATES; state++)
         list_each_safe (struct gw_request, r, &g->requests[state], node)
             request_timers(g, r, now);

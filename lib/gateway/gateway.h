@@ -4,7 +4,8 @@
  *
  * A request is one line of JSON (request/ask.h) and has an answer for each of its choices. Each token of an answer is
  * output once and in order, however many attempts there are. After a lost connection to the scheduler all unfinished
- * requests are submitted again. The name of a gateway is unique, also over restarts.
+ * requests are submitted again, except for one with which the scheduler has died twice. The name of a gateway is
+ * unique, also over restarts.
  */
 #ifndef GATEWAY_H
 #define GATEWAY_H

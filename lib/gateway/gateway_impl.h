@@ -57,6 +57,8 @@ struct gw_choice {
     size_t n_frame;
     bool submitted;      /* on the current connection */
     bool again;          /* submitted on an earlier one, so a worker may run it */
+    bool at_risk;        /* the scheduler's session broke while it was there; whether it died is not known yet */
+    bool suspect;        /* the scheduler died while it was there: it is submitted alone */
     bool echoed;         /* the prompt was output */
     uint64_t submit_ns;  /* earliest time to submit it */
     uint64_t sent_ns;    /* when it was first submitted */
@@ -93,6 +95,11 @@ struct gateway {
     uint32_t n_in_flight; /* lines in flight at tokenize, including those of requests that have ended */
     uint64_t timer_ns;    /* the earliest timer */
     struct gw_ended ended[ENDED_N];
+
+    uint64_t sched_inc;      /* incarnation of the scheduler of the last session */
+    struct gw_choice *trial; /* the suspect that is submitted, until it is cleared; NULL: none */
+    uint64_t trial_end_ns;
+    uint32_t n_suspect;
 
     bool has_hello; /* tokenize has sent its hello on this connection */
     struct log_limit peer_log;
@@ -160,6 +167,14 @@ void gw_cancel_late(struct gateway *g, uint64_t job, uint64_t n_out);
  * used. may_run: a worker may still run the old job. May end and free c. */
 void gw_resubmit(struct gateway *g, struct gw_choice *c, bool may_run, const char *reason, uint64_t now);
 void gw_sched_event(struct gateway *g, const struct session_event *ev, uint64_t now);
+
+/* ---- suspect.c: requests that may kill the scheduler ---- */
+
+void gw_suspects_down(struct gateway *g, const struct err *reason); /* before the choices are marked as not submitted */
+void gw_suspects_up(struct gateway *g, uint64_t now);               /* may end choices */
+bool gw_suspect_may_send(struct gateway *g, struct gw_choice *c, uint64_t now);
+void gw_suspect_clear(struct gateway *g, struct gw_choice *c); /* it has a token, an end or a refusal */
+void gw_suspects_timer(struct gateway *g, uint64_t now);
 
 /* ---- out.c: workers ---- */
 

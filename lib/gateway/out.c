@@ -65,6 +65,7 @@ static void on_out(struct gateway *g, const struct wire_frame *f, uint64_t now)
     }
     c->first_ns = c->first_ns ? c->first_ns : now;
     c->last_ns = now;
+    gw_suspect_clear(g, c);
     gw_send_add(g, c);
     forward(g, c, f);
 }

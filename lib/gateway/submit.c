@@ -109,6 +109,8 @@ static int send_choice(struct err *e, struct gateway *g, struct gw_choice *c, ui
         return c->submitted ? send_end(e, g, c) : 0;
     if (c->done_ns)
         return 0;
+    if (!c->submitted && c->submit_ns <= now && !gw_suspect_may_send(g, c, now))
+        return 0; /* gw_suspect_clear continues */
     if (!c->submitted && c->submit_ns <= now)
         return send_submit(e, g, c, now);
     uint64_t due = c->reported_ns ? c->reported_ns + REPORT_NS : 0;
@@ -177,6 +179,7 @@ static void on_refuse(struct gateway *g, struct gw_choice *c, const struct wire_
     char retry[40] = "";
     uint64_t wait = f->retry_ns < RETRY_MIN_NS ? RETRY_MIN_NS : f->retry_ns > RETRY_MAX_NS ? RETRY_MAX_NS : f->retry_ns;
     c->submitted = c->again = false; /* the scheduler no longer has it */
+    gw_suspect_clear(g, c);
     if (!c->refused_ns)
         c->refused_ns = now;
     uint64_t waits = now - c->refused_ns + wait;
@@ -249,8 +252,9 @@ static void on_frame(struct gateway *g, const struct session_event *ev, uint64_t
     }
 }
 
-static void on_down(struct gateway *g)
+static void on_down(struct gateway *g, const struct err *reason)
 {
+    gw_suspects_down(g, reason);
     list_each_safe (struct gw_choice, c, &g->to_send, to_send)
         if (!c->r)
             gw_choice_free(c);
@@ -266,6 +270,8 @@ void gw_sched_event(struct gateway *g, const struct session_event *ev, uint64_t 
 {
     if (ev->type == SESSION_FRAME)
         on_frame(g, ev, now);
+    else if (ev->type == SESSION_UP)
+        gw_suspects_up(g, now);
     else if (ev->type == SESSION_DOWN)
-        on_down(g);
+        on_down(g, &ev->err);
 }

@@ -89,9 +89,11 @@ static void on_log(void *arg, const char *text)
 
 /* ---- the peers ---- */
 
+static uint64_t incarnation = 1; /* of peers that are opened */
+
 static void peer_open(struct peer *p, const char *role, const char *url)
 {
-    const struct session_hub_opts o = {.self = {.role = role, .name = role, .inc = 1}};
+    const struct session_hub_opts o = {.self = {.role = role, .name = role, .inc = incarnation}};
     OK(session_hub_new(&e, &p->hub, &o));
     if (url)
         OK(session_listen(&e, &p->listener, p->hub, url, "gateway", NULL));
@@ -579,6 +581,68 @@ static void test_requests_are_submitted_again_after_a_restart_of_the_scheduler(v
     close_world(w);
 }
 
+/* The scheduler dies, and its successor connects. planned: it ends its sessions with a reason. */
+static void succeed_scheduler(struct world *w, bool planned)
+{
+    session_listener_free(w->sched.listener);
+    w->sched.listener = NULL;
+    if (planned)
+        session_close(w->sched.s, "it is replaced");
+    else
+        cut(w->sched.s);
+    pause_ms(w, 50);
+    peer_close(&w->sched);
+    incarnation++;
+    json_array_clear(w->received);
+    peer_open(&w->sched, "sched", SCHED_URL);
+    UNTIL(w->sched.n_up > 0);
+}
+
+/* Three choices are at a scheduler that dies. They are submitted one at a time, and the one that is there when the next
+ * one dies fails by name. A new request waits for them. */
+static void test_a_request_that_makes_schedulers_die_fails_by_name(void **state)
+{
+    (void)state;
+    struct world *w = open_world(NULL);
+    uint64_t first = submit(w, 1), second = submit(w, 2), third = submit(w, 3);
+    succeed_scheduler(w, false);
+    UNTIL(count(w->received, "submit") == 1);
+    assert_int_equal(number(nth(w->received, "submit", 0), "job"), first);
+    assert_false(json_is_true(json_object_get(nth(w->received, "submit", 0), "again")));
+    OK(gateway_submit(&e, w->g, 4, none, "{}", 2));
+    pause_ms(w, 100);
+    assert_int_equal(count(w->received, "submit"), 1);
+    token(w, first, 0, 50, "a"); /* clears it */
+    UNTIL(count(w->received, "submit") == 2);
+    assert_int_equal(number(nth(w->received, "submit", 1), "job"), second);
+    succeed_scheduler(w, false);
+    UNTIL(count(w->frames, "err") == 1);
+    assert_int_equal(number(nth(w->frames, "err", 0), "seq"), 2);
+    assert_non_null(strstr(text(nth(w->frames, "err", 0), "text"), "request mine"));
+    UNTIL(count(w->received, "submit") >= 1);
+    token(w, first, 1, 51, "b");
+    UNTIL(count(w->received, "submit") >= 2);
+    token(w, third, 0, 50, "a");
+    UNTIL(count(w->received, "submit") == 3);
+    assert_int_equal(gateway_running(w->g), 3);
+    close_world(w);
+}
+
+/* A scheduler that ends its sessions with a reason is replaced: no choice is a suspect, however often. */
+static void test_a_planned_end_of_the_scheduler_makes_no_suspects(void **state)
+{
+    (void)state;
+    struct world *w = open_world(NULL);
+    submit(w, 1);
+    submit(w, 2);
+    for (int i = 0; i < 4; i++) {
+        succeed_scheduler(w, true);
+        UNTIL(count(w->received, "submit") == 2);
+    }
+    assert_int_equal(count(w->frames, "err"), 0);
+    close_world(w);
+}
+
 /* The scheduler cancels the jobs of a broken connection: unfinished ones are submitted again, and nothing is sent about
  * those that have ended. */
 static void test_unfinished_requests_are_submitted_again_after_a_broken_connection(void **state)
@@ -911,6 +975,8 @@ int main(void)
         cmocka_unit_test(test_a_job_with_wrong_tokens_is_replaced),
         cmocka_unit_test(test_a_request_fails_after_six_cancelled_jobs),
         cmocka_unit_test(test_requests_are_submitted_again_after_a_restart_of_the_scheduler),
+        cmocka_unit_test(test_a_request_that_makes_schedulers_die_fails_by_name),
+        cmocka_unit_test(test_a_planned_end_of_the_scheduler_makes_no_suspects),
         cmocka_unit_test(test_unfinished_requests_are_submitted_again_after_a_broken_connection),
         cmocka_unit_test(test_a_refused_request_is_retried_within_the_patience),
         cmocka_unit_test(test_done_ends_an_answer_without_end_frame),

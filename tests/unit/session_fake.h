@@ -87,10 +87,10 @@ static struct fake_item *fake_put(struct session_hub *h, const struct session_ev
     return i;
 }
 
-static void fake_put_down(struct session *s, const char *reason)
+static void fake_put_down(struct session *s, int code, const char *reason)
 {
     struct session_event ev = {.type = SESSION_DOWN, .s = s};
-    err_set(&ev.err, ERR_SYS, "%s", reason);
+    err_set(&ev.err, code, "%s", reason);
     fake_put(s->hub, &ev, NULL, 0);
 }
 
@@ -134,7 +134,7 @@ static void fake_break(struct session *s, const char *reason, bool lost)
         fake_forget(t, !lost ? n : fake_draw ? fake_draw(n + 1) : 0, false);
         t->peer = NULL;
         t->closing = false;
-        fake_put_down(t, reason);
+        fake_put_down(t, lost ? ERR_SYS : ERR_NO, reason); /* without a loss the peer gets the reason by session_bye */
     }
 }
 
