@@ -111,6 +111,8 @@ int api_model_info_open(struct err *e, struct api *a);
 void api_model_info_close(struct api *a);
 int api_keys_read(struct err *e, struct api *a); /* on failure the old keys stay in use */
 bool api_key_ok(const struct api *a, const char *authorization);
+/* Whose request it is, for the scheduler's fair queueing: its API key if keys are used, otherwise its address. */
+void api_tenant(char out[WIRE_NAME_BYTES_MAX + 1], const struct api *a, const struct http_request *r);
 
 /* ---- route.c: callbacks of lib/http ---- */
 void api_on_head(void *arg, struct http_request *r);

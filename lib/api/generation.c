@@ -296,7 +296,10 @@ static uint64_t context_of(const struct api *a)
 
 static int submit(struct err *e, struct generation_prompt *l, const char *text)
 {
-    int rc = text ? gateway_submit(e, l->c->a->gateway, l->seq, (struct wire_str){0}, text, strlen(text))
+    struct api *a = l->c->a;
+    char tenant[WIRE_NAME_BYTES_MAX + 1];
+    api_tenant(tenant, a, l->c->r);
+    int rc = text ? gateway_submit_for(e, a->gateway, tenant, l->seq, (struct wire_str){0}, text, strlen(text))
                   : err_nomem(e, "a request", 0);
     if (!rc)
         hash(l);

@@ -259,19 +259,36 @@ int api_keys_read(struct err *e, struct api *a)
 }
 
 /* Compares hashes, all of them, so that the time reveals nothing about a key. */
-bool api_key_ok(const struct api *a, const char *authorization)
+static bool key_hash(uint8_t h[API_KEY_BYTES], const char *authorization)
 {
-    uint8_t h[API_KEY_BYTES];
-    bool ok = false;
-    if (!a->o.key_file)
-        return true;
     if (!authorization || strncasecmp(authorization, "Bearer ", 7))
         return false;
     const char *p = authorization + 7;
     while (*p == ' ')
         p++;
     hash_of(h, p, strlen(p));
+    return true;
+}
+
+bool api_key_ok(const struct api *a, const char *authorization)
+{
+    uint8_t h[API_KEY_BYTES];
+    bool ok = false;
+    if (!a->o.key_file)
+        return true;
+    if (!key_hash(h, authorization))
+        return false;
     for (size_t i = 0; i < a->n_key; i++)
         ok |= !sodium_memcmp(h, a->key[i], API_KEY_BYTES);
     return ok;
+}
+
+void api_tenant(char out[WIRE_NAME_BYTES_MAX + 1], const struct api *a, const struct http_request *r)
+{
+    uint8_t h[API_KEY_BYTES];
+    char hex[17];
+    if (a->o.key_file && key_hash(h, http_header(r, "Authorization")))
+        snprintf(out, WIRE_NAME_BYTES_MAX + 1, "key-%s", sodium_bin2hex(hex, sizeof hex, h, 8));
+    else
+        snprintf(out, WIRE_NAME_BYTES_MAX + 1, "%s", http_peer(r));
 }

@@ -223,6 +223,15 @@ int gateway_submit(struct err *e, struct gateway *g, uint64_t seq, struct wire_s
     return gw_request_new(e, g, seq, id, line, n);
 }
 
+int gateway_submit_for(struct err *e, struct gateway *g, const char *tenant, uint64_t seq, struct wire_str id,
+                       const char *line, size_t n)
+{
+    int rc = gateway_submit(e, g, seq, id, line, n);
+    if (!rc)
+        snprintf(gw_request_find(g, seq)->tenant, WIRE_NAME_BYTES_MAX + 1, "%s", tenant);
+    return rc;
+}
+
 void gateway_cancel(struct gateway *g, uint64_t seq)
 {
     struct gw_request *r = gw_request_find(g, seq);

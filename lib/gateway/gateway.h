@@ -53,6 +53,10 @@ void gateway_close(struct gateway *g);
  * line, for the frames of a request that ends before tokenize has parsed it; with n 0, or over WIRE_ID_BYTES_MAX,
  * "req-SEQ". A line over the limit is not parsed; the request ends with an err frame. id and line are copied. */
 int gateway_submit(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n);
+/* The same for a tenant, of at most WIRE_NAME_BYTES_MAX bytes of printable ASCII: the scheduler shares its workers
+ * fairly among tenants. Without: the gateway is one. */
+int gateway_submit_for(struct err *e, struct gateway *g, const char *tenant, uint64_t seq, struct wire_str id,
+                       const char *line, size_t n);
 void gateway_cancel(struct gateway *g, uint64_t seq); /* the next step emits its end frames, with reason cancelled */
 /* The number of answers that have not ended; a request that tokenize has not parsed yet counts as one. */
 uint64_t gateway_running(const struct gateway *g);

@@ -38,8 +38,9 @@ struct gw_request {
     enum gw_state state;
     char *line; /* until GW_PARSED; the id follows it, n_id 0: none */
     size_t n_line, n_id;
-    bool cancelled;       /* by the caller */
-    bool too_long;        /* the line, which was not copied */
+    bool cancelled; /* by the caller */
+    bool too_long;  /* the line, which was not copied */
+    char tenant[WIRE_NAME_BYTES_MAX + 1];
     uint32_t retries;     /* sessions to tokenize that ended in GW_SENT */
     uint64_t deadline_ns; /* 0: none */
     struct list choices;  /* by index; before GW_PARSED those received so far */

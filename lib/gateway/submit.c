@@ -62,6 +62,7 @@ static int send_submit(struct err *e, struct gateway *g, struct gw_choice *c, ui
         .n_out = c->n_out,
         .out = c->out,
         .n_out_id = c->n_out,
+        .tenant = wire_str_of(c->r->tenant),
     };
     int rc = session_send(e, g->sched, &f);
     if (rc)

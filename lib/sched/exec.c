@@ -157,10 +157,11 @@ static json_t *request_json(const struct sched *s, const struct sched_request *r
     json_t *h = json_array();
     for (uint32_t i = 0; i < n; i++)
         json_array_append_new(h, json_integer(hits[i]));
-    return json_pack("{s:I, s:i, s:I, s:i, s:i, s:f, s:f, s:i, s:i, s:o}", "id", (json_int_t)r->number, "n_prompt",
-                     (int)r->n_prompt, "max_tokens", (json_int_t)r->max_tokens, "n_out", (int)r->n_out, "priority",
-                     (int)r->priority, "waited_ms", (double)(sched_now_ns(s) - r->since_ns) / 1e6, "slo_ttft_ms",
-                     (double)r->slo_ttft_ns / 1e6, "retries", (int)r->retries, "kv_store", r->kv_store, "hits", h);
+    return json_pack("{s:I, s:s, s:i, s:I, s:i, s:i, s:f, s:f, s:i, s:i, s:o}", "id", (json_int_t)r->number, "tenant",
+                     r->tenant, "n_prompt", (int)r->n_prompt, "max_tokens", (json_int_t)r->max_tokens, "n_out",
+                     (int)r->n_out, "priority", (int)r->priority, "waited_ms",
+                     (double)(sched_now_ns(s) - r->since_ns) / 1e6, "slo_ttft_ms", (double)r->slo_ttft_ns / 1e6,
+                     "retries", (int)r->retries, "kv_store", r->kv_store, "hits", h);
 }
 
 static json_t *waiting_json(const struct sched *s, bool ready, double window)

@@ -29,6 +29,7 @@ static const struct sched_setting own_settings[] = {
     {"retry_ms", 1000},       /* the least delay before a refused request is submitted again */
     {"queue_max", 100000},    /* requests that wait for prefill */
     {"queue_bytes", 1 << 30}, /* bytes of the bodies of all requests */
+    {"tenant_share", 0.5},    /* the share of these two that one tenant may have */
     {"retries", 3},           /* of a request, after failures of its workers */
     {"deaths", 2},            /* workers that may die while they begin to compute a request, before it fails */
     {"reserve", 1},           /* share of max_tokens for which blocks must be free */
@@ -55,11 +56,14 @@ static void read_settings(struct sched *s)
     s->queue_bytes = count_of(s, "queue_bytes");
     s->retries_max = (uint32_t)(count_of(s, "retries") < 1000 ? count_of(s, "retries") : 1000);
     s->deaths_max = (uint32_t)(count_of(s, "deaths") < 1000 ? count_of(s, "deaths") : 1000);
+    s->tenant_share = sched_get(s, "tenant_share");
     s->reserve = sched_get(s, "reserve");
 }
 
 int sched_set(struct err *e, struct sched *s, const char *name, double value)
 {
+    if (!strncmp(name, "weight:", 7))
+        return tenant_set_weight(e, s, name + 7, value);
     for (size_t i = 0; i < s->n_setting; i++)
         if (!strcmp(s->setting[i].name, name)) {
             s->setting[i].value = value;
@@ -133,6 +137,8 @@ void sched_free(struct sched *s)
     map_free(&s->workers);
     map_free(&s->gateways);
     map_free(&s->requests);
+    map_free(&s->tenants);
+    free(s->weight);
     index_free(&s->index);
     free(s->worker);
     free(s->kv_identity);

@@ -91,9 +91,26 @@ struct gateway {
     bool gone; /* its session has ended; freed when no worker has an attempt of its requests */
 };
 
+struct tenant { /* from the first of its requests until the last is freed */
+    char name[WIRE_NAME_BYTES_MAX + 1];
+    uint64_t hash, n_request;
+    uint64_t n_queued, bytes; /* requests that wait for prefill; bytes of the bodies of all its requests */
+    double weight, finish;    /* finish: virtual time at which its requests so far are served */
+};
+
+#define TENANT_WEIGHTS_MAX 4096
+
+struct tenant_weight {
+    char name[WIRE_NAME_BYTES_MAX + 1];
+    double weight;
+};
+
 struct request {
     struct sched_request pub; /* first: policies get its address */
     struct gateway *gw;
+    struct tenant *tenant; /* NULL: no gateway has submitted it */
+    double start, charge;  /* start tag, once tagged; what it adds to its tenant's finish and was not placed for yet */
+    bool tagged;
     enum request_state state;
     uint32_t attempt; /* number of its current attempt, or of its next one */
     uint64_t eta_ns;
@@ -166,6 +183,10 @@ struct sched {
     uint32_t n_worker;
     size_t size_worker;
     struct map workers, gateways, requests; /* by name, by name, by (gateway, job) */
+    struct map tenants;                     /* by name */
+    struct tenant_weight *weight;
+    size_t n_weight, size_weight;
+    double virtual_time, tenant_share;
     struct store store[SCHED_STORES_MAX];
     uint32_t n_store;
     struct index index;
@@ -234,6 +255,17 @@ void attempt_close(struct sched *s, struct attempt *a);    /* the worker has end
 void attempt_cancel(struct sched *s, struct attempt *a);   /* no longer current; sends cancel to the worker */
 void attempt_clear(struct attempt *a);                     /* it has produced something: no longer fresh */
 void attempt_set_left(struct attempt *a, uint64_t est_ns); /* prefill that is left */
+
+/* ---- tenant.c: fair queueing ---- */
+
+int tenant_get(struct err *e, struct tenant **out, struct sched *s, struct wire_str name); /* counts one request */
+void tenant_put(struct sched *s, struct tenant *t); /* the same, less; NULL is allowed */
+int tenant_set_weight(struct err *e, struct sched *s, const char *name, double weight);
+void tenant_tag(struct sched *s, struct request *r); /* when it first enters the queue */
+void tenant_placed(struct sched *s, struct request *r);
+void tenant_refund(struct request *r); /* it has ended; no effect if it was placed */
+/* true: its tenant has more than its share of the queue; fills text. */
+bool tenant_full(char *text, size_t size, const struct sched *s, const struct request *r);
 
 /* ---- suspect.c: requests that may kill workers ---- */
 

@@ -98,6 +98,13 @@ static int enter_sandbox(struct err *e, const struct flags *f, const struct sche
     return sandbox_enter(e, &s);
 }
 
+/* The default of a service: an eighth of the memory that the process may use, at most 1 GiB. */
+static double queue_bytes(void)
+{
+    uint64_t n = proc_memory("") / 8;
+    return n < (uint64_t)1 << 30 ? (double)n : (double)((uint64_t)1 << 30);
+}
+
 static int run(struct err *e, const struct sched_policy *p, struct flags *f)
 {
     struct sched *s;
@@ -105,6 +112,8 @@ static int run(struct err *e, const struct sched_policy *p, struct flags *f)
     rc = rc ? rc : sched_new(e, &s, p, NULL);
     if (rc)
         return rc;
+    if (f->listen)
+        rc = sched_set(e, s, "queue_bytes", queue_bytes());
     for (size_t i = 0; i < f->settings.n && !rc; i++)
         rc = set_setting(e, s, f->settings.v[i]);
     rc = rc ? rc : enter_sandbox(e, f, p);

@@ -48,6 +48,7 @@ struct sched_request {
     uint64_t number;          /* in the order of arrival */
     const char *gw;           /* its gateway … */
     uint64_t job;             /* … and its number there */
+    const char *tenant;       /* whose request it is; "": unknown */
     enum sched_phase running; /* if it runs: the phase */
     bool prefilled;           /* it waits for decode, and its KV is in kv_store */
     uint32_t n_prompt, max_tokens, n_out;
@@ -70,8 +71,8 @@ double sched_get(const struct sched *s, const char *name); /* 0: unknown name */
 uint32_t sched_n_worker(const struct sched *s);
 const struct sched_worker *sched_worker_at(const struct sched *s, uint32_t i);
 
-/* Iterates over waiting requests by priority, deadline and arrival; NULL begins and ends. Read the next request before
- * you place or refuse one. */
+/* Iterates over waiting requests by priority, fair share of their tenant, deadline and arrival; NULL begins and ends.
+ * Read the next request before you place or refuse one. */
 const struct sched_request *sched_waiting(const struct sched *s, bool prefilled, const struct sched_request *before);
 uint64_t sched_n_waiting(const struct sched *s, bool prefilled);
 uint64_t sched_waiting_tokens(const struct sched *s); /* prompt tokens that wait for prefill */

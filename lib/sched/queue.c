@@ -1,11 +1,13 @@
-/* A skip list sorted by priority, deadline and arrival: the next request is one pointer away, insertion is logarithmic.
- * Levels come from the bits of a counter, so that runs are reproducible. */
+/* A skip list sorted by priority, start tag (tenant.c), deadline and arrival: the next request is one pointer away,
+ * insertion is logarithmic. Levels come from the bits of a counter, so that runs are reproducible. */
 #include "sched/machine.h"
 
 static bool before(const struct request *a, const struct request *b)
 {
     if (a->pub.priority != b->pub.priority)
         return a->pub.priority < b->pub.priority;
+    if (a->start < b->start || a->start > b->start)
+        return a->start < b->start;
     if (a->key_deadline != b->key_deadline)
         return a->key_deadline < b->key_deadline;
     return a->pub.number < b->pub.number;

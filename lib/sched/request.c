@@ -34,6 +34,7 @@ int req_new(struct err *e, struct request **out, struct sched *s, struct gateway
     }
     r->gw = gw;
     r->pub.gw = gw->name;
+    r->pub.tenant = "";
     r->pub.job = id;
     r->pub.number = ++s->next_request;
     r->pub.arrival_ns = r->pub.since_ns = s->now_ns;
@@ -60,6 +61,8 @@ static void drop_data(struct sched *s, struct request *r)
     r->reply = NULL;
     r->out = NULL;
     s->bytes -= r->n_body;
+    if (r->tenant)
+        r->tenant->bytes -= r->n_body;
     r->n_body = r->n_reply = 0;
     r->n_out_id = r->size_out = 0;
     r->pub.n_block = 0;
@@ -72,6 +75,7 @@ void req_free(struct sched *s, struct request *r)
     map_drop(&s->requests, req_hash(g, r->pub.job), r);
     list_remove(&r->of_gateway);
     drop_data(s, r);
+    tenant_put(s, r->tenant);
     free(r);
     if (g->gone && list_empty(&g->requests))
         gateway_free(s, g);
@@ -82,6 +86,10 @@ static void count(struct sched *s, struct request *r, bool in)
 {
     uint64_t one = in ? 1 : UINT64_MAX;
     struct queue *q = r->state == REQUEST_QUEUED ? &s->queued : r->state == REQUEST_READY ? &s->ready : NULL;
+    if (q && in)
+        tenant_tag(s, r);
+    if (r->state == REQUEST_QUEUED && r->tenant)
+        r->tenant->n_queued += one;
     if (q && in)
         queue_add(q, r);
     else if (q)
@@ -166,6 +174,7 @@ void req_end(struct sched *s, struct request *r, enum end end, uint32_t code, co
     if (r->state == REQUEST_READY)
         handle_release(s, r);
     req_set_state(s, r, REQUEST_ENDED);
+    tenant_refund(r);
     if (!r->unclaimed) {
         s->ended[end]++;
         if (end != END_REFUSED)

@@ -87,7 +87,9 @@ static int fill(struct err *e, struct sched *s, struct request *r, const struct 
     if (f->deadline_ns)
         r->pub.deadline_ns = f->deadline_ns < UINT64_MAX - s->now_ns ? s->now_ns + f->deadline_ns : UINT64_MAX;
     r->key_deadline = r->pub.deadline_ns ? r->pub.deadline_ns : UINT64_MAX;
-    int rc = copy(e, &r->digests, f->digests.p, f->digests.n);
+    int rc = r->tenant ? 0 : tenant_get(e, &r->tenant, s, f->tenant.n ? f->tenant : f->gw);
+    r->pub.tenant = r->tenant ? r->tenant->name : "";
+    rc = rc ? rc : copy(e, &r->digests, f->digests.p, f->digests.n);
     rc = rc ? rc : copy(e, &r->body, f->body.p, f->body.n);
     rc = rc ? rc : copy(e, &r->reply, f->reply.p, f->reply.n);
     rc = rc ? rc : req_add_tokens(e, r, f->n_out, f->out, f->n_out_id);
@@ -95,6 +97,7 @@ static int fill(struct err *e, struct sched *s, struct request *r, const struct 
         return rc;
     r->n_body = f->body.n;
     s->bytes += r->n_body;
+    r->tenant->bytes += r->n_body;
     r->n_reply = f->reply.n;
     r->deadline.at_ns = r->pub.deadline_ns;
     if (r->pub.deadline_ns)
@@ -119,7 +122,7 @@ void req_refuse(struct sched *s, struct request *r, enum refusal kind, uint64_t 
 /* true: refused, because too many requests wait, or their bodies have too many bytes. */
 static bool refuse_full(struct sched *s, struct request *r)
 {
-    char text[200];
+    char text[300];
     if (s->queued.n >= s->queue_max)
         snprintf(text, sizeof text,
                  "the scheduler's queue is full: %" PRIu64 " requests wait, the limit is %" PRIu64
@@ -130,7 +133,7 @@ static bool refuse_full(struct sched *s, struct request *r)
                  "the scheduler's requests would have %" PRIu64 " bytes, the limit is %" PRIu64
                  " (setting queue_bytes); retry later",
                  s->bytes, s->queue_bytes);
-    else
+    else if (!tenant_full(text, sizeof text, s, r))
         return false;
     req_refuse(s, r, REFUSE_FOR_NOW, s->retry_ns, text);
     return true;

@@ -190,6 +190,7 @@ bool sched_place(struct sched *s, const struct sched_request *p, const struct sc
     r->pub.running = phase;
     req_set_state(s, r, REQUEST_RUNNING);
     s->placed++;
+    tenant_placed(s, r);
     worker_send(s, a);
     return true;
 }
