@@ -19,6 +19,7 @@
 
 #define LINE_BYTES_MAX ((size_t)16 << 20)
 #define READ_BYTES ((size_t)65536)
+#define START_MS 100 /* a command that ends within this time is refused */
 
 extern char **environ;
 
@@ -35,6 +36,22 @@ struct child {
 };
 
 /* ---- the child ---- */
+
+/* A command that cannot run ends at once. ERR_USAGE, so that no supervisor starts it again. */
+static int check_start(struct err *e, struct child *c, const char *command)
+{
+    struct pollfd p = {.fd = c->out, .events = POLLIN};
+    int status = 0;
+    if (poll(&p, 1, START_MS) <= 0 || !(p.revents & POLLHUP) || (p.revents & POLLIN))
+        return 0;
+    close(c->in);
+    close(c->out);
+    while (waitpid(c->pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    return err_set(
+        e, ERR_USAGE, "the policy '%.200s' ended at its start (%s %d): give a command that runs as long as sched-exec",
+        command, WIFEXITED(status) ? "exit" : "signal", WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+}
 
 static int open_child(struct err *e, void *state, const void *arg)
 {
@@ -58,11 +75,12 @@ static int open_child(struct err *e, void *state, const void *arg)
     close(out[1]);
     c->in = in[1];
     c->out = out[0];
-    if (!errno)
-        return 0;
-    close(c->in);
-    close(c->out);
-    return err_sys(e, "the policy: /bin/sh");
+    if (errno) {
+        close(c->in);
+        close(c->out);
+        return err_sys(e, "the policy: /bin/sh");
+    }
+    return check_start(e, c, arg);
 }
 
 static void close_child(void *state)

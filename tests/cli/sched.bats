@@ -43,6 +43,9 @@ load_of() { simulate "$@" --record load gen:n=60,rate=8,prompt=400,out=8,shared=
 @test "a policy that dies, sends nonsense or is missing is reported, exit 111, 2, 100" {
     load_of -P 1 -D 1
     run sched-exec true < load
+    [ "$status" -eq 100 ]
+    [[ "$output" == *"the policy 'true' ended at its start (exit 0)"* ]]
+    run sched-exec 'sleep 0.4' < load
     [ "$status" -eq 111 ]
     [[ "$output" == *"without an answer"* ]]
     run sched-exec 'while read -r l; do echo "{"; done' < load
@@ -105,7 +108,21 @@ not json
         echo '{"k":"cancel","at_ns":"4","gw":"g","job":"1"}'
         submit 5
     } > events
-    sched --jsonl -k queue_bytes=200 < events > out
+    sched --jsonl -k queue_bytes=200 -k tenant_share=1 < events > out
     [ "$(jq -r 'select(.k == "refuse") | [.job, .never // false, .text] | @tsv' out)" = \
         "$(printf "3\tfalse\tthe scheduler's requests would have 300 bytes, the limit is 200 (setting queue_bytes); retry later")" ]
+}
+
+@test "sched-exec with a command that cannot run exits at once with the reason" {
+    run --separate-stderr timeout 10 sched-exec --listen "ipc://$BATS_TEST_TMPDIR/s" /nonexistent
+    [ "$status" -eq 100 ]
+    [[ $stderr == *"the policy '/nonexistent' ended at its start (exit 127)"* ]]
+}
+
+@test "phasepipe up with such a policy fails at once" {
+    mkdir -m 700 "$BATS_TEST_TMPDIR/up"
+    run timeout 20 phasepipe up --run "$BATS_TEST_TMPDIR/up" -m "$PHASEPIPE_TEST_MODEL" --http off --ollama off \
+        --sched 'sched-exec /nonexistent'
+    [ "$status" -eq 100 ]
+    [[ $output == *"the policy '/nonexistent' ended at its start"* ]]
 }
