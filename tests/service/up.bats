@@ -82,7 +82,7 @@ tokenize tokenize tokenizer ready" ]
     # The arguments of each service.
     args() { jq -r "select(.name == \"$1\").args | join(\" \")" stand/starts; }
     [[ $(args kvstore) == "--listen unix:$run/kv.sock --model some.gguf --kv-cache-dtype f16 --kv-cache-memory-bytes 1M --ready-fd "* ]]
-    [[ $(args sched) == "--listen ipc://$run/sched.sock --kv unix:$run/kv.sock --ready-fd "* ]]
+    [[ $(args sched) == "--listen ipc://$run/sched.sock --kv unix:$run/kv.sock --drain-seconds 40 --ready-fd "* ]]
     [[ $(args tokenize) == "--listen ipc://$run/tokenize.sock --model some.gguf --ready-fd "* ]]
     [[ $(args decode-0) == *"--sched ipc://$run/sched.sock --kv unix:$run/kv.sock --name decode-0 --model some.gguf"*"--max-num-seqs 9 --engine cuda"* ]]
     # Standard streams and the readiness pipe; the next descriptor is that of the listing itself.
