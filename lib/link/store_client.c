@@ -228,8 +228,10 @@ static int connect_once(struct err *e, struct store_client *c, bool *again, int6
     struct wire_frame f;
     bool had = c->id != 0;
     *again = false;
-    if (c->sock >= 0)
+    if (c->sock >= 0) {
+        shutdown(c->sock, SHUT_RDWR); /* a poll of the other thread would keep the connection open after close */
         close(c->sock);
+    }
     socket_fds_close(c->fd_in);
     c->in.at = c->in.n = c->skip = 0;
     c->why = 0;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# A client with a flood of requests and a client with one at a time, logged apart by their API keys.
+# A client with a flood of requests and a client with one at a time, distinguished by their API keys.
 
 bats_require_minimum_version 1.5.0
 
