@@ -28,7 +28,7 @@ struct kv_arena {
     struct kv_slot *slot;
     struct kv_seq *seq;
     struct kv_page *page;
-    _Atomic uint64_t *gen; /* [n_seq] in the file of the slots */
+    _Atomic uint64_t *gen; /* [n_seq], then the epoch, in the file of the slots */
     uint8_t *bytes;
     bool hugetlb;
     char huge_reason[160]; /* why not all pages are huge, or "" */
@@ -101,7 +101,7 @@ static bool offsets_of(struct offsets *p, const struct kv_arena_head *h)
                 place(&at, &p->slot, h->n_slot, sizeof(struct kv_slot), 64) &&
                 place(&at, &p->seq, h->n_seq, sizeof(struct kv_seq), 64) &&
                 place(&at, &p->page, h->n_page, sizeof(struct kv_page), 64) &&
-                place(&from, &gens, h->n_seq, sizeof(uint64_t), 64) &&
+                place(&from, &gens, h->n_seq + 1, sizeof(uint64_t), 64) &&
                 place(&from, &p->bytes, h->n_slot, h->slot_bytes, 4096);
     p->meta_end = (at + 4095) & ~(uint64_t)4095;
     p->end = (from + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
@@ -116,6 +116,12 @@ static void set_offsets(struct kv_arena *a, const struct offsets *p)
     a->page = (struct kv_page *)(void *)(a->meta + p->page);
     a->gen = (_Atomic uint64_t *)(void *)a->map;
     a->bytes = a->map + p->bytes;
+}
+
+static void next_epoch(const struct kv_arena *a)
+{
+    struct kv_arena_head *h = kv_arena_head_mut(a);
+    atomic_store_explicit(&a->gen[h->n_seq], ++h->epoch, memory_order_release);
 }
 
 /* ---- creation ---- */
@@ -254,6 +260,7 @@ int kv_arena_new(struct err *e, struct kv_arena **out, const struct kv_kind *k, 
     for (uint64_t i = 0; i < h.n_seq; i++)
         a->seq[i] = (struct kv_seq){.first_page = KV_NONE, .last_page = KV_NONE, .tail = KV_NONE};
     memcpy(a->meta, &h, sizeof h);
+    next_epoch(a);
     if (fcntl(a->fd[1], F_ADD_SEALS, SEALS)) {
         rc = err_sys(e, "sealing the KV arena");
         kv_arena_free(a);
@@ -360,7 +367,13 @@ static int map_checked(struct err *e, struct kv_arena *a, const struct kv_kind *
     set_offsets(a, &p);
     struct kv_kind have;
     kind_of(a, &have);
-    return want ? kv_kind_check(e, want, &have, "it") : 0;
+    rc = want ? kv_kind_check(e, want, &have, "it") : 0;
+    if (rc || !copy)
+        return rc;
+    if (h.epoch != atomic_load_explicit(&a->gen[h.n_seq], memory_order_acquire))
+        return err_set(e, ERR_PROTO, "another kvstore has replaced its metadata since");
+    next_epoch(a);
+    return 0;
 }
 
 static int from_fds(struct err *e, struct kv_arena **out, const int *fd, const struct kv_kind *want, bool copy)

@@ -8,7 +8,8 @@
  * Workers read the tables of their sequences. A new kvstore adopts the arena of the previous one from its descriptors
  * alone: it copies the metadata into a memfd of its own, checks that copy, and passes it to each client that
  * reconnects. Until then a client has the former metadata, which nobody can write any more. Generations that have
- * changed since are seen in the copy beside the slots.
+ * changed since are seen in the copy beside the slots. A client that still has the former metadata when that kvstore is
+ * killed cannot hand them to a third one: their epoch is not that of the slots.
  *
  * All sizes are 64-bit. kvstore writes fields in an order that keeps the file consistent for readers and for a
  * kvstore that adopts it after a kill: the metadata of a slot before its state, the entries of a table before their
@@ -26,7 +27,7 @@
 #include "err/err.h"
 #include "kv/kv.h"
 
-#define KV_ARENA_VERSION 2
+#define KV_ARENA_VERSION 3
 #define KV_ARENA_FDS 2     /* descriptors of an arena: metadata, slots */
 #define KV_NONE UINT32_MAX /* no slot, no page */
 
@@ -96,6 +97,8 @@ struct kv_arena_head {
     uint32_t n_layer, n_kv_head, head_dim, block_tokens;
     uint64_t slot_bytes;
     uint64_t n_client, n_slot, n_seq, n_page;
+    uint64_t epoch; /* grows with each adoption; a copy beside the slots distinguishes the latest metadata from former
+                       ones */
     uint64_t tick;
 };
 
@@ -106,7 +109,7 @@ struct kv_arena;
 int kv_arena_new(struct err *e, struct kv_arena **out, const struct kv_kind *k, uint64_t slot_bytes);
 /* The arena of an earlier kvstore, for a new one: with a copy of its metadata, so that nobody can change it after it
  * was checked. fd [KV_ARENA_FDS] are closed on failure and owned by the arena otherwise. want: NULL accepts any kind.
- * ERR_PROTO: another kind, not an arena, or damaged. */
+ * ERR_PROTO: another kind, not an arena, damaged, or metadata that another kvstore has replaced since. */
 int kv_arena_adopt(struct err *e, struct kv_arena **out, const int *fd, const struct kv_kind *want);
 /* The same for a client: the metadata is mapped for reading only. */
 int kv_arena_open(struct err *e, struct kv_arena **out, const int *fd, const struct kv_kind *want);

@@ -113,6 +113,7 @@ static void refuses_damaged_heads(void **state)
     struct stat st;
     struct kv_arena *a = small_arena(5), *b;
     struct kv_arena_head good = *kv_arena_head(a), h;
+    good.epoch = 0; /* as in a new file of slots */
     assert_int_equal(fstat(kv_arena_fds(a)[0], &st), 0);
     size_t meta = (size_t)st.st_size;
     static const uint64_t bad[] = {0, 1, 4, 6, 255, 1 << 20, INT32_MAX, UINT32_MAX, UINT64_MAX, (uint64_t)1 << 52};
@@ -142,7 +143,7 @@ static void refuses_damaged_heads(void **state)
     IS_NO(kv_arena_adopt(&e, &b, two_files(&good, meta / 2, good.bytes, both), NULL), "contradict");
     h = good;
     h.version++;
-    IS_NO(kv_arena_adopt(&e, &b, two_files(&h, meta, good.bytes, both), NULL), "version 3");
+    IS_NO(kv_arena_adopt(&e, &b, two_files(&h, meta, good.bytes, both), NULL), "version 4");
     IS_NO(kv_arena_adopt(&e, &b, (int[]){open("/dev/null", O_RDWR), open("/dev/null", O_RDWR)}, NULL), "not sealed");
     IS_NO(kv_arena_adopt(&e, &b, (int[]){open("/dev/null", O_RDWR), dup(kv_arena_fds(a)[1])}, NULL), "has no metadata");
     kv_arena_free(a);
@@ -180,18 +181,21 @@ static void a_client_sees_the_generations_of_the_next_kvstore(void **state)
 {
     (void)state;
     struct err e = {0};
-    struct kv_arena *a = small_arena(5), *client, *next;
+    struct kv_arena *a = small_arena(5), *client, *next, *third;
     kv_arena_new_gen(a, 2);
     OK(kv_arena_open(&e, &client, dup_fds(a), NULL));
     assert_true(kv_arena_valid(client, 2, 1) && !kv_arena_valid(client, 2, 0));
     OK(kv_arena_adopt(&e, &next, dup_fds(a), NULL));
     kv_arena_free(a);
     assert_true(kv_arena_valid(client, 2, 1));
+    IS_NO(kv_arena_adopt(&e, &third, dup_fds(client), NULL), "another kvstore has replaced its metadata since");
     kv_arena_new_gen(next, 2);
     assert_false(kv_arena_valid(client, 2, 1));
     assert_false(kv_arena_valid(client, 2, 2));
     OK(kv_arena_replace(&e, client, dup_fds(next)));
     assert_true(kv_arena_valid(client, 2, 2) && !kv_arena_valid(client, 2, 1));
+    OK(kv_arena_adopt(&e, &third, dup_fds(client), NULL));
+    kv_arena_free(third);
     kv_arena_free(next);
     kv_arena_free(client);
 }
