@@ -149,7 +149,7 @@ man-lint:
 # Every fault of tests/service/faults.bats with the real processes; `make check` has the quick ones.
 .PHONY: check-faults
 check-faults: all unit tools
-	@B=$(B) FAULTS=all scripts/run-tests unit/worker_link unit/worker_world service/faults
+	@B=$(B) FAULTS=all scripts/run-tests worker_link worker_world service/faults
 
 # Floods, poison requests, rogue peers, scribbling workers, pairs of kills and the like against real services (tests/attack);
 # `make check` has the quick ones. Prints the peak of memory of each process beside its bound.
