@@ -406,7 +406,7 @@ void conn_turn(struct conn *k)
         return;
     }
     if (k->state == CONN_BUSY && k->r->replied && !send_left(k)) {
-        if (k->r->close || k->h->stopped || conn_is_leaving(k)) {
+        if (k->r->close || conn_is_leaving(k)) {
             conn_linger(k);
             return;
         }

@@ -189,7 +189,6 @@ bool http_is_last(const struct http_request *r)
 
 void http_stop(struct http *h)
 {
-    h->stopped = true;
     for (size_t i = 0; i < h->n_listener; i++)
         listener_stop(h->listener[i]);
     list_each (struct conn, k, &h->conns, node)

@@ -93,7 +93,7 @@ struct conn {
     char name[48];            /* of the client */
 };
 
-/* Its listener accepts no more connections: the present request is the last of this one (http_leave). */
+/* Its listener accepts no more connections: the present request is the last of this one (http_leave, http_stop). */
 static inline bool conn_is_leaving(const struct conn *k)
 {
     return k->l->fd < 0;
@@ -143,7 +143,7 @@ struct http {
     uint64_t logged_ns; /* time of the last line about refused connections; 0: never */
     uint64_t n_unlogged;
     int spare; /* a descriptor to be closed when there are none left; -1: none */
-    bool stopped, closing;
+    bool closing;
     struct tls *tls; /* NULL: no TLS */
 };
 
@@ -180,6 +180,9 @@ size_t request_body(struct conn *k, const char *p, size_t n);
 void request_fail(struct conn *k, int status, const char *text);
 void request_free(struct http_request *r); /* reports a disconnect */
 void request_probe(struct http_request *r);
+
+/* ---- response.c ---- */
+void send_interim(struct conn *k); /* 100 Continue */
 
 /* ---- guard.c ---- */
 void guard_cors(const struct http_request *r, struct str *head);

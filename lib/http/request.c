@@ -163,7 +163,6 @@ size_t request_body(struct conn *k, const char *p, size_t n)
 /* A request whose head is valid. */
 static void begin_body(struct conn *k)
 {
-    static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
     struct http *h = k->h;
     struct http_request *r = k->r;
     char why[300];
@@ -198,7 +197,7 @@ static void begin_body(struct conn *k)
     k->state = CONN_BODY;
     k->since_ns = r->arrived_ns;
     if (r->head.expects_continue && r->head.minor && !buf_left(&k->in))
-        send_bytes(k, interim, sizeof interim - 1);
+        send_interim(k);
 }
 
 static void fail_head_size(struct conn *k)

@@ -68,7 +68,7 @@ static void send_head(struct http_request *r, int status, const char *type, uint
     r->status = status;
     r->begun = true;
     /* Without chunks the end of the connection ends the body. */
-    if (r->k->h->stopped || conn_is_leaving(r->k) || (length == UINT64_MAX && (!r->head.minor || is_head(r))))
+    if (conn_is_leaving(r->k) || (length == UINT64_MAX && (!r->head.minor || is_head(r))))
         r->close = true;
     if (gmtime_r(&now, &tm))
         strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
@@ -213,11 +213,16 @@ size_t http_queued(const struct http_request *r)
     return r->streams ? (size_t)r->k->n_queued : 0;
 }
 
-/* ---- probes ---- */
+/* ---- interim responses and probes ---- */
+
+void send_interim(struct conn *k)
+{
+    static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    send_bytes(k, interim, sizeof interim - 1);
+}
 
 void request_probe(struct http_request *r)
 {
-    static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
     if (r->streams) {
         if (r->probe)
             http_write(r, r->probe, strlen(r->probe));
@@ -227,7 +232,7 @@ void request_probe(struct http_request *r)
     if (r->k->tls || !r->head.minor)
         conn_kill(r->k);
     else
-        send_bytes(r->k, interim, sizeof interim - 1);
+        send_interim(r->k);
 }
 
 void http_add_header(struct http_request *r, const char *name, const char *value)
