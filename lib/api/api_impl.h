@@ -63,6 +63,7 @@ struct generation {
     const struct generation_ops *ops;
     void *state;
     uint64_t arrived_ns, first_ns;
+    char tenant[WIRE_NAME_BYTES_MAX + 1];
     uint32_t n_line, n, n_left;
     struct submit_job *submit;      /* it is not submitted yet; NULL: it is */
     uint64_t n_unaccepted;          /* choices that the scheduler has not accepted */

@@ -296,10 +296,8 @@ static uint64_t context_of(const struct api *a)
 
 static int submit(struct err *e, struct generation_prompt *l, const char *text)
 {
-    struct api *a = l->c->a;
-    char tenant[WIRE_NAME_BYTES_MAX + 1];
-    api_tenant(tenant, a, l->c->r);
-    int rc = text ? gateway_submit_for(e, a->gateway, tenant, l->seq, (struct wire_str){0}, text, strlen(text))
+    struct generation *c = l->c;
+    int rc = text ? gateway_submit_for(e, c->a->gateway, c->tenant, l->seq, (struct wire_str){0}, text, strlen(text))
                   : err_nomem(e, "a request", 0);
     if (!rc)
         hash(l);
@@ -338,16 +336,14 @@ static void submit_run(void *arg)
 
 static void submit_free(struct submit_job *j)
 {
-    for (uint32_t i = 0; j && i < j->n; i++) {
-        if (j->line)
-            json_decref(j->line[i]);
-        if (j->text)
-            free(j->text[i]);
+    if (!j)
+        return;
+    for (uint32_t i = 0; i < j->n; i++) {
+        json_decref(j->line[i]);
+        free(j->text[i]);
     }
-    if (j) {
-        free(j->line);
-        free(j->text);
-    }
+    free(j->line);
+    free(j->text);
     free(j);
 }
 
@@ -407,6 +403,7 @@ int generation_start(struct err *e, struct generation **out, struct api *a, stru
     c->ops = ops;
     c->state = state;
     c->arrived_ns = http_arrived_ns(r);
+    api_tenant(c->tenant, a, r);
     for (uint32_t i = 0; i < n_line; i++) {
         c->line[i].c = c;
         c->line[i].seq = a->next_seq++;

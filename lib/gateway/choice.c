@@ -40,7 +40,8 @@ static bool copy_line(struct gw_request *r, struct wire_str id, const char *line
     return true;
 }
 
-int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n)
+int gw_request_new(struct err *e, struct gateway *g, const char *tenant, uint64_t seq, struct wire_str id,
+                   const char *line, size_t n)
 {
     struct gw_request *r = calloc(1, sizeof *r);
     if (!r || !copy_line(r, id, line, n)) {
@@ -48,6 +49,7 @@ int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, struct wire_s
         return err_nomem(e, "a request", n);
     }
     r->seq = seq;
+    snprintf(r->tenant, sizeof r->tenant, "%s", tenant);
     r->too_long = n > GATEWAY_LINE_BYTES_MAX;
     list_init(&r->choices);
     if (g->o.deadline_ns) {

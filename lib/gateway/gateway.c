@@ -216,20 +216,17 @@ void gateway_close(struct gateway *g)
 
 /* ---- the step ---- */
 
-int gateway_submit(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n)
-{
-    if (gw_request_find(g, seq))
-        return err_set(e, ERR_USAGE, "request %" PRIu64 " is already running", seq);
-    return gw_request_new(e, g, seq, id, line, n);
-}
-
 int gateway_submit_for(struct err *e, struct gateway *g, const char *tenant, uint64_t seq, struct wire_str id,
                        const char *line, size_t n)
 {
-    int rc = gateway_submit(e, g, seq, id, line, n);
-    if (!rc)
-        snprintf(gw_request_find(g, seq)->tenant, WIRE_NAME_BYTES_MAX + 1, "%s", tenant);
-    return rc;
+    if (gw_request_find(g, seq))
+        return err_set(e, ERR_USAGE, "request %" PRIu64 " is already running", seq);
+    return gw_request_new(e, g, tenant, seq, id, line, n);
+}
+
+int gateway_submit(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n)
+{
+    return gateway_submit_for(e, g, "", seq, id, line, n);
 }
 
 void gateway_cancel(struct gateway *g, uint64_t seq)

@@ -126,7 +126,8 @@ void gw_fail(struct gateway *g, const struct err *e);
 
 struct gw_request *gw_request_find(const struct gateway *g, uint64_t seq);
 /* Copies id and line. */
-int gw_request_new(struct err *e, struct gateway *g, uint64_t seq, struct wire_str id, const char *line, size_t n);
+int gw_request_new(struct err *e, struct gateway *g, const char *tenant, uint64_t seq, struct wire_str id,
+                   const char *line, size_t n);
 struct wire_str gw_request_id(char buf[32], const struct gw_request *r); /* before GW_PARSED */
 void gw_request_move(struct gateway *g, struct gw_request *r, enum gw_state state);
 /* Ends all choices of a request with an err frame, or (error NULL) an end frame with reason cancelled; before GW_PARSED
@@ -172,7 +173,7 @@ void gw_sched_event(struct gateway *g, const struct session_event *ev, uint64_t 
 /* ---- suspect.c: requests that may kill the scheduler ---- */
 
 void gw_suspects_down(struct gateway *g, const struct err *reason); /* before the choices are marked as not submitted */
-void gw_suspects_up(struct gateway *g, uint64_t now);               /* may end choices */
+void gw_suspects_up(struct gateway *g);                             /* may end choices */
 bool gw_suspect_may_send(struct gateway *g, struct gw_choice *c, uint64_t now);
 void gw_suspect_clear(struct gateway *g, struct gw_choice *c); /* it has a token, an end or a refusal */
 void gw_suspects_timer(struct gateway *g, uint64_t now);

@@ -272,7 +272,7 @@ void gw_sched_event(struct gateway *g, const struct session_event *ev, uint64_t 
     if (ev->type == SESSION_FRAME)
         on_frame(g, ev, now);
     else if (ev->type == SESSION_UP)
-        gw_suspects_up(g, now);
+        gw_suspects_up(g);
     else if (ev->type == SESSION_DOWN)
         on_down(g, &ev->err);
 }

@@ -38,11 +38,10 @@ static void fail(struct gateway *g, struct gw_choice *c)
     gw_choice_end(g, c, 0, &e);
 }
 
-void gw_suspects_up(struct gateway *g, uint64_t now)
+void gw_suspects_up(struct gateway *g)
 {
     bool died = g->sched_inc && g->sched_inc != session_peer_inc(g->sched);
     struct gw_choice *guilty = died ? g->trial : NULL;
-    (void)now;
     g->sched_inc = session_peer_inc(g->sched);
     list_each (struct gw_request, r, &g->requests[GW_PARSED], node)
         list_each (struct gw_choice, c, &r->choices, node) {
