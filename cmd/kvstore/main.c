@@ -315,7 +315,7 @@ int main(int argc, char **argv)
         return 0;
     f.disk_bytes = f.disk_bytes ? f.disk_bytes : (uint64_t)16 << 30;
     if (!f.bytes) /* the whole budget is populated at start, so the default is small enough for a fast start */
-        f.bytes = proc_memory("") / 4 < BYTES_DEFAULT ? proc_memory("") / 4 : BYTES_DEFAULT;
+        f.bytes = proc_memory_part(4, 0, BYTES_DEFAULT);
     if (!rc && !f.listen)
         rc = err_set(&e, ERR_USAGE, "--listen unix:PATH is required");
     rc = rc ? rc : proc_signals(&e);

@@ -39,13 +39,6 @@ static void on_log(void *arg, const char *text)
 
 /* ---- open and close ---- */
 
-/* A sixteenth of the memory that the process may use, in reasonable bounds. */
-static uint64_t default_bytes(void)
-{
-    uint64_t n = proc_memory("") / 16;
-    return n < API_BYTES_LEAST ? API_BYTES_LEAST : n > API_BYTES_MOST ? API_BYTES_MOST : n;
-}
-
 static int open_http(struct err *e, struct api *a)
 {
     const struct http_opts o = {
@@ -112,14 +105,15 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     list_init(&a->generations);
     list_init(&a->later);
     list_init(&a->work);
+    uint64_t part = proc_memory_part(16, API_BYTES_LEAST, API_BYTES_MOST);
     if (!a->o.waiting_max)
         a->o.waiting_max = API_WAITING_MAX;
     if (!a->o.logprob_entries_max)
         a->o.logprob_entries_max = API_LOGPROBS_MAX;
     if (!a->o.bodies_bytes_max)
-        a->o.bodies_bytes_max = default_bytes();
+        a->o.bodies_bytes_max = part;
     if (!a->o.outputs_bytes_max)
-        a->o.outputs_bytes_max = default_bytes();
+        a->o.outputs_bytes_max = part;
     if (!a->o.default_max_tokens)
         a->o.default_max_tokens = 16;
     int rc = api_model_info_open(e, a);

@@ -157,6 +157,12 @@ uint64_t proc_memory(const char *root)
     return limit < all ? limit : all;
 }
 
+uint64_t proc_memory_part(uint64_t parts, uint64_t least, uint64_t most)
+{
+    uint64_t n = proc_memory("") / parts;
+    return n < least ? least : n > most ? most : n;
+}
+
 /* The mask grows until the kernel takes it: machines may have more CPUs than a cpu_set_t holds. */
 static int affinity(void)
 {

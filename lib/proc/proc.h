@@ -16,6 +16,8 @@ int proc_quota(const char *root);
 
 /* Bytes that this process may use: min(physical memory, cgroup limits). */
 uint64_t proc_memory(const char *root);
+/* One of `parts` equal parts of it, for a default limit in bytes: at least `least`, at most `most`. */
+uint64_t proc_memory_part(uint64_t parts, uint64_t least, uint64_t most);
 
 const char *proc_host(void); /* host name, cached */
 

@@ -98,13 +98,6 @@ static int enter_sandbox(struct err *e, const struct flags *f, const struct sche
     return sandbox_enter(e, &s);
 }
 
-/* The default of a service: an eighth of the memory that the process may use, at most 1 GiB. */
-static double queue_bytes(void)
-{
-    uint64_t n = proc_memory("") / 8;
-    return n < (uint64_t)1 << 30 ? (double)n : (double)((uint64_t)1 << 30);
-}
-
 static int run(struct err *e, const struct sched_policy *p, struct flags *f)
 {
     struct sched *s;
@@ -113,7 +106,7 @@ static int run(struct err *e, const struct sched_policy *p, struct flags *f)
     if (rc)
         return rc;
     if (f->listen)
-        rc = sched_set(e, s, "queue_bytes", queue_bytes());
+        rc = sched_set(e, s, "queue_bytes", (double)proc_memory_part(8, 0, (uint64_t)sched_get(s, "queue_bytes")));
     for (size_t i = 0; i < f->settings.n && !rc; i++)
         rc = set_setting(e, s, f->settings.v[i]);
     rc = rc ? rc : enter_sandbox(e, f, p);

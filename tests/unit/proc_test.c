@@ -232,9 +232,20 @@ static void test_the_limit_of_descriptors_is_raised(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
 }
 
+static void test_a_part_of_the_memory_has_bounds(void **state)
+{
+    (void)state;
+    uint64_t all = proc_memory("");
+    assert_true(proc_memory_part(1, 0, UINT64_MAX) == all);
+    assert_true(proc_memory_part(4, 0, UINT64_MAX) == all / 4);
+    assert_true(proc_memory_part(4, all, UINT64_MAX) == all);
+    assert_true(proc_memory_part(4, 0, 5) == 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_part_of_the_memory_has_bounds),
         cmocka_unit_test_setup_teardown(test_without_limits_the_machine_counts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_v2_limits_of_parents_count, setup, teardown),
         cmocka_unit_test_setup_teardown(test_v1_limits_count, setup, teardown),
