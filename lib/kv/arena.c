@@ -14,6 +14,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "base/file.h"
+
 #define MAGIC "PPARENA"
 #define HUGE_BYTES ((uint64_t)2 << 20)
 #define CLIENTS 1024
@@ -311,19 +313,6 @@ static int map_slots(struct err *e, struct kv_arena *a)
     return 0;
 }
 
-static bool read_whole(int fd, uint8_t *p, uint64_t n)
-{
-    for (uint64_t at = 0; at < n;) {
-        ssize_t k = pread(fd, p + at, n - at, (off_t)at);
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k <= 0)
-            return false;
-        at += (uint64_t)k;
-    }
-    return true;
-}
-
 /* Replaces the descriptor of the metadata with one of a copy. Their writer may be hostile: they are read, not mapped.
  */
 static int copy_meta(struct err *e, struct kv_arena *a, uint64_t bytes)
@@ -331,7 +320,7 @@ static int copy_meta(struct err *e, struct kv_arena *a, uint64_t bytes)
     int old = a->fd[0];
     a->fd[0] = -1;
     int rc = make_meta(e, a, bytes);
-    if (!rc && !read_whole(old, a->meta, bytes))
+    if (!rc && !file_read_at(old, a->meta, bytes, 0))
         rc = err_set(e, ERR_PROTO, "its metadata cannot be read");
     close(old);
     return rc;
@@ -356,7 +345,7 @@ static int map_checked(struct err *e, struct kv_arena *a, const struct kv_kind *
     if (rc)
         return rc;
     if (fstat(a->fd[0], &st) || !S_ISREG(st.st_mode) || st.st_size < (off_t)sizeof h ||
-        !read_whole(a->fd[0], (uint8_t *)&h, sizeof h))
+        !file_read_at(a->fd[0], &h, sizeof h, 0))
         return err_set(e, ERR_PROTO, "it has no metadata");
     rc = check_head(e, &a->layout, &p, &h, a->map_bytes, (uint64_t)st.st_size);
     rc = rc ? rc : copy ? copy_meta(e, a, p.meta_end) : map_meta(e, a, p.meta_end);

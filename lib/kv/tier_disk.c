@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/time.h"
 
 #define XXH_INLINE_ALL
@@ -55,19 +56,6 @@ void disk_job_free(struct disk_job *j)
 
 /* ---- the thread ---- */
 
-static bool read_all(const struct disk *d, uint8_t *dst, off_t from)
-{
-    for (size_t at = 0; at < d->data_bytes;) {
-        ssize_t n = pread(d->fd, dst + at, d->data_bytes - at, from + (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        at += (size_t)n;
-    }
-    return true;
-}
-
 /* Writes head and bytes in one system call if the kernel takes all. */
 static bool write_all(const struct disk *d, const struct disk_job *j)
 {
@@ -103,8 +91,8 @@ static void work(const struct disk *d, struct disk_job *j)
     switch (j->what) {
     case DISK_READ:
         j->bytes = malloc(d->data_bytes);
-        j->whole =
-            j->bytes && read_all(d, j->bytes, j->at + TIER_PAGE) && XXH3_64bits(j->bytes, d->data_bytes) == j->b.sum;
+        j->whole = j->bytes && file_read_at(d->fd, j->bytes, d->data_bytes, j->at + TIER_PAGE) &&
+                   XXH3_64bits(j->bytes, d->data_bytes) == j->b.sum;
         return;
     case DISK_WRITE:
         j->whole = write_all(d, j);

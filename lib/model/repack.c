@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "model/model_impl.h"
 
 #define PACK_VERSION 1
@@ -109,19 +110,6 @@ int pack_identity(struct err *e, struct pack_identity *out, const struct gguf *g
 
 /* ---- reading back ---- */
 
-static bool read_all(int fd, uint8_t *dst, size_t n)
-{
-    for (size_t got = 0; got < n;) {
-        ssize_t r = pread(fd, dst + got, n - got, (off_t)got);
-        if (r < 0 && errno == EINTR)
-            continue;
-        if (r <= 0)
-            return false;
-        got += (size_t)r;
-    }
-    return true;
-}
-
 /* Copies the types of matrices from the entries. Valid are the tensor's own type, and BF16 for F32 and F16. */
 static bool adopt_types(struct pack_plan *p, const uint8_t *entries)
 {
@@ -149,7 +137,7 @@ bool pack_check(uint8_t fingerprint[32], struct pack_plan *p, int fd, const stru
     uint8_t *have = malloc(n), *want = malloc(n);
     struct stat st;
     struct head h;
-    bool ok = have && want && fstat(fd, &st) == 0 && read_all(fd, have, n) && adopt_types(p, have + sizeof h);
+    bool ok = have && want && fstat(fd, &st) == 0 && file_read_at(fd, have, n, 0) && adopt_types(p, have + sizeof h);
     if (ok) {
         memcpy(&h, have, sizeof h);
         header_make(want, p, id, h.fingerprint);
