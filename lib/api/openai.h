@@ -6,6 +6,7 @@
 #include "api/json_write.h"
 #include "base/list.h"
 
+#define LIT(w, text) str_add(w, text, sizeof(text) - 1) /* a string literal */
 #define OPENAI_PROMPTS_MAX 1024
 #define OPENAI_TOP_MAX 20 /* top log-probabilities; vLLM's default limit */
 

@@ -3,8 +3,6 @@
 
 #include "api/openai.h"
 
-#define LIT(w, text) str_add(w, text, sizeof(text) - 1)
-
 static const char *error_type(int status)
 {
     static const struct {

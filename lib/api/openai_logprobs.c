@@ -7,7 +7,6 @@
 #include "api/openai.h"
 #include "request/reply.h"
 
-#define LIT(w, text) str_add(w, text, sizeof(text) - 1)
 #define ENTRIES_AT_ONCE 2048 /* written at once; more of a frame are stored */
 
 /* The positions of a frame that are not written yet. */

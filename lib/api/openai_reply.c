@@ -9,7 +9,6 @@
 #include "request/reply.h"
 
 #define PART_BYTES 65536 /* a longer piece is moved to the response, not copied */
-#define LIT(w, text) str_add(w, text, sizeof(text) - 1)
 
 static struct openai_choice *at(struct openai_reply *p, uint32_t line, uint32_t choice)
 {
