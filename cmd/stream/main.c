@@ -200,13 +200,11 @@ static int enter_sandbox(struct err *e, const struct flags *f)
     struct sandbox s;
     sandbox_begin(&s);
     model_allow(&s, f->model);
-    sandbox_write_beside(&s, f->o.sched);
-    sandbox_write_beside(&s, f->o.listen);
+    sandbox_socket(&s, f->o.sched);
+    sandbox_socket(&s, f->o.listen);
     for (size_t i = 0; i < f->http.listen.n; i++)
-        if (!strncmp(f->http.listen.v[i], "unix:", 5))
-            sandbox_write_beside(&s, f->http.listen.v[i]);
-    if (f->http.ollama && !strncmp(f->http.ollama, "unix:", 5))
-        sandbox_write_beside(&s, f->http.ollama);
+        sandbox_socket(&s, f->http.listen.v[i]);
+    sandbox_socket(&s, f->http.ollama);
     sandbox_read_beside(&s, f->http.key_file);
     sandbox_read_beside(&s, f->http.tls_cert);
     sandbox_read_beside(&s, f->http.tls_key);

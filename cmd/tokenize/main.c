@@ -217,7 +217,7 @@ static int enter_sandbox(struct err *e, const struct flags *f)
     struct sandbox s;
     sandbox_begin(&s);
     model_allow(&s, f->model);
-    sandbox_write_beside(&s, f->listen);
+    sandbox_socket(&s, f->listen);
     return sandbox_enter(e, &s);
 }
 

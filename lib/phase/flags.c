@@ -118,7 +118,7 @@ int phase_flags_sandbox(struct err *e, const struct phase_flags *f)
     if (!model_packed_dir(&unused, path, sizeof path)) /* without it the weights are packed into memory */
         sandbox_write(&s, path);
     if (phase_flags_service(f))
-        sandbox_write_beside(&s, f->o.sched);
+        sandbox_socket(&s, f->o.sched);
     sandbox_write_beside(&s, f->o.cores_file);
     return sandbox_enter(e, &s);
 }

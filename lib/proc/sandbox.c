@@ -45,15 +45,10 @@ static bool is_off(void)
 #endif
 }
 
-/* Version of the interface; <= 0: the kernel has none, or it is turned off. */
+/* Version of the interface; <= 0: the kernel has none. */
 static long landlock_version(void)
 {
     return syscall(SYS_landlock_create_ruleset, NULL, (size_t)0, LANDLOCK_CREATE_RULESET_VERSION);
-}
-
-static uint64_t truncate_right(void)
-{
-    return landlock_version() >= 3 ? LANDLOCK_ACCESS_FS_TRUNCATE : 0;
 }
 
 static void allow(const struct sandbox *s, const char *path, uint64_t rights)
@@ -93,14 +88,15 @@ void sandbox_begin(struct sandbox *s)
 {
     static const char *const read[] = {"/usr", "/lib", "/lib64", "/etc", "/proc", "/sys"};
     static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/tty"};
-    struct landlock_ruleset_attr a = {.handled_access_fs = FS_ALL | truncate_right()};
-    s->fd = is_off() || landlock_version() <= 0
-                ? -1
-                : (int)syscall(SYS_landlock_create_ruleset, &a, sizeof a.handled_access_fs, 0u);
+    long version = is_off() ? 0 : landlock_version();
+    uint64_t truncate = version >= 3 ? LANDLOCK_ACCESS_FS_TRUNCATE : 0;
+    struct landlock_ruleset_attr a = {.handled_access_fs = FS_ALL | truncate};
+    s->fd = version > 0 ? (int)syscall(SYS_landlock_create_ruleset, &a, sizeof a.handled_access_fs, 0u) : -1;
+    s->write = FS_WRITE | truncate;
     for (size_t i = 0; i < sizeof read / sizeof *read; i++)
         allow(s, read[i], FS_READ);
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
-        allow(s, devices[i], FS_READ | LANDLOCK_ACCESS_FS_WRITE_FILE | truncate_right());
+        allow(s, devices[i], s->write);
 }
 
 void sandbox_read(struct sandbox *s, const char *path)
@@ -115,18 +111,20 @@ void sandbox_read_beside(struct sandbox *s, const char *path)
 
 void sandbox_write(struct sandbox *s, const char *dir)
 {
-    allow(s, dir, FS_WRITE | truncate_right());
+    allow(s, dir, s->write);
 }
 
 void sandbox_write_beside(struct sandbox *s, const char *path)
 {
-    if (path && !strncmp(path, "ipc://", 6))
-        path += 6;
-    else if (path && !strncmp(path, "unix:", 5))
-        path += 5;
-    else if (path && strstr(path, "://"))
-        return;
-    allow_beside(s, path, FS_WRITE | truncate_right());
+    allow_beside(s, path, s->write);
+}
+
+void sandbox_socket(struct sandbox *s, const char *address)
+{
+    static const char *const schemes[] = {"ipc://", "unix:"};
+    for (size_t i = 0; address && i < sizeof schemes / sizeof *schemes; i++)
+        if (!strncmp(address, schemes[i], strlen(schemes[i])))
+            sandbox_write_beside(s, address + strlen(schemes[i]));
 }
 
 /* ---- system calls ---- */

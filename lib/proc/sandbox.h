@@ -14,20 +14,23 @@
 #ifndef PROC_SANDBOX_H
 #define PROC_SANDBOX_H
 
+#include <stdint.h>
+
 #include "err/err.h"
 
 struct sandbox {
-    int fd; /* the Landlock ruleset; -1: none */
+    int fd;         /* the Landlock ruleset; -1: none */
+    uint64_t write; /* rights within a directory that is kept for writing */
 };
 
-/* Errors of the calls below are kept until sandbox_enter. */
 void sandbox_begin(struct sandbox *s);
-/* Paths: NULL, and what does not exist, is ignored. */
-void sandbox_read(struct sandbox *s, const char *path);        /* a file, or a directory with all below it */
-void sandbox_read_beside(struct sandbox *s, const char *path); /* the directory of a file that may be replaced */
-void sandbox_write(struct sandbox *s, const char *dir);        /* make, change and remove files and sockets in it */
-/* The same in the directory of a file, or of a socket: ipc://PATH, unix:PATH. Other URLs are ignored. */
-void sandbox_write_beside(struct sandbox *s, const char *path);
+/* What the calls below cannot grant stays refused. NULL, and a path that does not exist, is ignored. */
+void sandbox_read(struct sandbox *s, const char *path);         /* a file, or a directory with all below it */
+void sandbox_read_beside(struct sandbox *s, const char *path);  /* the directory of a file that may be replaced */
+void sandbox_write(struct sandbox *s, const char *dir);         /* make, change and remove files and sockets in it */
+void sandbox_write_beside(struct sandbox *s, const char *path); /* the same in the directory of a file */
+/* The same in the directory of a Unix socket: ipc://PATH or unix:PATH. Other addresses are ignored. */
+void sandbox_socket(struct sandbox *s, const char *address);
 /*
  * Enters it; for ever, and for the threads that are created later. So call it before any is. ERR_SYS: the kernel
  * refuses what it offers.

@@ -94,7 +94,7 @@ static int enter_sandbox(struct err *e, const struct flags *f, const struct sche
     if (!f->listen || p->open == sched_policy_exec.open)
         return 0;
     sandbox_begin(&s);
-    sandbox_write_beside(&s, f->listen);
+    sandbox_socket(&s, f->listen);
     return sandbox_enter(e, &s);
 }
 

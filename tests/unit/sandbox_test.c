@@ -82,8 +82,10 @@ static void in_sandbox(int (*fn)(void))
         sandbox_begin(&s);
         sandbox_read(&s, model);
         sandbox_read(&s, NULL);
-        sandbox_write_beside(&s, url);
-        sandbox_write_beside(&s, "tcp://127.0.0.1:1");
+        sandbox_socket(&s, url);
+        sandbox_socket(&s, "tcp://127.0.0.1:1");
+        sandbox_socket(&s, "127.0.0.1:1");
+        sandbox_socket(&s, NULL);
         _exit(sandbox_enter(&e, &s) ? 255 : fn());
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
