@@ -107,8 +107,7 @@ struct service {
     int ready_fd, err_fd; /* -1: none */
     uint64_t begun_ns;    /* of the process */
     uint64_t watchdog_ns; /* a service that is ready and has not reported for so long is killed; 0: never */
-    uint64_t alive_ns;    /* its last report (WATCHDOG=1); 0: none, so the watchdog does not count yet */
-    bool hung;            /* it was killed for that */
+    uint64_t alive_ns;    /* its last report (WATCHDOG=1); 0: none, or it was killed: the watchdog does not count */
     uint64_t due_ns;      /* when to start it (WAITING, BACKING_OFF), or to kill it (DRAINING in a restart) */
     unsigned backoff_ms, fails;
     bool ever_ready;

@@ -120,12 +120,13 @@ static void become(struct service *v, const char *run, int ready, int err, pid_t
     }
     snprintf(text, sizeof text, "%s/notify.sock", run);
     setenv("NOTIFY_SOCKET", text, 1);
-    snprintf(text, sizeof text, "%" PRIu64, v->watchdog_ns / NS_US);
-    setenv("WATCHDOG_USEC", text, 1);
-    snprintf(text, sizeof text, "%d", (int)getpid());
-    setenv("WATCHDOG_PID", text, 1);
-    if (!v->watchdog_ns)
-        unsetenv("WATCHDOG_USEC");
+    unsetenv("WATCHDOG_USEC"); /* of the manager of this supervisor */
+    if (v->watchdog_ns) {
+        snprintf(text, sizeof text, "%" PRIu64, v->watchdog_ns / NS_US);
+        setenv("WATCHDOG_USEC", text, 1);
+        snprintf(text, sizeof text, "%d", (int)getpid());
+        setenv("WATCHDOG_PID", text, 1);
+    }
     setenv("PHASEPIPE_RUN", run, 1);
     if (v->pinned)
         sched_setaffinity(0, sizeof v->cpus, &v->cpus);
@@ -166,7 +167,6 @@ int service_spawn(struct err *e, struct service *v, const char *run)
     v->err_fd = err[0];
     v->begun_ns = time_now_ns();
     v->alive_ns = 0;
-    v->hung = false;
     v->n_line = 0;
     v->last[0] = 0;
     return 0;

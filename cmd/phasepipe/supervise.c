@@ -393,11 +393,11 @@ static bool shutdown_next(struct super *s)
 /* Kills a service that is ready but no longer reports to the watchdog; it is then started again like after a crash. */
 static void watchdog(struct super *s, struct service *v, uint64_t now)
 {
-    if (v->state != SERVICE_READY || !v->watchdog_ns || !v->alive_ns || v->hung || now < v->alive_ns + v->watchdog_ns)
+    if (v->state != SERVICE_READY || !v->watchdog_ns || !v->alive_ns || now < v->alive_ns + v->watchdog_ns)
         return;
     super_log(s, "%s (pid %d) has not reported for %" PRIu64 " s: it hangs or is stopped, and is killed", v->name,
               (int)v->pid, v->watchdog_ns / NS_S);
-    v->hung = true;
+    v->alive_ns = 0;
     kill(v->pid, SIGKILL);
 }
 
