@@ -5,6 +5,7 @@
 bats_require_minimum_version 1.5.0
 
 load attack
+load ../service/kvstore
 
 setup() {
     cd "$BATS_TEST_TMPDIR"
@@ -18,15 +19,6 @@ teardown() {
         kill -9 "$pid" 2> /dev/null || true
     done
     [ ! -d run ] || down run
-}
-
-start() {
-    rm -f ready
-    mkfifo ready
-    kvstore "${kv[@]}" "$@" 4> ready --ready-fd 4 2>> store.err 3>&- &
-    store_pid=$!
-    echo $store_pid >> pids
-    [ "$(cat ready)" = ready ]
 }
 
 # commands LINE ...: one client runs these, and ends

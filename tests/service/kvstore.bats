@@ -4,6 +4,8 @@
 # tests/tools/kv_client runs one command a line; its KV has 2 layers, a head of 64, int8: 12288 bytes a slot
 # (2 tiles of 2 × 32 × 64 and 2 × 32 × 4 bytes, rounded up to an odd number of pages of 4096).
 
+load kvstore
+
 setup_file() {
     # Built already by make; not built here, since the flags of that build are not known.
     [ -x "$PHASEPIPE_BUILD/tests/tools/kv_client" ] || make -s -C "$PHASEPIPE_TOP" B="$PHASEPIPE_BUILD" tools
@@ -22,16 +24,6 @@ teardown() {
         kill -9 "$pid" 2> /dev/null || true
     done
     ! mountpoint -q "$BATS_TEST_TMPDIR/small" || umount -l "$BATS_TEST_TMPDIR/small"
-}
-
-# start [OPTION ...]: a kvstore that is ready
-start() {
-    rm -f ready
-    mkfifo ready
-    kvstore "${kv[@]}" "$@" 4> ready --ready-fd 4 2>> store.err 3>&- &
-    store_pid=$!
-    echo $store_pid >> pids
-    [ "$(cat ready)" = ready ]
 }
 
 # client NAME [MODEL [ARITH]]: starts a client for `command_to NAME COMMAND`
