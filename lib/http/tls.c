@@ -1,15 +1,12 @@
 /* TLS 1.2 and 1.3. A connection holds the certificates with which it began, so that reloaded ones take effect without a
  * restart and the previous ones are freed with their last connection. */
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <gnutls/abstract.h>
 #include <gnutls/gnutls.h>
 
+#include "base/file.h"
 #include "http/http_impl.h"
 
 #define CHAIN_MAX 16
@@ -42,45 +39,23 @@ static void chain_release(struct chain *c)
     free(c);
 }
 
-/* Reads a file; out->data is freed by gnutls_free. A private key must not be readable by others; that of a service
- * manager ($CREDENTIALS_DIRECTORY) has the access rights that it has given. */
-static int read_file(struct err *e, gnutls_datum_t *out, const char *path, bool is_private)
+/* out->data is freed by file_forget. */
+static int read_pem(struct err *e, gnutls_datum_t *out, const char *path, const char *what, enum file_access access)
 {
-    const char *credentials = getenv("CREDENTIALS_DIRECTORY");
-    struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    *out = (gnutls_datum_t){NULL, 0};
-    if (fd < 0 || fstat(fd, &st)) {
-        err_set(e, ERR_NO, "%s: %m", path);
-        if (fd >= 0)
-            close(fd);
-        return e->code;
-    }
-    size_t n_dir = credentials ? strlen(credentials) : 0;
-    bool given = n_dir && !strncmp(path, credentials, n_dir) && path[n_dir] == '/';
-    if (is_private && !given && st.st_mode & (S_IRGRP | S_IROTH | S_IWGRP | S_IWOTH))
-        err_set(e, ERR_NO, "%s: other users can read or change this private key (mode %04o): chmod 600 it", path,
-                (unsigned)st.st_mode & 07777);
-    else if (!S_ISREG(st.st_mode) || (size_t)st.st_size > FILE_BYTES_MAX)
-        err_set(e, ERR_NO, "%s: expected a PEM file of at most %zu bytes", path, FILE_BYTES_MAX);
-    else if (!(out->data = gnutls_malloc((size_t)st.st_size + 1)))
-        err_nomem(e, "certificates", (size_t)st.st_size);
-    else
-        e->code = 0;
-    ssize_t n = e->code ? 0 : read(fd, out->data, (size_t)st.st_size);
-    close(fd);
-    out->size = n > 0 ? (unsigned)n : 0;
-    return e->code;
+    size_t n;
+    int rc = file_load(e, &out->data, &n, path, FILE_BYTES_MAX, what, access);
+    out->size = rc ? 0 : (unsigned)n;
+    return rc;
 }
 
 static int read_certs(struct err *e, gnutls_pcert_st cert[CHAIN_MAX], unsigned *n, const char *path)
 {
     gnutls_datum_t pem;
-    if (read_file(e, &pem, path, false))
+    if (read_pem(e, &pem, path, "certificate", FILE_ANY))
         return e->code;
     *n = CHAIN_MAX;
     int rc = gnutls_pcert_list_import_x509_raw(cert, n, &pem, GNUTLS_X509_FMT_PEM, 0);
-    gnutls_free(pem.data);
+    file_forget(pem.data, pem.size);
     if (rc >= 0 && *n)
         return 0;
     *n = 0;
@@ -90,13 +65,12 @@ static int read_certs(struct err *e, gnutls_pcert_st cert[CHAIN_MAX], unsigned *
 static int read_key(struct err *e, gnutls_privkey_t *key, const char *path)
 {
     gnutls_datum_t pem;
-    if (read_file(e, &pem, path, true))
+    if (read_pem(e, &pem, path, "private key", FILE_SECRET))
         return e->code;
     int rc = gnutls_privkey_init(key);
     if (rc >= 0)
         rc = gnutls_privkey_import_x509_raw(*key, &pem, GNUTLS_X509_FMT_PEM, NULL, 0);
-    gnutls_memset(pem.data, 0, pem.size);
-    gnutls_free(pem.data);
+    file_forget(pem.data, pem.size);
     return rc < 0 ? err_set(e, ERR_NO, "%s: no PEM private key: %s", path, gnutls_strerror(rc)) : 0;
 }
 
