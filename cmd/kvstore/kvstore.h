@@ -42,7 +42,7 @@ struct kvstore {
     struct peer **of_client; /* [n_client] */
     struct list watchers;
     bool draining, verbose;
-    struct log_limit damaged;
+    struct log_limit damaged, peers; /* of log lines on blocks, and of those that peers cause */
     /* Blocks stored and evicted since the last events to watchers. */
     struct digests stored, evicted;
 };

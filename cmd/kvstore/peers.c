@@ -1,6 +1,7 @@
 /* Connections: open, close, watchers. */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,17 @@ static void warn(void *arg, const char *text)
 {
     (void)arg;
     cli_warn(PROG, "%s", text);
+}
+
+/* For lines that a peer can cause at will. */
+static void __attribute__((format(printf, 2, 3))) peer_warn(struct kvstore *k, const char *format, ...)
+{
+    char text[sizeof((struct err *)NULL)->text + 64];
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(text, sizeof text, format, ap);
+    va_end(ap);
+    log_limit(&k->peers, time_now_ns(), text, warn, NULL);
 }
 
 void kvstore_event(void *arg, const struct kv_event *n)
@@ -230,7 +242,7 @@ static void open_peer(struct kvstore *k, struct peer *p, const struct wire_kv_op
         rc = join(&e, k, p, o, &why, &kept);
     if (rc) {
         if (rc == ERR_PROTO)
-            cli_warn(PROG, "refused: %s", e.text);
+            peer_warn(k, "refused: %s", e.text);
         kvstore_refuse(p, o->tag, why, &e);
         link_close(p->conn);
         return;
@@ -296,9 +308,8 @@ static void on_bad(void *arg, struct link_conn *c, const struct err *e)
 {
     struct kvstore *k = arg;
     struct peer *p = link_data(c), anonymous = {.conn = c};
-    cli_warn(PROG, "process %" PRId64 ": %s", link_pid(c), e->text);
+    peer_warn(k, "process %" PRId64 ": %s", link_pid(c), e->text);
     kvstore_refuse(p ? p : &anonymous, 0, KV_WHY_REFUSED, e);
-    (void)k;
 }
 
 static void on_closed(void *arg, struct link_conn *c)
