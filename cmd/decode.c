@@ -59,6 +59,7 @@ int main(int argc, char **argv)
     rc = rc ? rc : phase_flags_sandbox(&e, &f);
     if (!rc)
         rc = phase_flags_service(&f) ? serve(&e, &f.o) : filter(&e, &f.o);
+    peer_tls_close(f.o.security.tls);
     if (!rc)
         rc = cli_close_stdout(&e);
     return rc ? cli_fail(prog, &e) : 0;

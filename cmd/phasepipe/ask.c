@@ -16,14 +16,16 @@
 
 struct asker {
     char url[WIRE_URL_BYTES_MAX + 1];
+    struct peer_tls *tls;
     struct session_hub *hub;
     struct session *sched;
     struct link_stat stat;
 };
 
-int asker_open(struct err *e, struct asker **out, const char *run, const char *sched)
+int asker_open(struct err *e, struct asker **out, const char *run, const char *sched, const char *peer_tls,
+               bool plaintext)
 {
-    const struct session_hub_opts o = {.self = {.role = "tool", .inc = (uint64_t)getpid()}};
+    struct session_hub_opts o = {.self = {.role = "tool", .inc = (uint64_t)getpid()}};
     struct asker *a = calloc(1, sizeof *a);
     *out = NULL;
     if (!a)
@@ -32,7 +34,9 @@ int asker_open(struct err *e, struct asker **out, const char *run, const char *s
         snprintf(a->url, sizeof a->url, "%s", sched);
     else
         snprintf(a->url, sizeof a->url, "ipc://%s/sched.sock", run);
-    int rc = session_hub_new(e, &a->hub, &o);
+    int rc = peer_tls ? peer_tls_open(e, &a->tls, peer_tls, "tool") : 0;
+    o.security = (struct session_security){a->tls, plaintext};
+    rc = rc ? rc : session_hub_new(e, &a->hub, &o);
     rc = rc ? rc : session_dial(e, &a->sched, a->hub, a->url, "sched", NULL);
     if (rc)
         asker_close(a);
@@ -46,6 +50,7 @@ void asker_close(struct asker *a)
     if (!a)
         return;
     session_hub_free(a->hub);
+    peer_tls_close(a->tls);
     link_stat_free(&a->stat);
     free(a);
 }
@@ -77,6 +82,12 @@ static int on_event(struct err *e, struct asker *a, bool *done, const struct wir
     return rc == ERR_PROTO ? err_prefix(e, "%s", a->url) : rc;
 }
 
+static int no_response(struct err *e, const struct asker *a)
+{
+    const char *why = session_dial_error(a->sched);
+    return err_set(e, ERR_NO, "no response from %s within %d s%s%s", a->url, ASK_MS / 1000, *why ? ": " : "", why);
+}
+
 static int ask(struct err *e, struct asker *a, const struct wire_frame *f)
 {
     uint64_t end = time_now_ns() + ASK_MS * NS_MS;
@@ -86,7 +97,7 @@ static int ask(struct err *e, struct asker *a, const struct wire_frame *f)
     while (!rc && !done) {
         uint64_t now = time_now_ns();
         if (now >= end)
-            return err_set(e, ERR_NO, "no response from %s within %d s", a->url, ASK_MS / 1000);
+            return no_response(e, a);
         session_hub_wait(a->hub, (int)((end - now) / 1000000 + 1));
         while (!rc && !done && session_hub_next(a->hub, &v))
             rc = on_event(e, a, &done, f, &v);

@@ -18,6 +18,7 @@
 
 #include <jansson.h>
 
+#include "base/socket.h"
 #include "base/time.h"
 #include "cmd/phasepipe/service.h"
 
@@ -57,6 +58,10 @@ void control_accept(struct super *s)
     int fd = accept4(s->control_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0)
         return;
+    if (!socket_trusts_peer(fd, address(s->run).sun_path)) {
+        close(fd);
+        return;
+    }
     for (size_t i = 0; i < CLIENTS_MAX; i++)
         if (s->client[i].fd < 0) {
             s->client[i] = (struct client){.fd = fd, .service = -1};
@@ -103,6 +108,13 @@ static int swap(struct err *e, struct super *s, struct service *v, const char *p
     struct command next = {0};
     if (!policy)
         return err_set(e, ERR_USAGE, "a policy is required");
+    size_t name = strcspn(policy, " ");
+    bool any = memchr(policy, '/', name) || (name == strlen("sched-exec") && !strncmp(policy, "sched-exec", name));
+    if (any && !s->plan->any_policy)
+        return err_set(e, ERR_NO,
+                       "'%.60s' may run any program; a running supervisor starts only the policies beside it "
+                       "(phasepipe up --any-policy permits others)",
+                       policy);
     int rc = plan_sched(e, &next, s->plan, s->run, policy);
     if (rc) {
         command_free(&next);

@@ -17,9 +17,9 @@
 #define RESTART_MS 120000 /* includes the drain, and loading the model */
 
 struct ctl {
-    const char *run_flag, *sched, *kv;
+    const char *run_flag, *sched, *kv, *peer_tls;
     char run[RUN_BYTES_MAX + 1];
-    bool json;
+    bool json, peer_plaintext;
     char **arg; /* arguments of the command */
 };
 
@@ -161,7 +161,7 @@ static int ctl_sched(struct err *e, struct ctl *c)
     const struct wire_worker *w;
     struct asker *a;
     size_t n;
-    int rc = asker_open(e, &a, c->run, c->sched);
+    int rc = asker_open(e, &a, c->run, c->sched, c->peer_tls, c->peer_plaintext);
     rc = rc ? rc : asker_stat(e, a, &s, &w, &n);
     if (!rc && c->json)
         rc = print_json(e, sched_json(s, w, n));
@@ -176,7 +176,7 @@ static int ctl_sched(struct err *e, struct ctl *c)
 static int set_setting(struct err *e, struct ctl *c, const char *name, const char *worker, double value)
 {
     struct asker *a;
-    int rc = asker_open(e, &a, c->run, c->sched);
+    int rc = asker_open(e, &a, c->run, c->sched, c->peer_tls, c->peer_plaintext);
     rc = rc ? rc : asker_set(e, a, name, worker, value);
     asker_close(a);
     return rc;
@@ -279,6 +279,9 @@ int ctl(int argc, char **argv)
         {0, "run", CLI_STR, &c.run_flag, "DIR", "runtime directory ($XDG_RUNTIME_DIR/phasepipe)", .lo = 0},
         {0, "json", CLI_FLAG, &c.json, NULL, "kv and sched: an object", .lo = 0},
         {0, "sched", CLI_STR, &c.sched, "URL", "scheduler (default: that of DIR)", .lo = 0},
+        {0, "peer-tls", CLI_STR, &c.peer_tls, "DIR", "credentials for a tls+tcp:// scheduler: ca.pem and tool.pem",
+         .lo = 0},
+        {0, "peer-plaintext", CLI_FLAG, &c.peer_plaintext, NULL, "permit a tcp:// scheduler on another host", .lo = 0},
         {0, "kv", CLI_STR, &c.kv, "URL", "kvstore (default: that of DIR)", .lo = 0},
     };
     const struct cli_prog prog = {

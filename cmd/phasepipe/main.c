@@ -38,6 +38,7 @@ static const struct {
     {"ps", "lists the services", ps},
     {"top", "shows their activity, live", top},
     {"ctl", "queries the services, drains workers, changes settings, swaps the policy", ctl},
+    {"tls-init", "makes certificates for services on several hosts", tls_init},
     {"env", "prints the line that puts the programs on the PATH: eval \"$(phasepipe env)\"", NULL},
 };
 

@@ -147,7 +147,7 @@ struct plan {
     const char *http_option[PLAN_HTTP_OPTIONS]; /* values for plan_http_option[]; NULL: not given */
     struct cli_list names;
     uint64_t n_prefill, n_decode, drain_s, watchdog_s;
-    bool detach, ollama_given, access_log;
+    bool detach, ollama_given, access_log, any_policy;
 };
 /* policy: "NAME" or "PATH", optionally followed by a space and one argument. */
 int plan_sched(struct err *e, struct command *out, const struct plan *p, const char *run, const char *policy);
@@ -252,8 +252,9 @@ int state_end_stale(struct err *e, size_t *n, const char *run);
 struct wire_stat;
 struct wire_worker;
 struct asker;
-/* Both URLs may be NULL: those of RUN. */
-int asker_open(struct err *e, struct asker **out, const char *run, const char *sched);
+/* sched: URL; NULL: that of the directory run. peer_tls: directory of credentials, for tls+tcp://; NULL: none. */
+int asker_open(struct err *e, struct asker **out, const char *run, const char *sched, const char *peer_tls,
+               bool plaintext);
 void asker_close(struct asker *a);
 /* Results are borrowed until the next request. ERR_NO: no response within 5 s. */
 int asker_stat(struct err *e, struct asker *a, const struct wire_stat **stat, const struct wire_worker **w, size_t *n);

@@ -251,7 +251,7 @@ int top(int argc, char **argv)
     if (r == CLI_DONE)
         return 0;
     r = r ? r : run_name(&e, t.run, flag);
-    r = r ? r : asker_open(&e, &t.asker, t.run, NULL);
+    r = r ? r : asker_open(&e, &t.asker, t.run, NULL, NULL, false);
     if (!r) {
         prepare(&t);
         r = rounds(&e, &t);

@@ -24,6 +24,7 @@ static int parse(struct err *e, struct plan *p, int argc, char **argv)
         {0, "run", CLI_STR, &p->run, "DIR", "runtime directory ($XDG_RUNTIME_DIR/phasepipe)", .lo = 0},
         {0, "detach", CLI_FLAG, &p->detach, NULL, "return when all are ready; logs go to DIR/log", .lo = 0},
         {0, "sched", CLI_STR, &p->sched, "POLICY", "scheduler program, and an argument after a space (sched)", .lo = 0},
+        {0, "any-policy", CLI_FLAG, &p->any_policy, NULL, "let ctl sched-swap start any program as policy", .lo = 0},
         {0, "kv-cache-dtype", CLI_CHOICE, &p->kv_type, "TYPE", "auto (int8), f16, bf16 or int8",
          .choices = "auto|f16|bf16|int8"},
         {0, "kv-cache-memory-bytes", CLI_STR, &p->kv_bytes, "B",

@@ -115,6 +115,7 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         .sched = o->sched,
         .tokenize = o->tokenize,
         .listen = o->listen,
+        .security = o->security,
         .kv = f->kv,
         .model = model,
         .name = f->name.v,

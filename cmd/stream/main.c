@@ -18,7 +18,7 @@
 struct flags {
     struct service_opts o;
     struct ask_flags ask;
-    const char *model, *run;
+    const char *model, *run, *peer_tls;
     bool jsonl, unordered, stats, running_given, deadline_given;
     struct http_flags http;
     char url[2][URL_BYTES];
@@ -104,6 +104,9 @@ static int parse(struct err *e, struct flags *f, int argc, char **argv)
             .given = &f->deadline_given),
         OPT(0, "listen", CLI_STR, &f->o.listen, "URL",
             "address for the tokens of workers; default: next to the socket of the scheduler"),
+        OPT(0, "peer-tls", CLI_STR, &f->peer_tls, "DIR", "credentials for tls+tcp://: ca.pem and gateway.pem"),
+        OPT(0, "peer-plaintext", CLI_FLAG, &f->o.security.plaintext, NULL,
+            "permit tcp:// beyond this host: neither encrypted nor authenticated"),
     };
     struct cli_opt opts[sizeof own / sizeof *own + ASK_FLAGS_N + HTTP_FLAGS_N];
     memcpy(opts, own, sizeof own);
@@ -231,6 +234,8 @@ static int run(struct err *e, struct show *s, struct flags *f)
 {
     const char *dir = f->run ? f->run : getenv("PHASEPIPE_RUN");
     bool serves = false;
+    if (f->peer_tls && peer_tls_open(e, &f->o.security.tls, f->peer_tls, "gateway"))
+        return e->code;
     if (is_http(f))
         return run_http(e, f, dir && *dir ? dir : NULL);
     if (is_service(e, &serves, f, dir && *dir ? dir : NULL))
@@ -275,6 +280,7 @@ int main(int argc, char **argv)
     if (s.view.stats && (!r || r == ERR_NO))
         stats_print(s.view.stats);
     show_close(&s);
+    peer_tls_close(f.o.security.tls);
     stats_free(s.view.stats);
     return r ? cli_fail(PROG, &e) : 0;
 }

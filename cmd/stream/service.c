@@ -341,6 +341,7 @@ static int gateway_start(struct err *e, struct service *s)
         .sched = s->o->sched,
         .tokenize = s->o->tokenize,
         .listen = s->o->listen,
+        .security = s->o->security,
         .deadline_ns = (uint64_t)(s->o->deadline_s * 1e9),
         .patience_ns = UINT64_MAX,
         .frame = on_frame,

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "cli/cli.h"
+#include "link/session.h"
 #include "request/flags.h"
 #include "request/reply.h"
 #include "text/text.h"
@@ -59,8 +60,9 @@ int show_result(struct err *e, const struct show *s);
 /* service.c: requests to the services instead of frames of decode. */
 struct service_opts {
     const char *sched, *tokenize, *listen; /* urls; listen may be NULL */
-    const char *prompt;                    /* NULL: standard input */
-    bool raw, lines, jsonl;                /* jsonl: the input is lines of JSON */
+    struct session_security security;
+    const char *prompt;     /* NULL: standard input */
+    bool raw, lines, jsonl; /* jsonl: the input is lines of JSON */
     const struct ask_flags *ask;
     uint64_t running_max; /* requests that are read and not completely printed */
     double deadline_s;    /* 0: none */

@@ -14,7 +14,8 @@
 #include "request/lines.h"
 
 struct flags {
-    const char *model, *prompt, *file, *listen;
+    const char *model, *prompt, *file, *listen, *peer_tls;
+    struct session_security security;
     bool raw, lines, jsonl, ids, back, prompt_given, ready_given;
     uint64_t ready_fd;
     struct ask_flags ask;
@@ -35,7 +36,10 @@ static int parse(struct err *e, struct flags *f, int argc, char **argv)
         OPT(0, "jsonl", CLI_FLAG, &f->jsonl, NULL, "each line of the input is a request in JSON"),
         OPT(0, "ids", CLI_FLAG, &f->ids, NULL, "print ids, one line a prompt, instead of frames"),
         OPT('d', "decode", CLI_FLAG, &f->back, NULL, "convert ids or frames to text"),
-        OPT(0, "listen", CLI_STR, &f->listen, "URL", "serve gateways at ipc://PATH or tcp://HOST:PORT"),
+        OPT(0, "listen", CLI_STR, &f->listen, "URL", "serve gateways at ipc://PATH or tls+tcp://HOST:PORT"),
+        OPT(0, "peer-tls", CLI_STR, &f->peer_tls, "DIR", "credentials for tls+tcp://: ca.pem and tokenize.pem"),
+        OPT(0, "peer-plaintext", CLI_FLAG, &f->security.plaintext, NULL,
+            "permit tcp:// beyond this host: neither encrypted nor authenticated"),
         OPT(0, "ready-fd", CLI_U64, &f->ready_fd, "N", "descriptor that gets a line when ready", .lo = 3, .hi = 1 << 20,
             .given = &f->ready_given),
     };
@@ -75,8 +79,8 @@ static int check(struct err *e, const struct flags *f)
         text = "-d detects ids or frames itself; it can be combined with -m and FILE only";
     else if (f->listen && (f->prompt_given || f->file || f->raw || f->lines || f->jsonl || f->ids || f->back))
         text = "--listen serves requests in JSON; it can be combined with -m and the defaults of requests";
-    else if (f->ready_given && !f->listen)
-        text = "--ready-fd is for --listen";
+    else if ((f->ready_given || f->peer_tls) && !f->listen)
+        text = "--ready-fd and --peer-tls are for --listen";
     return text ? err_set(e, ERR_USAGE, "%s", text) : ask_flags_check(e, &f->ask);
 }
 
@@ -175,7 +179,7 @@ static int run(struct err *e, struct tokenize *t, const struct flags *f, struct 
     if (!r)
         r = check_flag_ids(e, &base, t->config.vocab);
     if (!r && f->listen) {
-        r = service(e, t, &base, f->listen, f->ready_given ? (int)f->ready_fd : -1);
+        r = service(e, t, &base, f->listen, &f->security, f->ready_given ? (int)f->ready_fd : -1);
         ask_free(&base);
         return r;
     }
@@ -243,6 +247,8 @@ int main(int argc, char **argv)
             r = l.fd < 0 ? err_sys(&e, "open %s", f.file) : 0;
         }
         proc_wake_soon(f.listen != NULL);
+        if (!r && f.peer_tls)
+            r = peer_tls_open(&e, &f.security.tls, f.peer_tls, "tokenize");
         r = r ? r : enter_sandbox(&e, &f);
         if (!r && !(r = open_vocabulary(&e, &t, &text, &g, &f, path, sizeof path)))
             r = run(&e, &t, &f, &l);
@@ -252,6 +258,7 @@ int main(int argc, char **argv)
         e = closing;
         r = e.code;
     }
+    peer_tls_close(f.security.tls);
     lines_free(&l);
     text_free(text);
     gguf_free(g);

@@ -426,9 +426,10 @@ static void on_hub(void *arg, uint32_t events) /* events are processed after the
 }
 
 static int server_open(struct err *e, struct server *s, const struct tokenize *t, const struct ask *base,
-                       const char *url)
+                       const char *url, const struct session_security *security)
 {
-    const struct session_hub_opts o = {.self = {.role = "tokenize", .name = "", .inc = time_wall_ns()}};
+    const struct session_hub_opts o = {.self = {.role = "tokenize", .name = "", .inc = time_wall_ns()},
+                                       .security = *security};
     struct tokenize first = *t;
     first.put = put_hello;
     first.put_arg = &s->hello;
@@ -439,7 +440,7 @@ static int server_open(struct err *e, struct server *s, const struct tokenize *t
     rc = rc ? rc : job_queue_open(e, &s->slow_lines, s->loop, WAITING_BYTES_MAX, "long prompts");
     rc = rc ? rc : session_hub_new(e, &s->hub, &o);
     rc = rc ? rc : loop_fd_add(e, s->loop, &s->hub_fd, session_hub_fd(s->hub), EPOLLIN, on_hub, NULL);
-    return rc ? rc : session_listen(e, &s->listener, s->hub, url, "gateway tool", NULL);
+    return rc ? rc : session_listen(e, &s->listener, s->hub, url, "gateway monitor tool", NULL);
 }
 
 static void server_close(struct server *s)
@@ -456,7 +457,16 @@ static void server_close(struct server *s)
     free(s->hello.p);
 }
 
-int service(struct err *e, const struct tokenize *t, const struct ask *base, const char *url, int ready_fd)
+static int ready(struct err *e, const struct server *s, int fd)
+{
+    char address[WIRE_URL_BYTES_MAX + 64];
+    const char *url = session_listener_url(s->listener);
+    snprintf(address, sizeof address, strncmp(url, "ipc://", 6) ? "LISTEN=%s\n" : "", url);
+    return proc_ready_at(e, NULL, fd, address);
+}
+
+int service(struct err *e, const struct tokenize *t, const struct ask *base, const char *url,
+            const struct session_security *security, int ready_fd)
 {
     struct server s = {0};
     sigset_t term, was;
@@ -465,9 +475,9 @@ int service(struct err *e, const struct tokenize *t, const struct ask *base, con
     sigaddset(&term, SIGINT);
     list_init(&s.peers);
     pthread_sigmask(SIG_BLOCK, &term, &was); /* so that no thread of nng receives the signal that ends the wait */
-    int rc = server_open(e, &s, t, base, url);
+    int rc = server_open(e, &s, t, base, url, security);
     pthread_sigmask(SIG_SETMASK, &was, NULL);
-    rc = rc ? rc : proc_ready(e, NULL, ready_fd);
+    rc = rc ? rc : ready(e, &s, ready_fd);
     rc = rc ? rc : serve(e, &s);
     server_close(&s);
     return rc;

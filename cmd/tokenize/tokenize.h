@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "cli/cli.h"
+#include "link/session.h"
 #include "model/model.h"
 #include "request/ask.h"
 #include "text/text.h"
@@ -42,6 +43,7 @@ int emit_bye(struct err *e, struct tokenize *t);
 int back(struct err *e, const struct text *t, int64_t n_row, int fd, const char *name);
 
 /* service.c: serves gateways at url until SIGTERM. ready_fd -1: none. */
-int service(struct err *e, const struct tokenize *t, const struct ask *base, const char *url, int ready_fd);
+int service(struct err *e, const struct tokenize *t, const struct ask *base, const char *url,
+            const struct session_security *security, int ready_fd);
 
 #endif

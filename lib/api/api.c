@@ -84,6 +84,7 @@ static int open_gateway(struct err *e, struct api *a)
         .sched = a->o.sched,
         .tokenize = a->o.tokenize,
         .listen = a->o.listen,
+        .security = a->o.security,
         .deadline_ns = (uint64_t)(a->o.deadline_s * 1e9),
         .frame = api_on_frame,
         .parsed = api_on_read,
@@ -123,7 +124,7 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     rc = rc ? rc : job_queue_open(e, &a->parse, a->loop, PARSE_BYTES_MAX, "long requests");
     rc = rc ? rc : open_http(e, a); /* first, so that an address in use is reported at once */
     rc = rc ? rc : open_gateway(e, a);
-    rc = rc ? rc : poller_open(e, &a->poller, a->o.sched, a->o.tokenize, a->o.kv, POLLER_PERIOD_MS);
+    rc = rc ? rc : poller_open(e, &a->poller, a->o.sched, a->o.tokenize, a->o.kv, &a->o.security, POLLER_PERIOD_MS);
     if (rc)
         api_close(a);
     else

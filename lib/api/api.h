@@ -30,6 +30,7 @@ struct metrics;
 
 struct api_opts {
     const char *sched, *tokenize, *listen, *kv; /* addresses of the services; listen and kv may be NULL */
+    struct session_security security;           /* of the connections to them */
     const char *model;       /* GGUF file, for vocabulary and metadata; tokenize must serve the same vocabulary */
     const char *const *name; /* served model names, responses use the first; n_name 0: derived from the file name */
     size_t n_name;

@@ -51,14 +51,14 @@ static void on_hub(void *arg, uint32_t events) /* poller_step handles the events
 }
 
 int poller_open(struct err *e, struct stats_poller **out, const char *sched, const char *tokenize, const char *kv,
-                uint32_t period_ms)
+                const struct session_security *security, uint32_t period_ms)
 {
     struct stats_poller *w = calloc(1, sizeof *w);
     *out = NULL;
     if (!w)
         return err_nomem(e, "the stats poller", sizeof *w);
     w->period_ns = period_ms * NS_MS;
-    const struct session_hub_opts o = {.self = {.role = "tool", .inc = time_now_ns()}};
+    const struct session_hub_opts o = {.self = {.role = "monitor", .inc = time_now_ns()}, .security = *security};
     w->arena = wire_arena_new();
     int rc = w->arena ? histogram_new(e, &w->steps, bounds_step) : err_nomem(e, "the stats poller", 0);
     rc = rc ? rc : histogram_new(e, &w->lag, bounds_lag);

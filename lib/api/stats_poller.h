@@ -15,10 +15,11 @@
 #define POLLER_PERIOD_MS 1000
 
 struct stats_poller;
+struct session_security;
 /* Addresses; tokenize and kv (the store) may be NULL. period_ms: time between two requests to one of them:
- * POLLER_PERIOD_MS, less in tests. */
+ * POLLER_PERIOD_MS, less in tests. Its role is "monitor". */
 int poller_open(struct err *e, struct stats_poller **out, const char *sched, const char *tokenize, const char *kv,
-                uint32_t period_ms);
+                const struct session_security *security, uint32_t period_ms);
 void poller_close(struct stats_poller *w);
 int poller_fd(const struct stats_poller *w);
 uint64_t poller_next_ms(const struct stats_poller *w);

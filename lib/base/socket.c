@@ -1,9 +1,12 @@
 #include "base/socket.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -86,4 +89,35 @@ bool socket_is_listening(const char *path)
     if (sock >= 0)
         close(sock);
     return is;
+}
+
+/* Of the directory of a path. */
+static bool owner(const char *path, struct stat *st)
+{
+    char dir[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    int n = slash ? (int)(slash - path) : 0;
+    int k = !slash ? snprintf(dir, sizeof dir, ".") : snprintf(dir, sizeof dir, "%.*s", n ? n : 1, path);
+    return k > 0 && (size_t)k < sizeof dir && !stat(dir, st);
+}
+
+bool socket_trusts(uid_t uid, const char *path)
+{
+    struct stat st;
+    return uid == geteuid() || !uid || (owner(path, &st) && st.st_uid == uid);
+}
+
+bool socket_trusts_peer(int sock, const char *path)
+{
+    struct ucred u;
+    socklen_t n = sizeof u;
+    return !getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &u, &n) && socket_trusts(u.uid, path);
+}
+
+bool socket_give_to_owner(const char *path)
+{
+    struct stat st;
+    if (geteuid() || !owner(path, &st) || !st.st_uid)
+        return true;
+    return !lchown(path, st.st_uid, st.st_gid);
 }

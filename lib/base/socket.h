@@ -21,4 +21,13 @@ void socket_fds_close(int *fd); /* [SOCKET_FDS]: closes those that are not -1, a
 /* Whether a program accepts stream connections at the path of a Unix socket. Does not block. */
 bool socket_is_listening(const char *path);
 
+/* Whether a process of the user uid may use the socket at path: one of our user, of root, or of the owner of the
+ * directory, who could replace the socket. */
+bool socket_trusts(uid_t uid, const char *path);
+/* The same for the process at the other end of an accepted connection. */
+bool socket_trusts_peer(int sock, const char *path);
+/* If root has bound a socket in a directory of another user, makes that user its owner, so that programs of the user
+ * can connect. False: errno. */
+bool socket_give_to_owner(const char *path);
+
 #endif

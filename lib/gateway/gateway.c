@@ -134,14 +134,22 @@ static void remove_stale(const char *url)
 static int listen_for_workers(struct err *e, struct gateway *g, uint64_t random)
 {
     char *own = NULL;
-    const char *url = g->o.listen;
+    const char *url = g->o.listen, *host = url ? strstr(url, "tcp://") : NULL;
+    if (host && (!strncmp(host + 6, "0.0.0.0:", 8) || !strncmp(host + 6, "[::]:", 5) || strchr("*:", host[6])))
+        return err_set(e, ERR_USAGE, "%s: workers connect to this address: name one of this host", url);
+    if (!url && !session_url_is_local(g->o.sched))
+        return err_set(e, ERR_USAGE,
+                       "the scheduler is at %s: give an address of this host, to which its workers can connect "
+                       "(--listen URL)",
+                       g->o.sched);
     if (!url && !strncmp(g->o.sched, "ipc://", 6)) {
         if (ipc_url(e, &own, g->o.sched, random))
             return e->code;
         url = own;
         remove_stale(own);
     }
-    int rc = session_listen(e, &g->workers, g->hub, url ? url : "tcp://127.0.0.1:0", "worker", NULL);
+    const char *loopback = strncmp(g->o.sched, "tls+", 4) ? "tcp://127.0.0.1:0" : "tls+tcp://127.0.0.1:0";
+    int rc = session_listen(e, &g->workers, g->hub, url ? url : loopback, "worker", NULL);
     free(own);
     return rc;
 }
@@ -149,7 +157,7 @@ static int listen_for_workers(struct err *e, struct gateway *g, uint64_t random)
 static int start(struct err *e, struct gateway *g)
 {
     uint64_t random = 0;
-    struct session_hub_opts o = {.self = {.role = "gateway", .name = g->name}};
+    struct session_hub_opts o = {.self = {.role = "gateway", .name = g->name}, .security = g->o.security};
     g->arena = wire_arena_new();
     g->prompt_arena = wire_arena_new();
     if (!g->arena || !g->prompt_arena)

@@ -11,14 +11,16 @@
 #define GATEWAY_H
 
 #include "err/err.h"
+#include "link/session.h"
 #include "wire/wire.h"
 
 struct gateway;
 
 struct gateway_opts {
     const char *sched, *tokenize; /* URLs */
-    const char *listen; /* URL for workers; NULL: a new socket in the directory of sched's (ipc), or a free port of
-                           the loopback (tcp) */
+    struct session_security security;
+    const char *listen; /* URL for workers; NULL: a new socket in the directory of sched's (ipc), or, if sched's is
+                           on the loopback, a free port there */
     uint64_t deadline_ns, slo_ttft_ns, slo_tpot_ns; /* of every request; 0: none */
     /* A request that the scheduler refuses for now is submitted again after the time that it states, until the
      * deadline; without a deadline for this long (0: not at all, UINT64_MAX: for ever). Then it fails. */

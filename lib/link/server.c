@@ -212,9 +212,10 @@ static void admit(struct link_server *s, int sock)
     struct err e;
     struct ucred u;
     socklen_t n = sizeof u;
-    struct link_conn *c = s->n_conn < LINK_CONNS_MAX ? calloc(1, sizeof *c) : NULL;
+    bool room = s->n_conn < LINK_CONNS_MAX && socket_trusts_peer(sock, s->address.sun_path);
+    struct link_conn *c = room ? calloc(1, sizeof *c) : NULL;
     if (!c || loop_fd_add(&e, s->loop, &c->sock, sock, EPOLLIN | EPOLLRDHUP, ready, c)) {
-        close(sock); /* above the limit: an immediate close informs the client */
+        close(sock); /* above the limit, or of another user: an immediate close informs the client */
         free(c);
         return;
     }

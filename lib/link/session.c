@@ -224,6 +224,7 @@ static bool came_up(struct conn *c, struct session_event *out, uint64_t now)
     s->conn = c;
     s->up = true;
     s->up_ms = now;
+    s->dial_error = NULL;
     memcpy(s->peer_role, c->core.role, sizeof s->peer_role);
     memcpy(s->peer_name, c->core.name, sizeof s->peer_name);
     s->peer_inc = c->core.inc;
@@ -325,7 +326,7 @@ void session_hub_wait(struct session_hub *h, int timeout_ms)
 static bool has_ended_conns(const struct session_hub *h)
 {
     list_each (struct conn, c, &h->conns, node)
-        if (c->core.state == CORE_ENDED && !core_is_over(&c->core, session_now_ms()))
+        if (c->core.state == CORE_ENDED && !conn_is_over(c, session_now_ms()))
             return true;
     return false;
 }
@@ -477,6 +478,11 @@ const char *session_peer_name(const struct session *s)
 const char *session_peer_role(const struct session *s)
 {
     return s->peer_role;
+}
+
+const char *session_dial_error(const struct session *s)
+{
+    return s->dial_error && !s->up ? s->dial_error : "";
 }
 
 uint64_t session_peer_inc(const struct session *s)

@@ -1,6 +1,7 @@
 /*
  * Sessions: one ordered, bidirectional connection per pair of processes (worker and scheduler, gateway and scheduler,
- * worker and gateway, gateway and tokenize, tool and scheduler), over nng's byte streams (ipc://PATH, tcp://HOST:PORT).
+ * worker and gateway, gateway and tokenize, tool and scheduler), over nng's byte streams (ipc://PATH, tcp://HOST:PORT,
+ * tls+tcp://HOST:PORT).
  * Both sides may send frames at any time. Frames arrive in order, whole, and at most once per connection.
  *
  * Resync is the only recovery: when a connection breaks, the dialer connects again, both sides get SESSION_DOWN and
@@ -13,13 +14,17 @@
  * accepted session whose role and name equal those of an older one replaces it: the older one is closed first
  * (SESSION_DOWN before SESSION_UP). A session without a name (of a tool) replaces none.
  *
+ * Trust: ipc:// admits processes of this user, of root, and of the owner of the socket's directory. tls+tcp:// admits
+ * the holders of a certificate (link/peer_tls.h), which also states the roles and names that the hello may have. Both
+ * sides check. tcp:// has neither, so it is refused beyond the loopback unless session_security permits it.
+ *
  * Acknowledgement: a frame counts as processed when its receiver takes the next event. Each side acknowledges the
  * number of frames it has processed (cumulative, per connection), at the latest when its event queue is empty. The
  * sender gets SESSION_ACKED.
  *
  * Keepalive: a side that has sent nothing for a second, or for a third of the `silence_ms` in the peer's hello, sends
- * `session_ping`. A side that has received nothing for `silence_ms` closes the connection. Time in which this process
- * itself was stopped (its event loop ran more than 500 ms late) does not count against its peers.
+ * `session_ping`, at most every 20 ms. A side that has received nothing for `silence_ms` closes the connection. Time in
+ * which this process itself was stopped (its event loop ran more than 500 ms late) does not count against its peers.
  *
  * Limits: a frame has at most SESSION_FRAME_BYTES_MAX bytes. At most `window` bytes are queued and unacknowledged,
  * except that one frame may always be sent when nothing is unacknowledged. session_send refuses more (ERR_NO): the
@@ -39,6 +44,7 @@
 #include <stdint.h>
 
 #include "err/err.h"
+#include "link/peer_tls.h"
 #include "wire/wire.h"
 
 #define SESSION_FRAME_BYTES_MAX (32u << 20)
@@ -52,7 +58,7 @@ struct session;
 
 /* The identity of this process in `session_hello`. Strings are copied. */
 struct session_self {
-    const char *role; /* "worker", "gateway", "sched", "tokenize", "tool" */
+    const char *role; /* "worker", "gateway", "monitor", "sched", "tokenize", "tool" */
     const char *name; /* at most WIRE_NAME_BYTES_MAX bytes; "" or NULL: none */
     uint64_t inc;     /* incarnation: a number that differs after each restart of the process */
 };
@@ -76,9 +82,16 @@ struct session_event {
     struct err err; /* SESSION_DOWN, SESSION_REFUSED */
 };
 
+/* What protects connections to other hosts. Zeroed: only ipc:// and tcp:// on the loopback are possible. */
+struct session_security {
+    struct peer_tls *tls; /* for tls+tcp://; borrowed until session_hub_free; NULL: none */
+    bool plaintext;       /* permit tcp:// beyond the loopback: neither encrypted nor authenticated */
+};
+
 /* Receive timeouts in ms of accepted and dialed sessions; 0: the defaults (3000 and 10000). */
 struct session_hub_opts {
     struct session_self self;
+    struct session_security security;
     uint32_t silence_accepted_ms, silence_dialed_ms;
     uint64_t window; /* 0: SESSION_WINDOW_BYTES */
 };
@@ -101,10 +114,16 @@ bool session_hub_next(struct session_hub *h, struct session_event *out);
  * frame violates its schema; the caller decides whether to close the session. */
 int session_frame(struct err *e, struct wire_frame *f, struct wire_arena *a, const struct session_event *ev);
 
+/* ERR_USAGE: not an address, or not permitted by s. */
+int session_url_check(struct err *e, const char *url, const struct session_security *s);
+/* Whether an address can be used on this host only: ipc://, or on the loopback. */
+bool session_url_is_local(const char *url);
+
 struct session_listener;
-/* ERR_USAGE: not an address of this host; ERR_NO: another program listens on it, or the path is not a socket. A stale
- * socket file (no program listens on it) is replaced; mode 0600. `roles`: accepted roles of peers, separated by spaces.
- * arg: session_arg of accepted sessions. */
+/* ERR_USAGE: not an address of this host, or not permitted by session_security; ERR_NO: another program listens on it,
+ * or the path is not a socket. A stale socket file (no program listens on it) is replaced; mode 0600. If root listens
+ * in a directory of another user, the socket belongs to that user, too. `roles`: accepted roles of peers, separated by
+ * spaces. arg: session_arg of accepted sessions. */
 int session_listen(struct err *e, struct session_listener **out, struct session_hub *h, const char *url,
                    const char *roles, void *arg);
 void session_listener_free(struct session_listener *l); /* stops accepting; accepted sessions stay */
@@ -112,7 +131,8 @@ void session_listener_free(struct session_listener *l); /* stops accepting; acce
 const char *session_listener_url(const struct session_listener *l);
 
 /* Starts to connect without blocking; connects again 5 to 100 ms after a connection broke or failed. `role`: the role
- * that the peer must have. The caller owns the session until session_free. */
+ * that the peer must have. The caller owns the session until session_free. ERR_USAGE: not an address, or not permitted
+ * by session_security. */
 int session_dial(struct err *e, struct session **out, struct session_hub *h, const char *url, const char *role,
                  void *arg);
 /* The same for a peer that uses frames without hello, acknowledgement and keepalive (kvstore: unix:PATH or ipc://PATH):
@@ -145,6 +165,9 @@ uint64_t session_unacked_bytes(const struct session *s);
 bool session_is_up(const struct session *s);
 const char *session_peer_name(const struct session *s); /* "" before SESSION_UP, and for a plain session */
 const char *session_peer_role(const struct session *s);
+/* Why a dialed session is not connected: the last failure to connect, like "Permission denied"; "": none yet, or it is
+ * connected. */
+const char *session_dial_error(const struct session *s);
 uint64_t session_peer_inc(const struct session *s);
 const char *session_url(const struct session *s); /* the dialed address, or that of the listener */
 void *session_arg(const struct session *s);

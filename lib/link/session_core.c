@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "link/peer_tls_impl.h"
+
 /* ---- the end ---- */
 
 static size_t unwritten(const struct core *c)
@@ -82,15 +84,9 @@ void core_lost(struct core *c, const char *text)
 
 /* ---- hello ---- */
 
-static bool is_one_of(const char *roles, struct wire_str role)
+static bool is_one_of(const char *list, struct wire_str word)
 {
-    for (const char *p = roles; *p;) {
-        size_t n = strcspn(p, " ");
-        if (n && n == role.n && !memcmp(p, role.p, n))
-            return true;
-        p += n + (p[n] == ' ');
-    }
-    return false;
+    return word.n && peer_list_has(list, word.p, word.n);
 }
 
 static void put_hello(struct core *c, uint64_t now)
@@ -119,12 +115,18 @@ static void accept_hello(struct core *c, const struct wire_session_hello *h, uin
         refuse(c, now, &e);
         return;
     }
+    if (c->o.names && !is_one_of(c->o.names, h->name)) {
+        err_set(&e, ERR_PROTO, "name %.*s is not accepted, the certificate permits only: %s", (int)h->name.n,
+                h->name.n ? h->name.p : "", c->o.names);
+        refuse(c, now, &e);
+        return;
+    }
     memcpy(c->role, h->role.p, h->role.n);
     if (h->name.n)
         memcpy(c->name, h->name.p, h->name.n);
     c->inc = h->inc;
     if (h->silence_ms && h->silence_ms / 3 < c->ping_ms)
-        c->ping_ms = h->silence_ms / 3 ? h->silence_ms / 3 : 1;
+        c->ping_ms = h->silence_ms / 3 > CORE_PING_MS_MIN ? h->silence_ms / 3 : CORE_PING_MS_MIN;
     c->state = CORE_UP;
     if (!c->o.dialed)
         put_hello(c, now);

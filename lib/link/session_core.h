@@ -17,6 +17,7 @@
 
 #define CORE_HELLO_BYTES_MAX 4096 /* of a frame before the hello was accepted */
 #define CORE_LINGER_MS 1000
+#define CORE_PING_MS_MIN 20 /* interval of pings, whatever silence_ms the peer states */
 /* After this many processed frames or bytes an acknowledgement is due although further events wait. */
 #define CORE_ACK_FRAMES 256
 #define CORE_ACK_BYTES (256u << 10)
@@ -24,6 +25,7 @@
 struct core_opts {
     const struct session_self *self; /* borrowed, as are roles and arena */
     const char *roles;               /* roles that the peer may have, separated by spaces */
+    const char *names;               /* names that it may have, likewise; NULL: any */
     bool dialed, plain;              /* plain: no session_* frames, UP at once */
     uint32_t silence_ms;
     uint64_t window;

@@ -8,20 +8,6 @@
 
 #define PATH_BYTES_MAX (sizeof((struct sockaddr_un *)NULL)->sun_path - 1)
 
-int session_url_check(struct err *e, const char *url)
-{
-    bool ipc = !strncmp(url, "ipc://", 6), tcp = !strncmp(url, "tcp://", 6);
-    const char *colon = strrchr(url, ':'), *port = colon ? colon + 1 : url;
-    if ((!ipc && !tcp) || !url[6])
-        return err_set(e, ERR_USAGE, "'%s': an address is ipc://PATH or tcp://HOST:PORT", url);
-    if (ipc && strlen(url + 6) > PATH_BYTES_MAX)
-        return err_set(e, ERR_USAGE, "'%s': the path of a socket has at most %zu bytes", url, PATH_BYTES_MAX);
-    size_t n = strspn(port, "0123456789");
-    if (tcp && (port <= url + 6 || !n || n > 5 || port[n] || strtoul(port, NULL, 10) > 65535))
-        return err_set(e, ERR_USAGE, "'%s': a port is a number up to 65535", url);
-    return 0;
-}
-
 static void on_dial(void *arg)
 {
     hub_mark(&((struct session *)arg)->ready, READY_DIAL);
@@ -53,9 +39,11 @@ void dial_ready(struct session *s)
     struct err e;
     struct conn *c;
     s->dialing = false;
-    if (s->closing && !nng_aio_result(s->dial))
+    int failed = nng_aio_result(s->dial);
+    s->dial_error = failed ? nng_strerror(failed) : NULL;
+    if (s->closing && !failed)
         nng_stream_free(nng_aio_get_output(s->dial, 0));
-    else if (nng_aio_result(s->dial) || conn_new(&e, &c, s->h, nng_aio_get_output(s->dial, 0), s, NULL))
+    else if (failed || conn_new(&e, &c, s->h, nng_aio_get_output(s->dial, 0), s, NULL))
         dial_again(s, false, session_now_ms());
 }
 
@@ -87,7 +75,7 @@ static int dial(struct err *e, struct session **out, struct session_hub *h, cons
                 void *arg)
 {
     struct session *s;
-    int rc = session_url_check(e, url);
+    int rc = session_url_check(e, url, &h->o.security);
     rc = rc ? rc : session_new(e, &s, h, url, arg);
     if (rc)
         return rc;
@@ -95,7 +83,7 @@ static int dial(struct err *e, struct session **out, struct session_hub *h, cons
     s->plain = !role;
     s->ready = (struct ready){.h = h, .object = s};
     s->role = strdup(role ? role : "");
-    int bad = s->role ? nng_stream_dialer_alloc(&s->dialer, url) : NNG_ENOMEM;
+    int bad = s->role ? nng_stream_dialer_alloc(&s->dialer, session_url_stream(url)) : NNG_ENOMEM;
     bad = bad ? bad : nng_aio_alloc(&s->dial, on_dial, s);
     if (bad) {
         session_delete(s);

@@ -14,6 +14,7 @@
 
 #include "base/list.h"
 #include "link/session_core.h"
+#include "link/session_tls.h"
 
 #define CONN_READ_BYTES ((size_t)64 << 10)
 #define HUB_READY_EVERY 32 /* events taken before ready sockets are processed again */
@@ -46,15 +47,19 @@ struct conn {
     nng_stream *stream;
     nng_aio *rx, *tx;
     bool accepted, tx_busy, tx_failed;
-    bool up_due; /* SESSION_UP must be reported, after the SESSION_DOWN of the session that it replaces */
-    uint8_t *in; /* receive buffer, CONN_READ_BYTES */
+    bool up_due;             /* SESSION_UP must be reported, after the SESSION_DOWN of the session that it replaces */
+    uint8_t *in;             /* receive buffer, CONN_READ_BYTES */
+    struct session_tls *tls; /* NULL: none */
+    struct buf plain;        /* decrypted */
+    char *roles;             /* accepted ones that the peer's certificate permits; NULL: not yet, or no TLS */
 };
 
 struct session {
     struct list node; /* session_hub.sessions */
     struct session_hub *h;
-    struct conn *conn; /* NULL: not connected */
-    char *url, *role;  /* role: of a dialed session, the role that the peer must have */
+    struct conn *conn;      /* NULL: not connected */
+    char *url, *role;       /* role: of a dialed session, the role that the peer must have */
+    const char *dial_error; /* static; NULL: none */
     void *arg;
     bool dialed, plain, up, closing; /* closing: session_bye was called, so it does not connect again */
     char peer_role[WIRE_ROLE_BYTES_MAX + 1], peer_name[WIRE_NAME_BYTES_MAX + 1];
@@ -109,14 +114,16 @@ void hub_pend(struct conn *c, bool first);
 int conn_new(struct err *e, struct conn **out, struct session_hub *h, nng_stream *stream, struct session *s,
              struct session_listener *l);
 void conn_free(struct conn *c);
-void conn_ready(struct conn *c, unsigned flags); /* may free c */
-void conn_push(struct conn *c);                  /* starts to write queued bytes */
-void conn_dirty(struct conn *c);                 /* bytes may be queued: conn_push is due */
-void conn_tick(struct conn *c, uint64_t now);    /* may free c */
+void conn_ready(struct conn *c, unsigned flags);       /* may free c */
+void conn_push(struct conn *c);                        /* starts to write queued bytes */
+void conn_dirty(struct conn *c);                       /* bytes may be queued: conn_push is due */
+void conn_tick(struct conn *c, uint64_t now);          /* may free c */
+bool conn_is_over(const struct conn *c, uint64_t now); /* it has ended, and nothing is left to write */
 /* Separates the connection from its session; the hub frees it after its last bytes were written. */
 void conn_detach(struct conn *c);
 
-int session_url_check(struct err *e, const char *url); /* ERR_USAGE */
+bool session_url_is_tls(const char *url);
+const char *session_url_stream(const char *url); /* the part of it that nng gets */
 void dial_ready(struct session *s);
 void dial_stop(struct session *s); /* final: frees the dialer */
 void dial_tick(struct session *s, uint64_t now);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/socket.h"
 #include "link/session_impl.h"
 #include "link/socket.h"
 
@@ -11,12 +12,21 @@ static void on_accept(void *arg)
     hub_mark(&((struct session_listener *)arg)->ready, READY_ACCEPT);
 }
 
+/* File modes keep other users out; this holds also where a directory or mount does not. */
+static bool is_trusted(const struct session_listener *l, nng_stream *stream)
+{
+    uint64_t uid;
+    if (strncmp(l->url, "ipc://", 6))
+        return true;
+    return !nng_stream_get_uint64(stream, NNG_OPT_IPC_PEER_UID, &uid) && socket_trusts((uid_t)uid, l->url + 6);
+}
+
 static void accept_stream(struct session_listener *l, nng_stream *stream)
 {
     struct err e;
     struct conn *c;
     struct session_hub *h = l->h;
-    if (h->n_accepted >= SESSIONS_MAX + HUB_CONNS_SPARE) {
+    if (h->n_accepted >= SESSIONS_MAX + HUB_CONNS_SPARE || !is_trusted(l, stream)) {
         nng_stream_close(stream);
         nng_stream_free(stream);
         return;
@@ -57,7 +67,7 @@ static int bound_url(struct err *e, struct session_listener *l)
 {
     size_t n = strlen(l->url);
     int port = 0;
-    if (strncmp(l->url, "tcp://", 6) || strcmp(l->url + n - 2, ":0") ||
+    if (!strncmp(l->url, "ipc://", 6) || strcmp(l->url + n - 2, ":0") ||
         nng_stream_listener_get_int(l->listener, NNG_OPT_TCP_BOUND_PORT, &port))
         return 0;
     char *url = malloc(n + 8);
@@ -84,12 +94,14 @@ static int start(struct err *e, struct session_listener *l)
     int rc = ipc ? socket_make_way(e, l->url + 6, &is_socket) : 0;
     if (rc)
         return rc == ERR_NO && is_socket ? listen_failed(e, l->url, NNG_EADDRINUSE) : rc;
-    rc = nng_stream_listener_alloc(&l->listener, l->url);
+    rc = nng_stream_listener_alloc(&l->listener, session_url_stream(l->url));
     rc = rc ? rc : nng_aio_alloc(&l->accept, on_accept, l);
     if (!rc && ipc)
         rc = nng_stream_listener_set_int(l->listener, NNG_OPT_IPC_PERMISSIONS, 0600);
     rc = rc ? rc : nng_stream_listener_listen(l->listener);
     rc = rc ? listen_failed(e, l->url, rc) : bound_url(e, l);
+    if (!rc && ipc && !socket_give_to_owner(l->url + 6))
+        rc = err_sys(e, "%s", l->url);
     if (!rc)
         nng_stream_listener_accept(l->listener, l->accept);
     return rc;
@@ -98,7 +110,7 @@ static int start(struct err *e, struct session_listener *l)
 int session_listen(struct err *e, struct session_listener **out, struct session_hub *h, const char *url,
                    const char *roles, void *arg)
 {
-    int rc = session_url_check(e, url);
+    int rc = session_url_check(e, url, &h->o.security);
     if (rc)
         return rc;
     struct session_listener *l = calloc(1, sizeof *l);

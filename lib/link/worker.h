@@ -25,6 +25,7 @@
 #include <stdint.h>
 
 #include "err/err.h"
+#include "link/session.h"
 #include "wire/wire.h"
 
 #define WORKER_GATEWAY_BYTES_MAX (64u << 20)
@@ -33,10 +34,11 @@ struct worker_link;
 
 struct worker_link_opts { /* the strings are borrowed until worker_link_close */
     const char *sched;    /* url */
-    const char *name;     /* unique among the workers of a scheduler */
-    const char *role;     /* prefill, decode or both */
-    const char *store;    /* name of its kvstore; "": none */
-    const char *compat;   /* KV identity: model, KV type and arithmetic; equal for all workers of a scheduler */
+    struct session_security security;
+    const char *name;   /* unique among the workers of a scheduler */
+    const char *role;   /* prefill, decode or both */
+    const char *store;  /* name of its kvstore; "": none */
+    const char *compat; /* KV identity: model, KV type and arithmetic; equal for all workers of a scheduler */
     uint32_t seqs;
     uint64_t blocks;
     uint32_t max_len, chunk;

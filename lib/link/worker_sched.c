@@ -67,7 +67,7 @@ int sched_open(struct err *e, struct worker_link *w)
 {
     uint8_t *p;
     size_t n;
-    struct session_hub_opts o = {.self = {"worker", w->o.name, w->inc}};
+    struct session_hub_opts o = {.self = {"worker", w->o.name, w->inc}, .security = w->o.security};
     int rc = encode_join(e, &p, &n, w); /* detects names that cannot be encoded */
     free(p);
     rc = rc ? rc : session_hub_new(e, &w->hub, &o);

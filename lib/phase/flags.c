@@ -28,6 +28,9 @@ void phase_flags_table(struct cli_opt *table, struct phase_flags *f)
         {0, "engine", CLI_STR, &o->engine, "ENGINE",
          "fake:A,B,C,D,E,F: computes nothing; a step takes the time that these coefficients (ns) give", .lo = 0},
         {0, "sched", CLI_STR, &o->sched, "URL", "run as a worker of this scheduler", .lo = 0},
+        {0, "peer-tls", CLI_STR, &f->peer_tls, "DIR", "credentials for tls+tcp://: ca.pem and worker.pem", .lo = 0},
+        {0, "peer-plaintext", CLI_FLAG, &o->security.plaintext, NULL,
+         "permit tcp:// beyond this host: neither encrypted nor authenticated", .lo = 0},
         {0, "kv", CLI_STR, &o->kv, "URL", "store KV in this kvstore, unix:PATH", .lo = 0},
         {0, "run", CLI_STR, &f->run, "DIR", "directory of the services' sockets, for both", .lo = 0},
         {0, "name", CLI_STR, &o->name, "NAME", "of this worker (PROGRAM-PID@HOST)", .lo = 0},
@@ -87,6 +90,9 @@ static int service_done(struct err *e, struct phase_flags *f)
     int rc = default_url(e, &f->o.sched, f->url[0], sizeof f->url[0], run, "ipc://", "sched.sock", "--sched URL");
     rc = rc ? rc : default_url(e, &f->o.kv, f->url[1], sizeof f->url[1], run, "unix:", "kv.sock", "--kv URL");
     rc = rc ? rc : name_fits(e, "--name", f->o.name);
+    if (!rc && f->peer_tls)
+        rc = peer_tls_open(e, &f->o.security.tls, f->peer_tls, "worker");
+    rc = rc ? rc : session_url_check(e, f->o.sched, &f->o.security); /* before anything else is waited for */
     return rc ? rc : name_fits(e, "--store-name", f->o.store);
 }
 
@@ -103,8 +109,9 @@ int phase_flags_done(struct err *e, struct phase_flags *f)
         rc = err_set(e, ERR_USAGE, "--cores and --cores-file need --cpus");
     if (!rc && phase_flags_service(f))
         rc = service_done(e, f);
-    if (!rc && !phase_flags_service(f) && (f->o.name || f->o.store || f->has_ready))
-        rc = err_set(e, ERR_USAGE, "--name, --store-name and --ready-fd are for workers: give --sched and --kv too");
+    if (!rc && !phase_flags_service(f) && (f->o.name || f->o.store || f->has_ready || f->peer_tls))
+        rc = err_set(e, ERR_USAGE,
+                     "--name, --store-name, --ready-fd and --peer-tls are for workers: give --sched and --kv too");
     return rc;
 }
 

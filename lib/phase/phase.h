@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "err/err.h"
+#include "link/session.h"
 
 struct phase_opts {
     const char *prog;        /* "prefill", "decode": the `from` of the stream, and in spans */
@@ -36,7 +37,8 @@ struct phase_opts {
     const char *engine; /* "fake:A,B,C,D,E,F": the fake backend (engine/engine.h); NULL: a real one */
 
     /* services */
-    const char *sched, *kv;   /* urls */
+    const char *sched, *kv; /* urls */
+    struct session_security security;
     const char *name, *store; /* of this worker and of its kvstore; NULL: derived from program, process and host */
     uint64_t drain_s;         /* limit for running work after SIGTERM, seconds */
     int ready_fd;             /* -1: none */
@@ -59,13 +61,14 @@ int phase_serve(struct err *e, const struct phase_opts *o, const char *role);
  * phase_flags_done checks them, reads the environment, and completes f->o except for the fields that only one program
  * has.
  */
-#define PHASE_FLAGS 19
+#define PHASE_FLAGS 21
 struct cli_opt;
 struct phase_flags {
     struct phase_opts o;
     uint64_t threads, ready_fd;
     bool has_ready;
-    const char *run;  /* the services' directory */
+    const char *run; /* the services' directory */
+    const char *peer_tls;
     char url[2][256]; /* default URLs, which o points to */
     char cores_file[256];
 };

@@ -52,6 +52,7 @@ static int join(struct err *e, struct serve *v)
 {
     const struct phase_opts *o = v->r.s.o;
     struct worker_link_opts w = {.sched = o->sched,
+                                 .security = o->security,
                                  .name = v->name,
                                  .role = v->role,
                                  .store = v->store_name,

@@ -28,7 +28,7 @@ static int set_setting(struct err *e, struct sched *s, const char *text)
 }
 
 struct flags {
-    const char *listen, *run;
+    const char *listen, *run, *peer_tls;
     struct cli_list settings, kv;
     uint64_t ready_fd;
     bool ready_given;
@@ -109,6 +109,8 @@ static int run(struct err *e, const struct sched_policy *p, struct flags *f)
         rc = sched_set(e, s, "queue_bytes", (double)proc_memory_part(8, 0, (uint64_t)sched_get(s, "queue_bytes")));
     for (size_t i = 0; i < f->settings.n && !rc; i++)
         rc = set_setting(e, s, f->settings.v[i]);
+    if (!rc && f->peer_tls)
+        rc = peer_tls_open(e, &f->serve.security.tls, f->peer_tls, "sched");
     rc = rc ? rc : enter_sandbox(e, f, p);
     if (!rc && f->listen) {
         proc_wake_soon(true);
@@ -117,6 +119,7 @@ static int run(struct err *e, const struct sched_policy *p, struct flags *f)
     if (!rc)
         rc = f->listen ? sched_serve(e, s, &f->serve) : sched_run_filter(e, s, &f->filter);
     sched_free(s);
+    peer_tls_close(f->serve.security.tls);
     return rc;
 }
 
@@ -129,7 +132,10 @@ int sched_main(struct err *e, int argc, char **argv, const char *prog, const cha
         .serve = {.prog = prog, .log = cli_log, .log_arg = arg},
     };
     const struct cli_opt opts[] = {
-        {0, "listen", CLI_STR, &f.listen, "URL", "run as a service at ipc://PATH or tcp://HOST:PORT", .lo = 0},
+        {0, "listen", CLI_STR, &f.listen, "URL", "run as a service at ipc://PATH or tls+tcp://HOST:PORT", .lo = 0},
+        {0, "peer-tls", CLI_STR, &f.peer_tls, "DIR", "credentials for tls+tcp://: ca.pem and sched.pem", .lo = 0},
+        {0, "peer-plaintext", CLI_FLAG, &f.serve.security.plaintext, NULL,
+         "permit tcp:// beyond this host: neither encrypted nor authenticated", .lo = 0},
         {0, "kv", CLI_LIST, &f.kv, "[NAME=]URL", "track the blocks of a kvstore: unix:PATH, on host NAME", .lo = 0},
         {0, "run", CLI_STR, &f.run, "DIR", "runtime directory: use its sched.sock and kv.sock by default", .lo = 0},
         {0, "ready-fd", CLI_U64, &f.ready_fd, "N", "write a line to this descriptor when ready", .lo = 3, .hi = 1 << 20,

@@ -252,20 +252,29 @@ static void goodbye(struct serve *v)
     }
 }
 
+static int ready(struct err *e, const struct serve *v)
+{
+    char address[WIRE_URL_BYTES_MAX + 64];
+    const char *url = session_listener_url(v->listener);
+    snprintf(address, sizeof address, strncmp(url, "ipc://", 6) ? "LISTEN=%s\n" : "", url);
+    return proc_ready_at(e, NULL, v->o->ready_fd, address);
+}
+
 int sched_serve(struct err *e, struct sched *s, const struct sched_serve_opts *o)
 {
     struct serve v = {.s = s, .o = o};
     struct sched_sink sink = {.emit = peers_emit, .arg = &v, .release = stores_release};
-    struct session_hub_opts opts = {.self = {.role = "sched", .name = o->prog, .inc = time_now_ns()}};
+    struct session_hub_opts opts = {.self = {.role = "sched", .name = o->prog, .inc = time_now_ns()},
+                                    .security = o->security};
     opts.silence_accepted_ms = (uint32_t)(3 * sched_get(s, "heartbeat_ms"));
     list_init(&v.all);
     sched_set_sink(s, &sink);
     v.arena = wire_arena_new();
     int rc = v.arena ? 0 : err_nomem(e, "frames", 65536);
     rc = rc ? rc : session_hub_new(e, &v.hub, &opts);
-    rc = rc ? rc : session_listen(e, &v.listener, v.hub, o->url, "worker gateway tool", NULL);
+    rc = rc ? rc : session_listen(e, &v.listener, v.hub, o->url, "worker gateway monitor tool", NULL);
     rc = rc ? rc : stores_open(e, &v);
-    rc = rc ? rc : proc_ready(e, NULL, o->ready_fd);
+    rc = rc ? rc : ready(e, &v);
     rc = rc ? rc : run(e, &v);
     sched_set_sink(s, &(struct sched_sink){0});
     if (!rc)

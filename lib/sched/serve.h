@@ -6,6 +6,7 @@
 #ifndef SCHED_SERVE_H
 #define SCHED_SERVE_H
 
+#include "link/session.h"
 #include "sched/sched.h"
 
 #define SCHED_SERVE_STORES_MAX 16
@@ -15,7 +16,8 @@ struct sched_serve_store {
 };
 
 struct sched_serve_opts {
-    const char *prog, *url; /* ipc://PATH or tcp://HOST:PORT */
+    const char *prog, *url; /* as session_listen takes it */
+    struct session_security security;
     const struct sched_serve_store *store;
     size_t n_store;
     int ready_fd;                             /* -1: none */

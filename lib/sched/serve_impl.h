@@ -15,7 +15,7 @@ struct serve;
 
 struct peer { /* an accepted session */
     struct session *s;
-    enum { PEER_WORKER, PEER_GATEWAY, PEER_TOOL } role;
+    enum { PEER_WORKER, PEER_GATEWAY, PEER_TOOL, PEER_MONITOR } role; /* those after a gateway have no name */
     uint64_t hash;
     uint8_t *queue; /* of a worker: encoded frames for which its session has no room yet; the first at queue_at */
     size_t queue_at, queue_n, queue_size;

@@ -5,7 +5,7 @@
 
 #include "sched/serve_impl.h"
 
-static const char *const roles[] = {"worker", "gateway", "tool"};
+static const char *const roles[] = {"worker", "gateway", "tool", "monitor"};
 
 static uint64_t hash_of(struct wire_str name, int role)
 {
@@ -29,13 +29,13 @@ void peer_up(struct serve *v, struct session *s)
     struct wire_str name = wire_str_of(session_peer_name(s));
     while (strcmp(roles[role], session_peer_role(s)))
         role++;
-    if (!name.n && role != PEER_TOOL) {
+    if (!name.n && role <= PEER_GATEWAY) {
         session_close(s, "the name of a worker or gateway must not be empty");
         return;
     }
     struct peer *p = calloc(1, sizeof *p);
     int rc = p ? 0 : err_nomem(&e, "a session", sizeof *p);
-    if (!rc && role != PEER_TOOL)
+    if (!rc && role <= PEER_GATEWAY)
         rc = map_put(&e, &v->peers, hash_of(name, role), p);
     if (rc) {
         free(p);
@@ -84,7 +84,7 @@ void peer_down(struct serve *v, struct peer *p, const struct err *reason)
         f.gone.worker = name;
     else
         f.gone.gw = name;
-    if (p->role != PEER_TOOL)
+    if (p->role <= PEER_GATEWAY)
         serve_event(v, &f);
     peer_free(v, p);
 }

@@ -15,7 +15,7 @@
 
 struct wire_session_hello { /* the first frame of a connection, in each direction */
     uint32_t version;       /* any value decodes; the receiver refuses another version with session_bye */
-    struct wire_str role;   /* worker, gateway, sched, tokenize or tool */
+    struct wire_str role;   /* worker, gateway, monitor, sched, tokenize or tool */
     struct wire_str name;
     uint64_t inc;        /* incarnation of the process */
     uint32_t silence_ms; /* receive timeout of the sender, after which it closes the connection; 0: not stated */

@@ -258,23 +258,23 @@ gone() {
     [ "$(cat crowd.out)" = there ]
     adds_up
     [ "$(workers)" = '"w1"' ]
-    run timeout 10 "$client" knob "$url" no_such_knob 1
+    run timeout 10 "$client" set "$url" no_such_setting 1
     [ "$status" = 1 ]
-    [[ $output == *no_such_knob* ]]
+    [[ $output == *no_such_setting* ]]
 }
 
 @test "a worker is drained and restored, and a policy's setting is changed" {
     start sched
     worker w1 both 32 2 2
     until_stat '.workers == 1'
-    timeout 10 "$client" knob "$url" drain 1 w1
+    timeout 10 "$client" set "$url" drain 1 w1
     gateway g1 10 10 4 0
     sleep 0.5
     [ "$(stat "[(.waiting $n), (.running $n)]" | tr -d ' \n')" = "[10,0]" ]
     [ "$(timeout 10 "$client" stat "$url" | jq -c 'select(.name == "w1") | .draining')" = true ]
-    timeout 10 "$client" knob "$url" drain 0 w1
+    timeout 10 "$client" set "$url" drain 0 w1
     [ "$(output_of g1)" = "submitted 10 stop 0 length 10 cancelled 0 error 0 refused 0 twice 0 again 1" ]
-    timeout 10 "$client" knob "$url" queue_max 5
+    timeout 10 "$client" set "$url" queue_max 5
 }
 
 @test "SIGTERM ends a scheduler at once; its successor completes the requests that ran and waited" {

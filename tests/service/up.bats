@@ -448,8 +448,20 @@ P
     nothing_left
 }
 
+@test "a running supervisor starts only the policies beside it, unless it was started with --any-policy" {
+    start
+    pid=$(pid_of sched)
+    cp bin/sched bin/mine
+    for policy in ./bin/mine "$PWD/bin/mine" "sched-exec ./bin/mine" ../x; do
+        run -1 phasepipe ctl sched-swap "$policy" --run "$run"
+        [[ $output == *"'$policy' may run any program; a running supervisor starts only the policies beside it"* ]]
+    done
+    [ "$(pid_of sched)" = "$pid" ]
+    phasepipe down --run "$run"
+}
+
 @test "ctl restart works by name and by role; ctl sched-swap falls back if the new policy fails" {
-    start -P 2
+    start -P 2 --any-policy
     pid=$(pid_of decode-0)
     phasepipe ctl restart decode --run "$run"
     changed decode-0 "$pid"

@@ -8,10 +8,13 @@
  *   sched_client worker URL NAME ROLE SEQS PREFILL_MS TOKEN_MS
  *       a worker that only waits for these times; runs until it is killed
  *   sched_client stat URL          prints the statistics, and a line for each worker, as JSON
- *   sched_client knob URL NAME VALUE [WORKER]
+ *   sched_client set URL NAME VALUE [WORKER]
  *   sched_client hostile URL OTHER_GATEWAY
  *       sends invalid frames in sessions of a worker, a gateway and a tool, and invalid bytes without a session; prints
  *       the number of refusals, as "N refused"
+ * $PEER_TLS is the directory of credentials for a tls+tcp:// address; $PEER_ROLE the role whose credentials are used,
+ * if they are not those of the role that the client has.
+ *
  *   sched_client crowd URL N       opens N connections, half of them with a part of a frame, then closes them
  */
 #include <poll.h>
@@ -46,10 +49,20 @@ static unsigned long number(const char *s)
     return s ? strtoul(s, NULL, 10) : 0;
 }
 
+static struct session_security security(const char *role)
+{
+    struct session_security s = {0};
+    const char *dir = getenv("PEER_TLS"), *as = getenv("PEER_ROLE");
+    if (dir)
+        must(peer_tls_open(&e, &s.tls, dir, as ? as : role));
+    return s;
+}
+
 static void dial(const char *url, const char *role, const char *name)
 {
     inc = time_now_ns();
-    const struct session_hub_opts o = {.self = {.role = role, .name = name, .inc = inc}};
+    struct session_hub_opts o = {.self = {.role = role, .name = name, .inc = inc}};
+    o.security = security(role);
     must(session_hub_new(&e, &hub, &o));
     must(session_dial(&e, &to, hub, url, "sched", NULL));
     arena = wire_arena_new();
@@ -75,12 +88,18 @@ static bool next_event(struct session_event *v, int ms)
     return true;
 }
 
+/* False: timeout, or refused, with the reason on stderr. */
 static bool wait_up(int ms)
 {
     struct session_event v;
-    while (next_event(&v, ms))
+    while (next_event(&v, ms)) {
         if (v.type == SESSION_UP)
             return true;
+        if (v.type == SESSION_REFUSED) {
+            fprintf(stderr, "sched_client: %s\n", v.err.text);
+            return false;
+        }
+    }
     return false;
 }
 
@@ -317,6 +336,7 @@ static void work(const char *url, char **arg)
     uint32_t seqs = (uint32_t)number(arg[2]);
     uint64_t prefill_ns = number(arg[3]) * NS_MS, token_ns = number(arg[4]) * NS_MS;
     const struct worker_link_opts o = {.sched = url,
+                                       .security = security("worker"),
                                        .name = arg[0],
                                        .role = arg[1],
                                        .store = "",
@@ -498,7 +518,7 @@ int main(int argc, char **argv)
     dial(argv[2], "tool", own);
     if (!strcmp(what, "stat"))
         rc = once(&(struct wire_frame){.kind = WIRE_STAT});
-    else if (!strcmp(what, "knob") && argc > 4)
+    else if (!strcmp(what, "set") && argc > 4)
         rc = once(&(struct wire_frame){.kind = WIRE_KNOB,
                                        .knob = {.name = wire_str_of(arg[0]),
                                                 .value = strtof(arg[1], NULL),

@@ -99,15 +99,16 @@ static void world_of(struct world *x, const char *name, bool store, bool tokeniz
     snprintf(x->tokenize_url, sizeof x->tokenize_url, "ipc:///tmp/mw-%d-%s.tok", (int)getpid(), name);
     OK(session_hub_new(&e, &x->hub, &(struct session_hub_opts){.self = {.role = "sched"}}));
     OK(session_hub_new(&e, &x->tokenize_hub, &(struct session_hub_opts){.self = {.role = "tokenize"}}));
-    OK(session_listen(&e, &x->l, x->hub, x->sched_url, "tool", NULL));
+    OK(session_listen(&e, &x->l, x->hub, x->sched_url, "monitor", NULL));
     if (store)
         OK(loop_new(&e, &x->loop));
     if (store)
         OK(link_server_new(&e, &x->store, &stale, x->loop, x->store_url, &ops, x));
     OK(metrics_new(&e, &x->m, "m", 8192));
     if (tokenize)
-        OK(session_listen(&e, &x->tokenize, x->tokenize_hub, x->tokenize_url, "tool", NULL));
-    OK(poller_open(&e, &x->w, x->sched_url, tokenize ? x->tokenize_url : NULL, store ? x->store_url : NULL, PERIOD_MS));
+        OK(session_listen(&e, &x->tokenize, x->tokenize_hub, x->tokenize_url, "monitor", NULL));
+    OK(poller_open(&e, &x->w, x->sched_url, tokenize ? x->tokenize_url : NULL, store ? x->store_url : NULL,
+                   &(struct session_security){0}, PERIOD_MS));
 }
 
 static void world_new(struct world *x, const char *name, bool store)

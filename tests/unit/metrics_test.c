@@ -40,7 +40,7 @@ static void bench_new(struct bench *b, const char *model, uint64_t context)
     *b = (struct bench){.m = NULL};
     snprintf(url, sizeof url, "ipc:///tmp/metrics-%d-nobody", (int)getpid());
     OK(metrics_new(&e, &b->m, model, context));
-    OK(poller_open(&e, &b->w, url, NULL, NULL, POLLER_PERIOD_MS));
+    OK(poller_open(&e, &b->w, url, NULL, NULL, &(struct session_security){0}, POLLER_PERIOD_MS));
 }
 
 static void bench_free(struct bench *b)

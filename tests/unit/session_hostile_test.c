@@ -184,6 +184,37 @@ RAW(more_bytes_than_any_window_are_refused)
     core_free(&c);
 }
 
+/* A peer that states a silence of 1 ms does not make this side send a thousand pings a second. */
+RAW(a_short_silence_of_a_peer_causes_no_flood_of_pings)
+{
+    struct session_self self = {.role = "sched", .name = ""};
+    struct wire_frame f = {
+        .kind = WIRE_SESSION_HELLO,
+        .session_hello = {
+            .version = WIRE_VERSION, .role = wire_str_of("worker"), .name = wire_str_of("w"), .silence_ms = 1}};
+    struct core c;
+    uint8_t *hello = NULL;
+    const uint8_t *p;
+    size_t n = 0, cap = 0, pings = 0;
+    (void)state;
+    OK(wire_encode_add(&e, &hello, &n, &cap, &f));
+    OK(core_init(
+        &e, &c,
+        &(struct core_opts){.self = &self, .roles = "worker", .window = 1000, .silence_ms = 5000, .arena = arena}, 0));
+    core_received(&c, hello, n, 0);
+    assert_int_equal(core_next(&c, &p, &n, 0), CORE_EV_UP);
+    for (uint64_t now = 0; now < 1000; now++) {
+        while (core_out(&c, &n) && n) {
+            core_wrote(&c, n);
+            pings++;
+        }
+        core_tick(&c, now);
+    }
+    assert_in_range(pings, 10, 51); /* its hello is one of them */
+    core_free(&c);
+    free(hello);
+}
+
 RAW(hostile_connections_do_not_delay_a_correct_peer)
 {
     struct session_event v;
@@ -332,6 +363,7 @@ int main(void)
         TEST(misplaced_and_malformed_session_frames_are_refused),
         TEST(a_malformed_frame_is_passed_to_the_caller),
         TEST(more_bytes_than_any_window_are_refused),
+        TEST(a_short_silence_of_a_peer_causes_no_flood_of_pings),
         TEST(hostile_connections_do_not_delay_a_correct_peer),
         TEST(a_session_above_the_limit_is_refused_with_a_reason),
         TEST(a_listener_of_another_protocol_is_refused_and_dialed_slowly),
