@@ -168,8 +168,8 @@ static int add_conditions(scmp_filter_ctx f)
     int next = 0;
     for (size_t i = 0; i < sizeof families / sizeof *families && !rc; next = families[i++] + 1)
         for (int family = next; family < families[i] && !rc; family++)
-            rc = seccomp_rule_add(f, no, SCMP_SYS(socket), 1, SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)family));
-    return rc ? rc : seccomp_rule_add(f, no, SCMP_SYS(socket), 1, SCMP_A0(SCMP_CMP_GE, (scmp_datum_t)next));
+            rc = seccomp_rule_add(f, no, SCMP_SYS(socket), 1, SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)family, 0));
+    return rc ? rc : seccomp_rule_add(f, no, SCMP_SYS(socket), 1, SCMP_A0(SCMP_CMP_GE, (scmp_datum_t)next, 0));
 }
 
 static int filter_calls(struct err *e)
