@@ -460,8 +460,7 @@ static void server_close(struct server *s)
 static int ready(struct err *e, const struct server *s, int fd)
 {
     char address[WIRE_URL_BYTES_MAX + 64];
-    const char *url = session_listener_url(s->listener);
-    snprintf(address, sizeof address, strncmp(url, "ipc://", 6) ? "LISTEN=%s\n" : "", url);
+    session_listener_line(address, sizeof address, s->listener);
     return proc_ready_at(e, NULL, fd, address);
 }
 

@@ -129,6 +129,8 @@ int session_listen(struct err *e, struct session_listener **out, struct session_
 void session_listener_free(struct session_listener *l); /* stops accepting; accepted sessions stay */
 /* The address that peers dial: for tcp://HOST:0 with the port that was chosen. */
 const char *session_listener_url(const struct session_listener *l);
+/* The line LISTEN=URL of the readiness message, with a newline; for ipc:// "", since its address is known. */
+void session_listener_line(char *out, size_t n, const struct session_listener *l);
 
 /* Starts to connect without blocking; connects again 5 to 100 ms after a connection broke or failed. `role`: the role
  * that the peer must have. The caller owns the session until session_free. ERR_USAGE: not an address, or not permitted

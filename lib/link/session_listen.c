@@ -133,6 +133,13 @@ const char *session_listener_url(const struct session_listener *l)
     return l->url;
 }
 
+void session_listener_line(char *out, size_t n, const struct session_listener *l)
+{
+    *out = 0;
+    if (strncmp(l->url, "ipc://", 6))
+        snprintf(out, n, "LISTEN=%s\n", l->url);
+}
+
 /* Closes connections that have no session yet; accepted sessions stay. */
 static void detach_conns(struct session_listener *l)
 {

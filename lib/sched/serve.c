@@ -255,8 +255,7 @@ static void goodbye(struct serve *v)
 static int ready(struct err *e, const struct serve *v)
 {
     char address[WIRE_URL_BYTES_MAX + 64];
-    const char *url = session_listener_url(v->listener);
-    snprintf(address, sizeof address, strncmp(url, "ipc://", 6) ? "LISTEN=%s\n" : "", url);
+    session_listener_line(address, sizeof address, v->listener);
     return proc_ready_at(e, NULL, v->o->ready_fd, address);
 }
 
