@@ -24,7 +24,7 @@ enum { HOW_HALF_CLOSE = 1, HOW_UNREAD = 2, HOW_CHUNKS = 4 };
 #define BODY_MAX 3000
 
 static struct http *h;
-static struct sockaddr_un at = {.sun_family = AF_UNIX};
+static struct sockaddr_un address = {.sun_family = AF_UNIX};
 static socklen_t n_at;
 static struct http_request *waiting[256];
 static size_t n_waiting, n_delivered, n_finished;
@@ -133,10 +133,10 @@ static void open_server(void)
                                        .finished = on_finished};
     struct err e = {0};
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    n_at = sizeof at.sun_family; /* the kernel chooses an abstract name */
-    assert(fd >= 0 && !bind(fd, (struct sockaddr *)&at, n_at) && !listen(fd, 8));
-    n_at = sizeof at;
-    assert(!getsockname(fd, (struct sockaddr *)&at, &n_at));
+    n_at = sizeof address.sun_family; /* the kernel chooses an abstract name */
+    assert(fd >= 0 && !bind(fd, (struct sockaddr *)&address, n_at) && !listen(fd, 8));
+    n_at = sizeof address;
+    assert(!getsockname(fd, (struct sockaddr *)&address, &n_at));
     assert(!http_open(&e, &h, &o) && !http_adopt(&e, h, fd, 1));
 }
 
@@ -206,7 +206,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
     int how = *p++, fd = socket(AF_UNIX, SOCK_STREAM, 0);
     n--;
     malformed = false;
-    assert(fd >= 0 && !connect(fd, (struct sockaddr *)&at, n_at));
+    assert(fd >= 0 && !connect(fd, (struct sockaddr *)&address, n_at));
     if (how & HOW_CHUNKS) {
         send_chunks(fd, p, n);
         n = 0;
