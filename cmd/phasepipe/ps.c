@@ -58,15 +58,40 @@ static void show_table(const json_t *list, bool supervised)
     printf("%-12s %-14s %-10s %8s %-12s %8s\n", "NAME", "PROGRAM", "ROLE", "PID", "STATE", "RESTARTS");
     json_array_foreach(list, i, v)
     {
-        char pid[24];
+        char pid[24], restarts[24];
+        const json_t *count = json_object_get(v, "restarts");
         const char *state = state_now(v, supervised), *name = json_string_value(json_object_get(v, "name")),
                    *program = json_string_value(json_object_get(v, "program")),
                    *role = json_string_value(json_object_get(v, "role"));
         long long p = json_integer_value(json_object_get(v, "pid"));
         snprintf(pid, sizeof pid, p && strcmp(state, "exited") != 0 ? "%lld" : "-", p);
-        printf("%-12s %-14s %-10s %8s %-12s %8lld\n", name ? name : "?", program ? program : "?", role ? role : "?",
-               pid, state, (long long)json_integer_value(json_object_get(v, "restarts")));
+        snprintf(restarts, sizeof restarts, "%lld", (long long)json_integer_value(count));
+        printf("%-12s %-14s %-10s %8s %-12s %8s\n", name ? name : "?", program ? program : "?", role ? role : "?", pid,
+               state, json_is_integer(count) ? restarts : "-");
     }
+}
+
+static bool has_state(const char *run)
+{
+    char path[RUN_BYTES_MAX + 16];
+    snprintf(path, sizeof path, "%s/state.json", run);
+    return !access(path, F_OK);
+}
+
+/* *supervised: their states are those of a supervisor, or were found just now. The caller owns *list. */
+static int services_of(struct err *e, json_t **list, bool *supervised, const char *run)
+{
+    json_t *o;
+    *supervised = true;
+    if (!has_state(run))
+        return units_list(e, list, run);
+    int rc = state_read(e, &o, run);
+    if (rc)
+        return rc;
+    *supervised = run_holder(run) != 0;
+    *list = json_incref(json_object_get(o, "services"));
+    json_decref(o);
+    return 0;
 }
 
 int ps(int argc, char **argv)
@@ -80,21 +105,19 @@ int ps(int argc, char **argv)
         {0, "json", CLI_FLAG, &json, NULL, "a list of {pid, name, program, role, state, restarts}", .lo = 0},
     };
     const struct cli_prog prog = {PS, "[--run DIR] [--json]", "Lists the services of a runtime directory.", opts, 2, 0};
-    json_t *o = NULL;
+    json_t *list = NULL;
+    bool supervised;
     size_t n_arg;
     int r = cli_parse(&e, &prog, argc, argv, &n_arg);
     if (r == CLI_DONE)
         return 0;
     r = r ? r : run_name(&e, run, flag);
-    r = r ? r : state_read(&e, &o, run);
-    if (!r) {
-        bool supervised = run_holder(run) != 0;
-        if (json)
-            r = show_json(&e, json_object_get(o, "services"), supervised);
-        else
-            show_table(json_object_get(o, "services"), supervised);
-        json_decref(o);
-    }
+    r = r ? r : services_of(&e, &list, &supervised, run);
+    if (!r && json)
+        r = show_json(&e, list, supervised);
+    else if (!r)
+        show_table(list, supervised);
+    json_decref(list);
     r = r ? r : cli_close_stdout(&e);
     return r ? cli_fail(PS, &e) : 0;
 }
@@ -139,13 +162,6 @@ static int end_stale(struct err *e, const char *run)
         }
     }
     return rc;
-}
-
-static bool has_state(const char *run)
-{
-    char path[RUN_BYTES_MAX + 16];
-    snprintf(path, sizeof path, "%s/state.json", run);
-    return !access(path, F_OK);
 }
 
 static int end(struct err *e, const char *run, uint64_t timeout_s)
