@@ -228,6 +228,15 @@ static const char *part(char *out, size_t n_out, const int *cpu, size_t n_cpu, s
     return out;
 }
 
+const char *plan_cores(char *out, size_t n, const struct plan *p, bool prefill, uint64_t i)
+{
+    struct cpus all;
+    cpus_of_process(&all);
+    size_t n_pre = all.n ? cpus_of_prefill(&all, p) : 0;
+    return prefill ? part(out, n, all.cpu, n_pre, i, p->n_prefill)
+                   : part(out, n, all.cpu + n_pre, all.n - n_pre, i, p->n_decode);
+}
+
 /* ---- all ---- */
 
 static struct service *add(struct service *v, size_t *n, const char *name, const char *role, int shutdown_order)
@@ -241,7 +250,7 @@ static struct service *add(struct service *v, size_t *n, const char *name, const
 static int plan_pool(struct err *e, struct service *v, size_t *n, const struct plan *p, const char *run,
                      const char *role, uint64_t n_worker, const int *cpu, size_t n_cpu)
 {
-    char name[32], cpus[CPU_SETSIZE * 5];
+    char name[32], cpus[PLAN_CORES_BYTES];
     int rc = 0;
     for (uint64_t i = 0; i < n_worker && !rc; i++) {
         snprintf(name, sizeof name, "%s-%u", role, (unsigned)i);

@@ -151,6 +151,9 @@ struct plan {
 };
 /* policy: "NAME" or "PATH", optionally followed by a space and one argument. */
 int plan_sched(struct err *e, struct command *out, const struct plan *p, const char *run, const char *policy);
+/* The processors of the i-th prefill or decode worker, as "0,1"; NULL: it has none of its own. */
+#define PLAN_CORES_BYTES 5120
+const char *plan_cores(char *out, size_t n, const struct plan *p, bool prefill, uint64_t i);
 int plan_services(struct err *e, struct service *out, size_t *n, const struct plan *p, const char *run);
 
 /* Checks that keys and certificates can be read, and the header of the model with its shape and vocabulary, so that

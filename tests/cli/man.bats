@@ -106,7 +106,7 @@ run_examples() {
 }
 
 @test "the commands of phasepipe that run services have pages too, with the sections and their options" {
-    for command in up down ps top ctl tls-init; do
+    for command in up down ps top ctl tls-init unit-cores; do
         page=$ROOT/docs/man/phasepipe-$command.1
         for section in NAME SYNOPSIS DESCRIPTION OPTIONS 'INPUT AND OUTPUT' SIGNALS ENVIRONMENT FILES 'EXIT STATUS' \
             EXAMPLES 'SEE ALSO'; do

@@ -2,6 +2,8 @@
 # The units of examples/systemd: systemd accepts them without a warning, they are sandboxed, and their flags are those of the
 # programs.
 
+bats_require_minimum_version 1.5.0
+
 setup() {
     cd "$BATS_TEST_TMPDIR"
     bin=$(dirname "$(command -v phasepipe)")
@@ -47,6 +49,25 @@ ordered() { SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no units/
     # The time to drain is shorter than the stop timeout.
     drain=$(sed -n 's/^ExecStart=.*--drain-seconds \([0-9]*\).*/\1/p' units/phasepipe-stream.service)
     [ "$drain" -lt "$(sed -n 's/^TimeoutStopSec=//p' units/phasepipe-stream.service)" ]
+}
+
+@test "unit-cores gives each worker unit its own processors, which the unit passes on" {
+    mkdir -p "units/phasepipe-decode@7.service.d"
+    echo '[Service]' > "units/phasepipe-decode@7.service.d/cores.conf" # of a larger pool before
+    taskset -c 0,1 phasepipe unit-cores --dir units > out
+    [ "$(cat units/phasepipe-prefill@0.service.d/cores.conf)" = '# Written by phasepipe unit-cores.
+[Service]
+Environment="CORES=--cpus 0 --cores-file /run/phasepipe/cores"' ]
+    grep -qx 'Environment="CORES=--cpus 1 --cores-file /run/phasepipe/cores"' "units/phasepipe-decode@0.service.d/cores.conf"
+    [ ! -e "units/phasepipe-decode@7.service.d" ]
+    grep -q '^ExecStart=.*/decode .* \$CORES$' units/phasepipe-decode@.service
+    for unit in units/phasepipe-{prefill,decode}@0.service; do
+        SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no "$unit" > out 2>&1 || { cat out; false; }
+        [ ! -s out ] || { cat out; false; }
+    done
+    run -1 taskset -c 0 phasepipe unit-cores --dir units
+    run -100 phasepipe unit-cores -P 0 -D 0 --dir units
+    run -111 phasepipe unit-cores --dir no/such/directory
 }
 
 @test "each unit has a low exposure by systemd-analyze security" {
