@@ -38,10 +38,8 @@ static int outlet_new(struct err *e, struct outlet **out, struct worker_link *w,
     int rc = session_dial(e, &t->session, w->hub, url, "gateway", t);
     if (rc) {
         free(t);
-        return rc == ERR_USAGE
-                   ? err_set(e, ERR_NO,
-                             "reply '%.200s' of the request is not an address (ipc://PATH or tcp://HOST:PORT)", url)
-                   : rc;
+        e->code = rc == ERR_USAGE ? ERR_NO : rc; /* the fault of this request alone */
+        return err_prefix(e, "the address of the gateway (reply)");
     }
     list_init(&t->sent);
     list_init(&t->unsent);
