@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
