@@ -25,7 +25,7 @@ class Shape:
                 dims = self.read("Q" * self.read("I")[0])
                 kind, _ = self.read("IQ")
                 tensors[name] = (dims, kind)
-        self.weight_bytes = 0   # read by one token: the embedding only where it is the head too
+        self.weight_bytes = 0   # read by one token: the embedding only if it is the head too
         self.linear_macs = 0    # of a prompt's token: all matrices but embedding and head
         tied = "output.weight" not in tensors
         for name, (dims, kind) in tensors.items():

@@ -91,7 +91,7 @@ static int signals(struct err *e)
     return fd < 0 ? err_sys(e, "signals") : fd;
 }
 
-/* Each client needs a descriptor. Fewer connections than asked for are logged; beyond them clients get 503. */
+/* Each client needs a descriptor. Fewer connections than requested are logged; beyond them clients get 503. */
 static uint32_t connections(const struct http_flags *f, uint64_t *lost)
 {
     char text[200];

@@ -128,7 +128,7 @@ static void seek(struct seek *s, const struct http_request *r)
     seek_in(s, core_routes);
 }
 
-/* A page can send any other type without asking first (a preflight request), also where it may not read the answer. */
+/* A page can send any other type without asking first (a preflight request), even if it may not read the answer. */
 static bool is_simple_of_page(const struct http_request *r)
 {
     const char *length = http_header(r, "Content-Length");

@@ -239,7 +239,7 @@ static int keep_prompt(struct err *e, struct request *q, const struct wire_kv *k
         *lp = k->prompt[i];
         if (lp->n_top > n_top)
             return err_set(e, ERR_PROTO,
-                           "stdin: kv frame of request %llu.%u has %u best of a position, %u were asked for",
+                           "stdin: kv frame of request %llu.%u has %u best of a position, %u were requested",
                            (unsigned long long)k->seq, k->index, lp->n_top, n_top);
         if (lp->n_top)
             memcpy(q->pos.top + (size_t)i * n_top, lp->top, lp->n_top * sizeof *lp->top);

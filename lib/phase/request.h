@@ -12,7 +12,7 @@
 struct positions {           /* log-probabilities of prompt positions */
     struct wire_logprob *lp; /* [n_id] */
     struct wire_top *top;    /* [n_id][n_top] */
-    uint32_t n;              /* 0: not asked for */
+    uint32_t n;              /* 0: not requested */
     int32_t n_top;
 };
 

@@ -377,7 +377,7 @@ static int f_carried(struct err *e, struct ask *a, struct ask_path *at, const js
     return json_object_set(a->extra, last_name(at), (json_t *)v) ? err_nomem(e, "fields", 0) : 0;
 }
 
-/* Unsupported, unless the value asks for what happens anyway. */
+/* Unsupported, unless the value requests what happens anyway. */
 static int f_refused(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     (void)a;

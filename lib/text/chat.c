@@ -1,7 +1,7 @@
 /*
  * Renders chats to text and ids. A rendered chat is an array of parts: text of the template, and text of messages.
  * Control tokens are recognised in the template's parts only. The text between two control tokens is encoded in one
- * call, because the pre-tokenizer may form a piece across the edge of a message.
+ * call, because the pre-tokenizer may form a piece across the border of a message.
  *
  * Kinds of template without a system role put the system message before the first user message with an empty line
  * between, or refuse it, as their template does.
@@ -25,7 +25,7 @@ struct chat {
     struct part *part;
     size_t n_part, cap_part;
     bool bos;                        /* starts with the BOS token, which is the first part */
-    const struct text_message *open; /* the message whose turn stays open, or NULL */
+    const struct text_message *open; /* the message of the turn that stays open, or NULL */
 };
 
 static void chat_free(struct chat *c)

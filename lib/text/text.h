@@ -52,7 +52,7 @@ struct text_ids {
 void text_ids_free(struct text_ids *v);
 
 enum {
-    TEXT_BOS = 1,     /* start with the BOS token if the file requires it and it is not there yet */
+    TEXT_BOS = 1,     /* start with the BOS token if the file requires it and the text does not begin with it */
     TEXT_CONTROL = 2, /* control tokens spelled in the text become their ids: for rendered templates, and for prompts
                          that the client has formatted itself (parse_special); never for messages */
 };

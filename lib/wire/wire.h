@@ -414,7 +414,7 @@ struct wire_writer;
 int wire_writer_new(struct err *e, struct wire_writer **out, int fd, const char *name);
 void wire_writer_free(struct wire_writer *w);
 
-/* Writes a whole frame; blocks. ERR_SYS: "stdout: the next stage has gone" after EPIPE; a full disk has its own text.
+/* Writes a whole frame; blocks. ERR_SYS: "stdout: the next stage has ended" after EPIPE; a full disk has its own text.
  * After a failed write every later one fails too. Not for blk: see wire_write_blk. */
 int wire_write(struct err *e, struct wire_writer *w, const struct wire_frame *f);
 /* The same for many small frames: buffers them until there are 64 KiB, until wire_flush, or until another write. */

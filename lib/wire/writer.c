@@ -62,7 +62,7 @@ void wire_writer_free(struct wire_writer *w)
 static int write_failed(struct wire_writer *w)
 {
     if (errno == EPIPE || errno == ECONNRESET)
-        return err_set(&w->failed, ERR_SYS, "%s: the next stage has gone", w->name);
+        return err_set(&w->failed, ERR_SYS, "%s: the next stage has ended", w->name);
     if (errno == ENOSPC || errno == EDQUOT)
         return err_set(&w->failed, ERR_SYS, "%s: the disk is full after %llu bytes", w->name,
                        (unsigned long long)w->n_bytes);

@@ -118,7 +118,7 @@ def decode(b):
 
 
 def profile(b, got):
-    """Where a step's time goes on the caller's thread; "wait" is for other threads, and what is in no part is the choice of
+    """The parts of a step's time on the caller's thread; "wait" is for other threads, and what is in no part is the choice of
     the best id (greedy)."""
     parts = {k: median(o["parts_ms"][k] / (o["ns"] / 1e6) for o in got) for k in got[0]["parts_ms"]}
     large = ("qkv", "attention", "out", "gate-up", "down", "head")

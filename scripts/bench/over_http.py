@@ -111,9 +111,9 @@ def sse(b):
 
         got = b.rounds("sse", turn, b.a.rounds)
     median = statistics.median
-    b.figure(f"{n:,} streams of a fake engine: CPU of the edge, µs an event", median(g["us"] for g in got), 15, most=True,
+    b.figure(f"{n:,} streams of a fake engine: CPU of the gateway, µs an event", median(g["us"] for g in got), 15, most=True,
              show="{:.1f}", detail=f"{n * tokens:,} events a round; bench itself {median(g['bench_us'] for g in got):.1f} µs")
-    b.figure("… p99 of the delay behind the first of a step, ms", median(g["p99"] for g in got), 25, most=True, show="{:.1f}")
+    b.figure("… p99 of the delay after the first of a step, ms", median(g["p99"] for g in got), 25, most=True, show="{:.1f}")
     b.figure("… streams that are complete", min(g["whole"] for g in got), n, show="{:.0f}")
 
 

@@ -102,7 +102,7 @@ check() { timeout 150 python3 "$BATS_TEST_DIRNAME/http_client.py" "$@"; }
 }
 
 # bats test_tags=quick
-@test "with few descriptors connections are refused, and the log says so" {
+@test "with few descriptors connections are refused, and the log reports it" {
     (ulimit -n 64 && exec stream --run "$PWD/all" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/few.s" > few.log 2>&1 3>&-) &
     PID=$!
     echo "$PID" >> pids

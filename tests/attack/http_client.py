@@ -295,7 +295,7 @@ def full():
 
 
 def unread():
-    """Clients that ask for much and read nothing: what waits for them is bounded, and others are served."""
+    """Clients that request much and read nothing: their queues are bounded, and others are served."""
     body = json.dumps({"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "n": 8, "temperature": 1, "stream": True,
                        "logprobs": 20}).encode()
     held = []

@@ -142,7 +142,7 @@ handing() {
         sleep "0.0$((RANDOM % 10))"
         pid=$(phasepipe ps --run up --json | jq -r '.[] | select(.name == "sched").pid')
         ! ((pid > 1)) || kill -9 "$pid" || true
-        wait "$swap" || true # it may be reported as failed; then the former policy goes on
+        wait "$swap" || true # it may be reported as failed; then the former policy continues
         finish g || { echo "round $i"; cat swap.log; false; }
         right g want.load || { echo "round $i"; cat swap.log; false; }
     done

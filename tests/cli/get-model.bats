@@ -144,7 +144,7 @@ serve() {
     grep -q '^GET .* bytes=1000000-' log
 }
 
-@test "a server without range requests is asked for the whole file again" {
+@test "from a server without range requests the whole file is fetched again" {
     serve norange
     dir=$XDG_CACHE_HOME/phasepipe/hub/me--tiny
     mkdir -p "$dir"

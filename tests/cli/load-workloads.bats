@@ -45,7 +45,7 @@ load stand_in
         '{"timestamp": 4000, "input_length": 60000, "output_length": 10}' > m
     serve
     load --dataset-name trace --dataset-path m --time-scale 0.1 --length-scale 0.25 --save r 2> err
-    grep -q 'skipped 1 requests that take more than 4096 tokens' err # the model's window, as the server says
+    grep -q 'skipped 1 requests that take more than 4096 tokens' err # the model's window, as the server reports
     seen
     jq -se '.[0].requests | map([.n_prompt, .max_tokens]) == [[275, 10], [256, 5], [150, 2]]' seen
     jq -se '.[0].requests | map(.prompt) | .[0][0:256] == .[1] and .[2][0:128] != .[0][0:128] and .[2][128:150] == .[0][128:150]' seen

@@ -90,7 +90,7 @@ setup() {
     [ "$(wc -l < err)" -eq 1 ]
 }
 
-@test "without a model in the cache the error says how to get one" {
+@test "without a model in the cache the error states how to get one" {
     for p in tokenize prefill decode; do
         rc=0
         XDG_CACHE_HOME=$PWD/empty "$p" < /dev/null > out 2> err || rc=$?

@@ -42,7 +42,7 @@ ordered() { SYSTEMD_UNIT_PATH=$PWD/units: systemd-analyze verify --man=no units/
         claim=units/phasepipe-${pair%:*}.service.d
         mkdir "$claim"
         printf '[Unit]\nAfter=phasepipe-%s.service\n' "${pair#*:}" > "$claim/claim.conf"
-        ordered > out || true # it breaks the cycle, and goes on or not
+        ordered > out || true # it breaks the cycle, and continues or not
         grep -q 'Found ordering cycle' out || { echo "${pair#*:} does not begin after ${pair%:*}"; false; }
         rm -r "$claim"
     done

@@ -98,7 +98,7 @@ def main():
                 print(f"left out  llama.cpp's tests: {name}: {why}")
             else:
                 failed += 1
-                print(f"NOT OK    llama.cpp's tests: {name}: {bad or 'passes, but the table says: ' + why}")
+                print(f"NOT OK    llama.cpp's tests: {name}: {bad or 'passes, but the table has: ' + why}")
     return 1 if failed else 0
 
 

@@ -272,7 +272,7 @@ static void operate(void)
     } else if (x == 253) {
         kvstore_reap_absent(&k);
     } else if (x == 254) {
-        kv_arena_bytes(k.arena, byte() % SLOTS)[byte()] ^= 1; /* a worker that writes where it likes */
+        kv_arena_bytes(k.arena, byte() % SLOTS)[byte()] ^= 1; /* a worker that writes anywhere */
     } else {
         wire_arena_reset(memory);
         c->up = true;

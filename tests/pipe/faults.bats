@@ -65,13 +65,13 @@ kill_stage() {
     [ $rc = 2 ]
     grep -q 'decode' stream.err
     [ $ra = 111 ]
-    grep -q 'next stage has gone' prefill.err
+    grep -q 'next stage has ended' prefill.err
 }
 
 @test "a killed stream ends the stages before it" {
     kill_stage stream
     [ $rb = 111 ]
-    grep -q 'next stage has gone' decode.err
+    grep -q 'next stage has ended' decode.err
 }
 
 @test "a recording cut anywhere is an error that names the stage before and the place" {

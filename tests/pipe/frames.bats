@@ -149,7 +149,7 @@ blocks() {
     requests 0 20000 | frames -e > a
     run bash -c 'frames merge a | true; exit ${PIPESTATUS[0]}'
     [ "$status" -eq 111 ]
-    [[ "$output" == *"stdout: the next stage has gone"* ]]
+    [[ "$output" == *"stdout: the next stage has ended"* ]]
     run bash -c 'frames deal /dev/full < a'
     [ "$status" -eq 111 ]
     [[ "$output" == *"/dev/full: the disk is full"* ]]

@@ -28,7 +28,7 @@ teardown() {
     [ ! -e run/up.sock ] || timeout 60 phasepipe down --run run || true
 }
 
-# prompt TOKENS [MORE FIELDS]: a request of so many ids that asks for more tokens than fit after them
+# prompt TOKENS [MORE FIELDS]: a request of so many ids that requests more tokens than fit after them
 prompt() {
     python3 -c 'import json, random, sys
 r = random.Random(3)

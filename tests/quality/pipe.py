@@ -84,7 +84,7 @@ def frames(b):
             raise ValueError(f"frame of {n} bytes at {i}: truncated")
         f, end = unpack(b, i)
         if end != i + n:
-            raise ValueError(f"frame at {i}: {end - i} bytes, its length says {n}")
+            raise ValueError(f"frame at {i}: {end - i} bytes, its prefix states {n}")
         yield f
         i = end
 
@@ -119,7 +119,7 @@ def run(requests, model=None, prefill=(), decode=(), env=None):
             procs[0].stdin.write(lines)
             procs[0].stdin.close()
         except BrokenPipeError:
-            pass  # its exit status says why
+            pass  # its exit status reports why
 
     feeder = threading.Thread(target=feed)
     feeder.start()

@@ -69,7 +69,7 @@ free() { listen "$1" && kill "$(cat listener)" && rm listens; }
 @test "the README's commands work unchanged at ports 8000 and 11434" {
     for port in 8000 11434; do free $port || skip "port $port is in use"; done
     unset PHASEPIPE_HTTP
-    export PHASEPIPE_RUN=$PWD/run # where it stands, which the commands do not say
+    export PHASEPIPE_RUN=$PWD/run # the commands do not name the directory
     PATH="$PHASEPIPE_BIN:$PATH"
     up=$(grep -x 'phasepipe up --served-model-name .* --detach' "$PHASEPIPE_TOP/README.md")
     bash -c "$up" 2> err 3>&- || rc=$?

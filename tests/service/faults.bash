@@ -59,7 +59,7 @@ worker() {
     start "$1" "$2" --run "$RUN" --name "$1" "${engine[@]}" "${@:3}"
 }
 
-# All services: a prefill and a decode worker, or as many as P and D say.
+# All services: a prefill and a decode worker, or P and D of them.
 services() {
     local i
     start_kvstore

@@ -81,7 +81,7 @@ def gone():
             until(lambda: load() == 1, 5, "it never ran")
             time.sleep(0.05)
             leave(s)
-            took = until(lambda: load() == 0, 2, "its client has gone, and it goes on")
+            took = until(lambda: load() == 0, 2, "its client has left, and it continues")
             assert took < 0.1 * float(os.environ.get("SLOW", 1)), took
             until(lambda: stat()["running"] == 0 and stat()["waiting"] == 0, 3, "the scheduler still has it")
     for _ in range(10):
@@ -128,7 +128,7 @@ def slow():
 
 
 def many():
-    """As many streams as arguments say, all whole; health and metrics answer meanwhile."""
+    """As many streams as there are arguments, all whole; health and metrics answer meanwhile."""
     n, tokens, ok = int(ARGS[0]), 20, []
 
     def one(group):
@@ -229,7 +229,7 @@ def drains():
 
     n = len(text_of(on_token, prompt="a", max_tokens=100).split())
     assert n > 0 and status == [503, 503, 200], status
-    until(lambda: not lives(pid), 5, "it goes on")
+    until(lambda: not lives(pid), 5, "it continues")
 
 
 def lives(pid):
@@ -256,7 +256,7 @@ def reads_on():
     took = time.monotonic() - begin
     if not deaf:
         assert took > 2.5 and data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), (took, data[-60:])
-    until(lambda: not lives(pid), 4 if deaf else 1.5, "it goes on")
+    until(lambda: not lives(pid), 4 if deaf else 1.5, "it continues")
 
 
 def large():
@@ -310,7 +310,7 @@ def window():
     """The answer ends where the window does, with its reason; a prompt beyond it is refused with both numbers, streamed or not."""
     limit = json.loads(ask(path="/v1/models")[2])["data"][0]["max_model_len"]
     assert 1000 < limit <= 8192, limit
-    # as vLLM: of a completion the 16 that are the default count like 16 that were asked for
+    # as vLLM: of a completion the 16 that are the default count like 16 that were requested
     status, _, data = ask({"prompt": [97] * (limit - 7), "ignore_eos": True})
     assert status == 400 and b"max_tokens is 16" in data and str(limit).encode() in data, data
     status, _, data = ask({"prompt": [97] * (limit - 7), "ignore_eos": True, "max_tokens": 7})

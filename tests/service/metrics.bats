@@ -72,11 +72,11 @@ until_true() {
         sleep 0.05
     done
 }
-says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
+shows() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
 
 @test "before the first request promtool accepts the page, and all counters are 0" {
-    until_true 5 says phasepipe:sched_up 1
-    until_true 5 says phasepipe:store_up 1
+    until_true 5 shows phasepipe:sched_up 1
+    until_true 5 shows phasepipe:store_up 1
     [ "$(value vllm:generation_tokens_total)" = 0 ]
     [ "$(value vllm:kv_cache_usage_perc)" = 0 ]
     [ "$(value vllm:request_success_total finished_reason=length model_name=smol engine=0)" = 0 ]
@@ -141,10 +141,10 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
 
 @test "counts of scheduler and store agree, and the pool is empty at the end" {
     local choices=$(jq .choices seen)
-    until_true 10 says phasepipe:sched_ended_total reason=length "$choices"
+    until_true 10 shows phasepipe:sched_ended_total reason=length "$choices"
     [ "$(value phasepipe:sched_submitted_total)" = "$choices" ]
-    until_true 10 says vllm:num_requests_running 0
-    until_true 10 says vllm:kv_cache_usage_perc 0
+    until_true 10 shows vllm:num_requests_running 0
+    until_true 10 shows vllm:kv_cache_usage_perc 0
     so "$(value phasepipe:store_hit_blocks_total) > 0 && $(value phasepipe:store_blocks state=cached) > 0"
     local all=0 s
     for s in free cached leased credited quarantined; do all=$((all + $(value phasepipe:store_blocks state=$s))); done
@@ -152,7 +152,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     so "$(value phasepipe:store_tier_bytes tier=memory) >= $(value phasepipe:store_tier_used_bytes tier=memory)"
     # Steps computed the uncached part of the prompts, and all tokens of each answer but the last.
     local computed=$(value vllm:prompt_tokens_by_source_total source=local_compute) answered=$(value vllm:generation_tokens_total)
-    until_true 10 says vllm:iteration_tokens_total_sum $((computed + answered - choices))
+    until_true 10 shows vllm:iteration_tokens_total_sum $((computed + answered - choices))
     so "$(value vllm:iteration_tokens_total_sum) >= $(value vllm:iteration_tokens_total_count)"
     so "$(value vllm:iteration_tokens_total_bucket le=1.0) > 0"
     [ "$(value phasepipe:worker_sequences worker=decode-0 role=decode)" = 64 ]
@@ -171,7 +171,7 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     cat use running
     jq -e '.least >= 0 and .greatest > 0 and .greatest <= 1 and .n > 20' use
     jq -e '.least >= 0 and .greatest > 0' running
-    until_true 10 says vllm:kv_cache_usage_perc 0
+    until_true 10 shows vllm:kv_cache_usage_perc 0
 }
 
 @test "invented paths and models create no series" {
@@ -193,10 +193,10 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     run curl -sN --max-time 0.5 --unix-socket "$SOCKET" http://localhost/v1/completions \
         -H 'Content-Type: application/json' -d '{"prompt":"a","max_tokens":1000,"ignore_eos":true,"stream":true}'
     [ "$status" = 28 ]
-    until_true 2 says phasepipe:client_gone_total $((gone + 1))
-    until_true 2 says vllm:request_success_total finished_reason=abort $((abort + 1))
-    until_true 2 says $rows $((row + 1))
-    until_true 5 says $ended reason=cancelled $((cancelled + 1))
+    until_true 2 shows phasepipe:client_gone_total $((gone + 1))
+    until_true 2 shows vllm:request_success_total finished_reason=abort $((abort + 1))
+    until_true 2 shows $rows $((row + 1))
+    until_true 5 shows $ended reason=cancelled $((cancelled + 1))
 }
 
 @test "after a disconnect the cached part of its prompt counts as cached" {
@@ -211,9 +211,9 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     local computed=$(value vllm:prompt_tokens_by_source_total source=local_compute)
     run curl -sN --max-time 0.5 --unix-socket "$SOCKET" http://localhost/v1/completions --json "$body,\"max_tokens\":1000,\"stream\":true}"
     [ "$status" = 28 ]
-    until_true 5 says vllm:prompt_tokens_total $((prompts + 401))
-    until_true 1 says vllm:prefix_cache_hits_total $((hits + cached))
-    until_true 1 says vllm:prompt_tokens_by_source_total source=local_compute $((computed + 401 - cached))
+    until_true 5 shows vllm:prompt_tokens_total $((prompts + 401))
+    until_true 1 shows vllm:prefix_cache_hits_total $((hits + cached))
+    until_true 1 shows vllm:prompt_tokens_by_source_total source=local_compute $((computed + 401 - cached))
 }
 
 @test "stopped services do not delay the page, and are shown as down" {
@@ -229,8 +229,8 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     [ -z "$(value phasepipe:sched_running)" ]
     so "$(value phasepipe:sched_submitted_total) > 0 && $(value phasepipe:store_hit_blocks_total) > 0"
     resume
-    until_true 15 says phasepipe:sched_up 1
-    until_true 15 says phasepipe:store_up 1
+    until_true 15 shows phasepipe:sched_up 1
+    until_true 15 shows phasepipe:store_up 1
 }
 
 @test "counters continue when scheduler and store are restarted" {
@@ -238,13 +238,13 @@ says() { scrape && [ "$(value "${@:1:$#-1}")" = "${*: -1}" ]; }
     local submitted=$(value phasepipe:sched_submitted_total) hits=$(value phasepipe:store_hit_blocks_total)
     local length=$(value phasepipe:sched_ended_total reason=length)
     kill -9 "$(pid_of sched)" "$(pid_of kvstore)"
-    until_true 30 says phasepipe:sched_up 1
-    until_true 30 says phasepipe:store_up 1
-    until_true 30 says phasepipe:sched_workers 2
+    until_true 30 shows phasepipe:sched_up 1
+    until_true 30 shows phasepipe:store_up 1
+    until_true 30 shows phasepipe:sched_workers 2
     client load 2 6 > more
     local choices=$(jq .choices more)
-    until_true 10 says phasepipe:sched_submitted_total $((submitted + choices))
-    until_true 10 says phasepipe:sched_ended_total reason=length $((length + choices)) # the worker reports it after the client has it
+    until_true 10 shows phasepipe:sched_submitted_total $((submitted + choices))
+    until_true 10 shows phasepipe:sched_ended_total reason=length $((length + choices)) # the worker reports it after the client has it
     so "$(value phasepipe:store_hit_blocks_total) >= $hits"
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A client that measures itself, for metrics.bats: it asks a server at a Unix socket and says what it saw.
+"""A client that measures itself, for metrics.bats: it asks a server at a Unix socket and prints what it saw.
 
     metrics_client.py SOCKET load THREADS REQUESTS   completions, streamed with n choices; sums as JSON on stdout
     metrics_client.py SOCKET get PATH TIMES          GETs of paths that there are not, PATH0 …

@@ -57,7 +57,7 @@ metrics='last | [.total_duration, .load_duration, .prompt_eval_duration, .eval_d
     (all($t[]; type == "number" and . == floor and . >= 0)) and $t[0] >= ($t[1:] | add) and $t[0] > 0 and
     all(.prompt_eval_count, .prompt_eval_cached_count, .eval_count; type == "number")'
 
-@test "the root says that Ollama is running, and the version is reported" {
+@test "the root reports that Ollama is running, and the version is reported" {
     [ "$(curl -sS "$U/")" = "Ollama is running" ]
     [ "$(curl -sSI -o /dev/null -w '%{http_code}' "$U/")" = 200 ]
     curl -sS "$U/api/version" > got

@@ -87,7 +87,7 @@ tokenize tokenize tokenizer ready" ]
     [[ $(args decode-0) == *"--sched ipc://$run/sched.sock --kv unix:$run/kv.sock --name decode-0 --model some.gguf"*"--max-num-seqs 9 --engine cuda"* ]]
     # Standard streams and the readiness pipe; the next descriptor is that of the listing itself.
     jq -e '.fds | length == 5 or (length == 6 and max < 7)' stand/starts > /dev/null
-    for name in kvstore sched tokenize prefill-0 prefill-1 decode-0; do grep -q "^$name | $name says hello" up.err; done
+    for name in kvstore sched tokenize prefill-0 prefill-1 decode-0; do grep -q "^$name | $name prints hello" up.err; done
     phasepipe down --run "$run"
     [ "$(jq -r 'if startswith("prefill") or startswith("decode") then "worker" else . end' stand/ends | tr '\n' ' ')" \
         = "sched worker worker worker tokenize kvstore " ]
@@ -164,7 +164,7 @@ never_up() {
 }
 
 @test "a service that never comes up ends all, with its own words and status" {
-    never_up 111 111 & # no memory, say
+    never_up 111 111 & # for example no memory
     a=$!
     never_up 7 1 & # none of ours
     b=$!
@@ -303,7 +303,7 @@ P
     touch stand/slow-tokenize
     phasepipe up --run "$run" --detach 2> up.err 3>&- &
     echo $! > up.pid
-    until_true 20 grep -q "tokenize is not ready yet after 10 s: tokenize says hello" up.err
+    until_true 20 grep -q "tokenize is not ready yet after 10 s: tokenize prints hello" up.err
     is_state tokenize starting
     kill -TERM "$(cat up.pid)"
     rc=0
@@ -317,7 +317,7 @@ P
     echo in | phasepipe up --run "$run" --detach > out 2> err # bats waits for descriptor 3 if it is kept
     grep -q "ready in .* s: stream --run $run -p" err
     [ "$(phasepipe ps --run "$run" | grep -c ' ready ')" -eq 5 ]
-    grep -q "^....-..-..T..:..:..Z decode-0 says hello" "$run/log/decode-0.log"
+    grep -q "^....-..-..T..:..:..Z decode-0 prints hello" "$run/log/decode-0.log"
     grep -q "decode-0 is ready" "$run/log/up.log"
     find "/proc/$(supervisor)/fd" -type l -printf '%l\n' > fds
     grep -q "$run/log/up.log" fds
@@ -374,7 +374,7 @@ P
     [ "$(grep -c 'state.json is written again' "$run/log/up.log")" -eq 1 ]
     if [ -e mounted ]; then
         kill -9 "$(last)"
-        until_true 5 eval 'tail -n 1 "$run/log/decode-0.log" | grep -q "decode-0 says hello$"'
+        until_true 5 eval 'tail -n 1 "$run/log/decode-0.log" | grep -q "decode-0 prints hello$"'
         n=$(sed -n 's/.*Z lines that found no room: //p' "$run/log/decode-0.log" | jq -s add)
         [ "$n" -gt 50 ]
         [ $((n + $(grep -c "decode-0 line [0-9]* x*$" "$run/log/decode-0.log"))) -eq 100 ]
@@ -531,7 +531,7 @@ P
     grep -q -- '--engine is fake:A,B,C,D,E,F' err
 }
 
-@test "ctl says who does not answer, and misuse" {
+@test "ctl reports the service that does not respond, and misuse" {
     timeout 20 phasepipe ctl sched --run "$run" 2> err.sched &
     rc=0
     timeout 20 phasepipe ctl kv --json --run "$run" 2> err || rc=$?

@@ -1,9 +1,9 @@
 /*
- * A gateway that asks for many answers and cancels some of them at random times, for tests:
+ * A gateway that requests many answers and cancels some of them at random times, for tests:
  *
  *     cancel_load SCHED TOKENIZE REQUESTS AT_ONCE SEED
  *
- * Each prompt is asked for twice, now and then, so its two whole answers must be equal, and a cancelled one the
+ * Each prompt is requested twice, now and then, so its two whole answers must be equal, and a cancelled one the
  * beginning of a whole one. Prints "asked N ended N cancelled N failed N differ N".
  */
 #include <inttypes.h>
@@ -74,7 +74,7 @@ static int ask(struct err *e, struct load *l)
     uint64_t seq = l->asked++, which = seq % PROMPTS;
     int n =
         snprintf(line, sizeof line,
-                 "{\"prompt\":\"%" PRIu64 " is a number that is asked for again and again, with a long text around it, "
+                 "{\"prompt\":\"%" PRIu64 " is a number that is requested again and again, with a long text around it, "
                  "so that it has a few blocks of its own: %" PRIu64 "\",\"max_tokens\":%d,\"ignore_eos\":true}",
                  which * which, which, 8 + (int)(which % 48));
     struct answer *a = &l->a[seq];

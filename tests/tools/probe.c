@@ -333,7 +333,7 @@ static void print_summary(struct job *j, const size_t *mb, int n_mb, int n_threa
     printf("]}\n");
 }
 
-/* One command; false where it is none. A product that this machine cannot do has the figure 0. */
+/* One command; false: it is none. A product that this machine cannot do has the figure 0. */
 static bool answer(struct job *j, const char *line)
 {
     char name[16], rest;

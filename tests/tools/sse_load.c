@@ -5,8 +5,8 @@
  *     sse_load [-n STREAMS] [-e EVENTS] [-s STEP_MS] [-b BYTES] [-a ADDRESS] [-r]
  *
  * Each stream is given an event each STEP_MS, all at once as the answers of a batch are, or with -r evenly spread over
- * the step. An event says when it was written, and the client how long ago that was when it came. Prints "key value"
- * lines; exits with 1 unless every event of every stream came.
+ * the step. An event has the time when it was written, and the client prints how long ago that was when it came. Prints
+ * "key value" lines; exits with 1 unless every event of every stream came.
  */
 #include <arpa/inet.h>
 #include <errno.h>

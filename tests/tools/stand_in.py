@@ -31,7 +31,7 @@ note("starts", {"name": name, "program": program, "args": args, "cpus": sorted(o
 if os.path.exists(f"{folder}/fail-{name}"):
     print(f"{program}: no model here", file=sys.stderr)
     sys.exit(int(open(f"{folder}/fail-{name}").read()))
-print(f"{name} says hello", file=sys.stderr, flush=True)
+print(f"{name} prints hello", file=sys.stderr, flush=True)
 if os.path.exists(f"{folder}/lines-{name}"):
     for i in range(int(open(f"{folder}/lines-{name}").read())):
         print(f"{name} line {i} " + 100 * "x", file=sys.stderr, flush=True)

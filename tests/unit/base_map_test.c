@@ -60,7 +60,7 @@ static void random_operations(uint64_t groups, uint64_t multiplier)
     }
     for (size_t k = 0; k < N; k++)
         assert_int_equal(found(&m, k % groups * multiplier, &item[k]), in[k]);
-    map_drop(&m, 1, &e); /* is not there: no effect */
+    map_drop(&m, 1, &e); /* it was removed: no effect */
     assert_int_equal(m.n, n);
     map_free(&m);
     assert_int_equal(found(&m, 0, item), 0);

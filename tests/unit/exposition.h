@@ -118,7 +118,7 @@ static inline const char *expo_labels(struct expo *x, struct expo_sample *s, con
             if (!strcmp(o->name, l->name))
                 EXPO_BAD("label %s twice", l->name);
         if (*p != ',' && *p != '}')
-            EXPO_BAD("behind label %s: %.10s", l->name, p);
+            EXPO_BAD("after label %s: %.10s", l->name, p);
         p += *p == ',';
     }
     return p + 1;
@@ -168,7 +168,7 @@ static inline const char *expo_comment(struct expo *x, const char *p)
         const char *q = expo_name(x, name, sizeof name, p + 7, true);
         size_t k = (size_t)(p + n - q - 1);
         if (!f || strcmp(f->name, name) || *f->type || f->n_sample || *q != ' ' || k >= sizeof f->type)
-            EXPO_BAD("TYPE of %s is not right behind its HELP", name);
+            EXPO_BAD("TYPE of %s does not follow its HELP", name);
         memcpy(f->type, q + 1, k);
         if (strcmp(f->type, "counter") && strcmp(f->type, "gauge") && strcmp(f->type, "histogram"))
             EXPO_BAD("type %s", f->type);
@@ -213,10 +213,10 @@ static inline const char *expo_sample_line(struct expo *x, const char *p)
     p = expo_name(x, s->name, sizeof s->name, p, true);
     p = expo_labels(x, s, p);
     if (*p != ' ')
-        EXPO_BAD("behind %s: %.10s", s->name, p);
+        EXPO_BAD("after %s: %.10s", s->name, p);
     s->value = expo_number(x, p + 1, &p);
     if (*p != '\n')
-        EXPO_BAD("behind the value of %s: %.10s", s->name, p);
+        EXPO_BAD("after the value of %s: %.10s", s->name, p);
     if (!f || !*f->type || !expo_belongs(f, s->name))
         EXPO_BAD("%s is not of the family before it", s->name);
     if (!strcmp(f->type, "counter") && (s->value < 0 || isnan(s->value)))
@@ -251,7 +251,7 @@ static inline size_t expo_histogram(struct expo *x, size_t i)
     if (k + 1 >= x->n_sample || strcmp(x->s[k].name + strlen(f->name), "_sum") ||
         strcmp(x->s[k + 1].name + strlen(f->name), "_count") || !expo_same(&x->s[i], &x->s[k], "le") ||
         !expo_same(&x->s[i], &x->s[k + 1], "le"))
-        fail_msg("%s: _sum and _count are not behind the buckets", f->name);
+        fail_msg("%s: _sum and _count do not follow the buckets", f->name);
     if (x->s[k + 1].value != n)
         fail_msg("%s: _count %g, bucket +Inf %g", f->name, x->s[k + 1].value, n);
     return k + 2 - i;

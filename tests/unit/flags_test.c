@@ -1,4 +1,4 @@
-/* Flags of a request as fields of JSON: what a line says itself counts, and null says nothing (as docs/man/tokenize.1
+/* Flags of a request as fields of JSON: the fields of a line itself count, and null is no value (as docs/man/tokenize.1
  * has it). The fields are those of tokenize, whose reader judges them here. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -113,7 +113,7 @@ static void test_system(void **state)
     free(line);
 }
 
-/* Whoever reads it says what is wrong with it. */
+/* The reader reports what is wrong with it. */
 static void test_what_is_no_request_stays(void **state)
 {
     (void)state;

@@ -167,7 +167,7 @@ static inline const char *default_model(void)
                         : "",
                  xdg ? "" : "/.cache");
     if (access(path, R_OK) != 0)
-        fail_msg("%s is not there: scripts/get-model fetches it", path);
+        fail_msg("%s does not exist: scripts/get-model fetches it", path);
     return path;
 }
 

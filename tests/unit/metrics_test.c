@@ -141,7 +141,7 @@ static void all_vllm_families_exist(void **state)
         while (f < page.f + page.n_family && strcmp(f->name, families[i].name))
             f++;
         if (f == page.f + page.n_family)
-            fail_msg("%s is not there", families[i].name);
+            fail_msg("%s is missing", families[i].name);
         assert_string_equal(f->type, families[i].type);
         bool buckets = !strcmp(f->type, "histogram");
         snprintf(name, sizeof name, "%.100s%s", f->name, buckets ? "_bucket" : "");
@@ -190,7 +190,7 @@ static void the_vllm_board_finds_its_series(void **state)
             continue;
         const struct expo_sample *s = expo_find(&page, name, "model_name=m");
         if (!s)
-            fail_msg("%s is not there", name);
+            fail_msg("%s is missing", name);
         while ((label = strtok_r(NULL, " \n", &save)))
             if (!expo_label_of(s, label))
                 fail_msg("%s has no %s", name, label);

@@ -104,7 +104,7 @@ static inline int tiny_open(struct err *e, struct gguf **g, struct tiny_gguf *w)
 /* What differs from the default model; zeros and NULLs leave it out of the file. */
 struct other {
     const char *pre, *template;
-    const char *const *user; /* entries put behind, user-defined */
+    const char *const *user; /* entries after the others, user-defined */
     size_t n_user;
     int add_bos; /* 1 true, 0 absent, -1 false */
     uint32_t bos, eos;

@@ -309,7 +309,7 @@ static void a_closed_reader_and_a_full_disk_have_their_own_errors(void **state)
     OK(wire_writer_new(&e, &w, fd[1], "stdout"));
     for (int i = 0; i < 2; i++) {
         assert_int_equal(wire_write(&e, w, &f), ERR_SYS);
-        assert_string_equal(e.text, "stdout: the next stage has gone");
+        assert_string_equal(e.text, "stdout: the next stage has ended");
     }
     wire_writer_free(w);
     close(fd[1]);
