@@ -39,6 +39,9 @@ static int check(struct err *e, const struct stat *st, const char *path, size_t 
         return err_set(e, ERR_NO, "%s: other users can %s this %s (mode %04o): chmod %s it", path,
                        st->st_mode & refused & read ? "read or change" : "change", what, (unsigned)st->st_mode & 07777,
                        access == FILE_SECRET ? "600" : "go-w");
+    if (access == FILE_SECRET && !is_credential(path) && st->st_uid != geteuid() && st->st_uid)
+        return err_set(e, ERR_NO, "%s: this %s belongs to another user (uid %u): chown it to uid %u or root", path,
+                       what, (unsigned)st->st_uid, (unsigned)geteuid());
     return 0;
 }
 

@@ -19,8 +19,9 @@ enum file_access { FILE_ANY, FILE_TRUSTED, FILE_SECRET };
 /*
  * Reads a regular file of at most max bytes whole into memory from malloc, with a zero byte after its end, which the
  * caller frees by file_forget. ERR_NO: another kind of file, a longer one, one that cannot be read, or one that other
- * users can access more than `access` permits. The mode of files below $CREDENTIALS_DIRECTORY is that of the service
- * manager, so it is not checked. what: for errors, like "private key".
+ * users can access more than `access` permits, among them its owner: a secret belongs to this user or to root. Owner
+ * and mode of files below $CREDENTIALS_DIRECTORY are those of the service manager, so they are not checked. what: for
+ * errors, like "private key".
  */
 int file_load(struct err *e, uint8_t **out, size_t *n, const char *path, size_t max, const char *what,
               enum file_access access);

@@ -88,6 +88,23 @@ static void the_mode_of_a_credential_is_not_checked(void **state)
     unlink(path);
 }
 
+static void a_secret_of_another_user_is_refused(void **state)
+{
+    (void)state;
+    if (geteuid())
+        skip(); /* only root can give a file away */
+    put("abcdef", 0600);
+    assert_int_equal(chown(path, 12345, 0), 0);
+    assert_int_equal(load(FILE_SECRET), ERR_NO);
+    assert_non_null(
+        strstr(e.text, ": this private key belongs to another user (uid 12345): chown it to uid 0 or root"));
+    assert_int_equal(load(FILE_TRUSTED), 0);
+    setenv("CREDENTIALS_DIRECTORY", "/tmp", 1);
+    assert_int_equal(load(FILE_SECRET), 0);
+    unsetenv("CREDENTIALS_DIRECTORY");
+    unlink(path);
+}
+
 static void what_is_no_file_or_too_long_is_refused(void **state)
 {
     (void)state;
@@ -111,6 +128,7 @@ int main(void)
         cmocka_unit_test(reads_at_an_offset_and_only_whole),
         cmocka_unit_test(a_file_is_loaded_only_if_others_have_no_more_access_than_permitted),
         cmocka_unit_test(the_mode_of_a_credential_is_not_checked),
+        cmocka_unit_test(a_secret_of_another_user_is_refused),
         cmocka_unit_test(what_is_no_file_or_too_long_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
