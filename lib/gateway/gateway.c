@@ -219,6 +219,7 @@ void gateway_close(struct gateway *g)
     session_hub_free(g->hub);
     wire_arena_free(g->arena);
     wire_arena_free(g->prompt_arena);
+    free(g->weight);
     free(g);
 }
 

@@ -59,6 +59,9 @@ int gateway_submit(struct err *e, struct gateway *g, uint64_t seq, struct wire_s
  * fairly among tenants. Without: the gateway is one. */
 int gateway_submit_for(struct err *e, struct gateway *g, const char *tenant, uint64_t seq, struct wire_str id,
                        const char *line, size_t n);
+/* The weight of a tenant in the scheduler's fair queueing, above 0: sent now and to each scheduler that is connected
+ * later. The newest one of a tenant counts, also if tools or other gateways set it. */
+int gateway_set_weight(struct err *e, struct gateway *g, const char *tenant, float weight);
 void gateway_cancel(struct gateway *g, uint64_t seq); /* the next step emits its end frames, with reason cancelled */
 /* The number of answers that have not ended; a request that tokenize has not parsed yet counts as one. */
 uint64_t gateway_running(const struct gateway *g);

@@ -81,6 +81,11 @@ struct gw_ended {
     uint32_t n_out; /* more tokens make the gateway cancel the job; UINT32_MAX: they are ignored */
 };
 
+struct gw_weight {
+    char setting[WIRE_NAME_BYTES_MAX + 1]; /* "weight:TENANT" */
+    float value;
+};
+
 struct gateway {
     struct gateway_opts o;
     char name[WIRE_NAME_BYTES_MAX + 1];
@@ -96,6 +101,9 @@ struct gateway {
     uint32_t n_in_flight; /* lines in flight at tokenize, including those of requests that have ended */
     uint64_t timer_ns;    /* the earliest timer */
     struct gw_ended ended[ENDED_N];
+
+    struct gw_weight *weight; /* [n_weight] */
+    size_t n_weight, size_weight;
 
     uint64_t sched_inc;      /* incarnation of the scheduler of the last session */
     struct gw_choice *trial; /* the suspect that is submitted, until it is cleared; NULL: none */
@@ -169,6 +177,10 @@ void gw_cancel_late(struct gateway *g, uint64_t job, uint64_t n_out);
  * used. may_run: a worker may still run the old job. May end and free c. */
 void gw_resubmit(struct gateway *g, struct gw_choice *c, bool may_run, const char *reason, uint64_t now);
 void gw_sched_event(struct gateway *g, const struct session_event *ev, uint64_t now);
+
+/* ---- weight.c: weights of tenants ---- */
+
+void gw_weights_up(struct gateway *g); /* the scheduler is connected */
 
 /* ---- suspect.c: requests that may kill the scheduler ---- */
 

@@ -248,6 +248,8 @@ static void on_frame(struct gateway *g, const struct session_event *ev, uint64_t
         if ((c = gw_choice_find(g, f.done.job)) && !c->done_ns)
             on_done(g, c, &f.done, now);
         return;
+    case WIRE_KNOB: /* a weight, as it was sent */
+        return;
     default:
         gw_unexpected(g, &f, ev);
     }
@@ -269,10 +271,12 @@ static void on_down(struct gateway *g, const struct err *reason)
 
 void gw_sched_event(struct gateway *g, const struct session_event *ev, uint64_t now)
 {
-    if (ev->type == SESSION_FRAME)
+    if (ev->type == SESSION_FRAME) {
         on_frame(g, ev, now);
-    else if (ev->type == SESSION_UP)
+    } else if (ev->type == SESSION_UP) {
+        gw_weights_up(g);
         gw_suspects_up(g);
-    else if (ev->type == SESSION_DOWN)
+    } else if (ev->type == SESSION_DOWN) {
         on_down(g, &ev->err);
+    }
 }

@@ -26,6 +26,37 @@ static void test_requests_are_submitted_again_after_a_restart_of_the_scheduler(v
     close_world(w);
 }
 
+static void test_each_scheduler_gets_the_weights_of_tenants(void **state)
+{
+    (void)state;
+    const char *setting = wire_kind_name(WIRE_KNOB);
+    struct world *w = open_world(NULL);
+    OK(gateway_set_weight(&e, w->g, "alice", 2.5f));
+    OK(gateway_set_weight(&e, w->g, "bob", 3));
+    OK(gateway_set_weight(&e, w->g, "bob", 0.5f));
+    UNTIL(count(w->received, setting) == 3);
+    assert_string_equal(text(nth(w->received, setting, 0), "name"), "weight:alice");
+    assert_true(json_number_value(json_object_get(nth(w->received, setting, 0), "value")) == 2.5);
+    send_to(w->sched.s,
+            &(struct wire_frame){.kind = WIRE_KNOB, .knob = {.name = wire_str_of("weight:bob"), .value = 1}});
+    peer_close(&w->sched);
+    uint64_t since;
+    UNTIL(gateway_absent(w->g, &since) != NULL);
+    json_array_clear(w->received);
+    peer_open(&w->sched, "sched", SCHED_URL);
+    UNTIL(count(w->received, setting) == 2);
+    assert_string_equal(text(nth(w->received, setting, 1), "name"), "weight:bob");
+    assert_true(json_number_value(json_object_get(nth(w->received, setting, 1), "value")) == 0.5);
+    assert_int_equal(json_array_size(w->log), 0); /* the confirmation is expected */
+    char name[59];
+    memset(name, 'x', sizeof name);
+    name[58] = 0;
+    assert_int_equal(gateway_set_weight(&e, w->g, name, 1), ERR_USAGE);
+    name[57] = 0;
+    OK(gateway_set_weight(&e, w->g, name, 1));
+    close_world(w);
+}
+
 /* The scheduler dies, and its successor connects. planned: it ends its sessions with a reason. */
 static void succeed_scheduler(struct world *w, bool planned)
 {
@@ -195,6 +226,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_requests_are_submitted_again_after_a_restart_of_the_scheduler),
+        cmocka_unit_test(test_each_scheduler_gets_the_weights_of_tenants),
         cmocka_unit_test(test_a_request_that_makes_schedulers_die_fails_by_name),
         cmocka_unit_test(test_a_planned_end_of_the_scheduler_makes_no_suspects),
         cmocka_unit_test(test_unfinished_requests_are_submitted_again_after_a_broken_connection),

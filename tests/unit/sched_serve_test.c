@@ -227,6 +227,12 @@ static void a_session_acts_for_itself_only(void **state)
     f = (struct wire_frame){.kind = WIRE_KNOB, .knob = {.name = wire_str_of("queue_max"), .value = 1}};
     send_frame(b, &f);
     expect_refusal(b, "only a tool may send it");
+    f.knob.name = wire_str_of("weight:x");
+    send_frame(b, &f);
+    assert_true(expect(b, WIRE_KNOB)->knob.value == 1);
+    f.knob.value = 0;
+    send_frame(b, &f);
+    expect_refusal(b, "unknown setting 'weight:x'");
     join(w, NULL);
     capacity(w, 0, 0);
     struct peer other = *w; /* frames with another incarnation, and another name */
