@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "api/api.h"
 #include "cmd/phasepipe/phasepipe.h"
 #include "cmd/phasepipe/service.h"
 #include "http/http.h"
@@ -174,6 +175,8 @@ int plan_check_files(struct err *e, const struct plan *p)
     if (!p->tls_cert != !p->tls_key)
         return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile must be given together");
     if (p->tls_cert && http_check_tls(e, p->tls_cert, p->tls_key))
+        return e->code;
+    if (p->key_file && api_check_keys(e, p->key_file))
         return e->code;
     if (!p->model && model_default_path(e, path, sizeof path))
         return e->code;

@@ -124,6 +124,7 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
     rc = rc ? rc : job_queue_open(e, &a->parse, a->loop, PARSE_BYTES_MAX, "long requests");
     rc = rc ? rc : open_http(e, a); /* first, so that an address in use is reported at once */
     rc = rc ? rc : open_gateway(e, a);
+    rc = rc ? rc : api_keys_weights(e, a, a->keys, NULL);
     rc = rc ? rc : poller_open(e, &a->poller, a->o.sched, a->o.tokenize, a->o.kv, &a->o.security, POLLER_PERIOD_MS);
     if (rc)
         api_close(a);
@@ -143,7 +144,7 @@ void api_close(struct api *a)
     loop_free(a->loop);
     metrics_free(a->metrics);
     api_model_info_close(a);
-    free(a->key);
+    keys_free(a->keys);
     free(a);
 }
 
@@ -248,6 +249,8 @@ static void reload(struct api *a)
     struct err e;
     if (api_keys_read(&e, a))
         api_log(a, "%s; the API keys are unchanged", e.text);
+    else if (a->keys)
+        api_log(a, "%s: %zu API keys are in use", a->o.key_file, a->keys->n);
     if (http_reload(&e, a->http))
         api_log(a, "%s; the TLS certificate is unchanged", e.text);
 }

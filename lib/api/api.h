@@ -39,7 +39,7 @@ struct api_opts {
     int http_fd, ollama_fd; /* listening sockets from a service manager; owned; -1: none */
     const char *ollama;     /* address of the Ollama dialect; NULL: not served */
     bool ollama_if_free;    /* if that address is in use, log it and serve without Ollama */
-    const char *key_file;   /* one API key a line, # comments; NULL: no key is required */
+    const char *key_file;   /* API keys (keys.h); NULL: no key is required */
     const char *tls_cert, *tls_key, *origins;
     const char *hosts; /* names allowed as Host at loopback addresses, separated by commas, or "*"; NULL: none */
     uint64_t body_bytes_max;
@@ -58,6 +58,8 @@ struct api_opts {
 };
 
 int api_open(struct err *e, struct api **out, const struct api_opts *o);
+/* Whether api_open would accept this file of API keys: for a supervisor that starts the server later. */
+int api_check_keys(struct err *e, const char *path);
 /*
  * Serves until signal_fd (a signalfd of SIGTERM, SIGINT and SIGHUP) delivers SIGTERM or SIGINT, then shuts down
  * gracefully: requests in flight may complete and clients may read their responses for drain_s seconds at most; new

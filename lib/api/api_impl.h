@@ -3,6 +3,7 @@
 #define API_IMPL_H
 
 #include "api/api.h"
+#include "api/keys.h"
 #include "api/metrics.h"
 #include "api/parse.h"
 #include "api/stats_poller.h"
@@ -17,8 +18,6 @@
 #define API_LOGPROBS_MAX 262144 /* a quarter of a million: 25 to 40 MB of JSON */
 #define API_WAITING_MAX 4096
 #define API_BUCKETS 4096
-#define API_KEYS_MAX 1024
-#define API_KEY_BYTES 32                  /* bytes of a hash */
 #define API_ABSENT_NEW_NS (10 * NS_S)     /* a service is unreachable so long: new requests are refused */
 #define API_ABSENT_WAITING_NS (30 * NS_S) /* … and requests that wait for it fail */
 #define API_ABSENT_TEXT "the scheduler or the tokenizer cannot be reached; retry later"
@@ -31,6 +30,8 @@ struct api_request {
     struct api_parsed *parsed;     /* owned; NULL: not parsed yet */
     const struct api_route *found;
     const char *route; /* path of a route table, or "other"; label of metrics */
+    struct key *key;   /* reference; NULL: it has none, or keys are not used */
+    bool begun;        /* key_begin was called */
     char id[API_ID_BYTES_MAX + 1];
 };
 
@@ -50,6 +51,8 @@ struct generation_prompt {
     uint32_t max_tokens, n_prompt;
     bool hashed;
     bool ending;                      /* with retry_ns: the scheduler is shutting down */
+    bool charged;                     /* its tokens were taken from the limit of the key */
+    bool computed;                    /* a token of it has arrived, so its prompt was used */
     struct generation_choice *choice; /* [n] */
 };
 
@@ -64,6 +67,11 @@ struct generation {
     void *state;
     uint64_t arrived_ns, first_ns;
     char tenant[WIRE_NAME_BYTES_MAX + 1];
+    struct key *key;      /* that of r; NULL: none */
+    uint64_t n_charged;   /* tokens taken from its limit */
+    uint64_t n_generated; /* tokens of all answers */
+    bool begun;           /* a callback that may begin the response was called */
+    bool failed;          /* by an error, not by its client */
     uint32_t n_line, n, n_left;
     struct submit_job *submit;      /* it is not submitted yet; NULL: it is */
     uint64_t n_unaccepted;          /* choices that the scheduler has not accepted */
@@ -89,8 +97,7 @@ struct api {
     struct loop *loop;
     struct job_queue *parse; /* parses long bodies */
 
-    uint8_t (*key)[API_KEY_BYTES];
-    size_t n_key;
+    struct keys *keys; /* NULL: no key is required */
 
     struct generation_prompt *by_seq[API_BUCKETS];
     struct list generations, later, work;
@@ -107,13 +114,20 @@ struct api {
  * (CLOCK_MONOTONIC); NULL: all are reachable. */
 const char *api_absent(const struct api *a, uint64_t *since_ns);
 
-/* ---- model_info.c: model, served names, API keys ---- */
+/* ---- model_info.c: model, served names ---- */
 int api_model_info_open(struct err *e, struct api *a);
 void api_model_info_close(struct api *a);
+
+/* ---- tenant.c: what an API key changes for its requests ---- */
 int api_keys_read(struct err *e, struct api *a); /* on failure the old keys stay in use */
-bool api_key_ok(const struct api *a, const char *authorization);
-/* Whose request it is, for the scheduler's fair queueing: its API key if keys are used, otherwise its address. */
-void api_tenant(char out[WIRE_NAME_BYTES_MAX + 1], const struct api *a, const struct http_request *r);
+/* Sends the weights of k, and the default for those that only `old` has. Either may be NULL. */
+int api_keys_weights(struct err *e, struct api *a, const struct keys *k, const struct keys *old);
+/* Whose request it is, for the scheduler's fair queueing: the name of its API key, or its address without keys. */
+void api_tenant(char out[WIRE_NAME_BYTES_MAX + 1], const struct http_request *r);
+/* The headers x-ratelimit-* of a limit of k; none if it has no such limit. */
+void api_limit_headers(struct http_request *r, struct key *k, enum key_limit limit);
+/* Responds with 429 in the format of the dialect; r is invalid afterwards. */
+void api_limit_reply(struct http_request *r, struct key *k, const struct key_refusal *no);
 
 /* ---- route.c: callbacks of lib/http ---- */
 void api_on_head(void *arg, struct http_request *r);
@@ -124,7 +138,16 @@ void api_on_finished(void *arg, struct http_request *r, int status);
 /* A long body was parsed; takes ownership of p; NULL: no memory. */
 void api_on_parsed(struct api *a, struct http_request *r, const struct api_route *route, struct api_parsed *p);
 
+/* ---- generation_submit.c ---- */
+/* Submits all prompts, or none; n_bytes: those of the body. */
+int generation_submit(struct err *e, struct generation *c, const json_t *const *line, size_t n_bytes);
+void generation_submit_forget(struct generation *c); /* c->submit is not NULL, and c ends */
+
 /* ---- generation.c: callbacks of the gateway ---- */
+void generation_hash(struct generation_prompt *l); /* its frames are passed to it from now on */
+void generation_unhash(struct generation_prompt *l);
+/* Cancels its choices and reports the error to the dialect, which ends the response; c is freed. */
+void generation_fail(struct generation *c, uint32_t line, uint32_t choice, const struct api_error *why);
 void api_on_frame(void *arg, const struct wire_frame *f);
 void api_on_read(void *arg, uint64_t seq, const struct wire_prompt *q);
 void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns, bool ending);

@@ -10,16 +10,6 @@
 #define WORK_NS (5 * NS_MS) /* of work in one step of the loop */
 #define VOCAB_TEXT "tokenize serves another vocabulary than the gateway's model: restart both with the same model"
 
-/* A long request, which the parse thread converts to text. */
-struct submit_job {
-    struct job job;
-    struct generation *c; /* used by the loop's thread only; NULL: it has ended */
-    json_t **line;        /* [n] references; NULL after the conversion */
-    char **text;          /* [n] */
-    uint32_t n;
-    uint64_t context;
-};
-
 static size_t bucket(uint64_t seq)
 {
     return (size_t)(seq % API_BUCKETS); /* numbers are assigned in order */
@@ -33,7 +23,7 @@ static struct generation_prompt *find(const struct api *a, uint64_t seq)
     return l;
 }
 
-static void unhash(struct generation_prompt *l)
+void generation_unhash(struct generation_prompt *l)
 {
     struct generation_prompt **at = &l->c->a->by_seq[bucket(l->seq)];
     if (!l->hashed)
@@ -44,7 +34,7 @@ static void unhash(struct generation_prompt *l)
     l->hashed = false;
 }
 
-static void hash(struct generation_prompt *l)
+void generation_hash(struct generation_prompt *l)
 {
     struct generation_prompt **at = &l->c->a->by_seq[bucket(l->seq)];
     l->next_hash = *at;
@@ -75,19 +65,31 @@ void generation_work_later(struct generation *c)
         list_push_back(&c->a->work, &c->work);
 }
 
+/* Replaces what was charged by what was used. A prompt counts if it was computed, or might have been when its client
+ * left. */
+static void settle(struct generation *c)
+{
+    uint64_t used = c->n_generated;
+    for (uint32_t i = 0; i < c->n_line; i++)
+        used += c->line[i].charged && (c->line[i].computed || !c->failed) ? c->line[i].n_prompt : 0;
+    if (c->key)
+        key_settle(c->key, c->n_charged, used);
+}
+
 /* Called when its HTTP request is finished, also after a disconnect. */
 void generation_free(struct generation *c)
 {
     struct api *a = c->a;
+    settle(c);
     list_remove(&c->later);
     list_remove(&c->work);
     for (uint32_t i = 0; i < c->n_line; i++) {
-        unhash(&c->line[i]);
+        generation_unhash(&c->line[i]);
         free(c->line[i].choice);
     }
     list_remove(&c->node);
     if (c->submit)
-        c->submit->c = NULL; /* it is converted all the same: so its memory is freed by the parse thread */
+        generation_submit_forget(c);
     a->n_generation--;
     a->n_held -= c->n_held;
     free(c->line);
@@ -145,11 +147,19 @@ static void cut(struct generation *c, enum wire_reason reason)
         struct generation_prompt *l = &c->line[i];
         if (l->hashed && c->a->gateway)
             gateway_cancel(c->a->gateway, l->seq);
-        unhash(l);
+        generation_unhash(l);
         for (uint32_t k = 0; k < c->n; k++)
             if (!l->choice[k].ended)
                 choice_ended(c, l, &l->choice[k], reason, NULL);
     }
+}
+
+/* Before the first callback that may begin the response. */
+static void response_begins(struct generation *c)
+{
+    if (c->key && !c->begun)
+        api_limit_headers(c->r, c->key, KEY_TOKENS);
+    c->begun = true;
 }
 
 /* The dialect completes the response, which finishes the HTTP request and thereby frees c. */
@@ -157,6 +167,7 @@ static void finish(struct generation *c)
 {
     const struct generation_ops *ops = c->ops;
     void *state = c->state;
+    response_begins(c);
     ops->done(c);
     if (ops->free)
         ops->free(state);
@@ -196,8 +207,9 @@ void generation_disconnected(struct generation *c)
         c->ops->free(c->state);
 }
 
-static void fail(struct generation *c, uint32_t line, uint32_t choice, const struct api_error *why)
+void generation_fail(struct generation *c, uint32_t line, uint32_t choice, const struct api_error *why)
 {
+    c->failed = true;
     cut(c, WIRE_ERROR);
     if (c->ops->fail)
         c->ops->fail(c, line, choice, why);
@@ -218,7 +230,7 @@ void generation_fail_all(struct api *a, enum generation_filter which, const stru
     list_each_safe (struct generation, c, &a->generations, node) {
         if (which == GENERATIONS_ALL || (which == GENERATIONS_WAITING && !c->first_ns) ||
             (which == GENERATIONS_UNTOKENIZED && is_untokenized(c)))
-            fail(c, 0, 0, why);
+            generation_fail(c, 0, 0, why);
     }
 }
 
@@ -275,115 +287,6 @@ static void drop(struct generation *c)
     free(c);
 }
 
-/* The request as JSON text. context: 0, or the context length unless the request has a smaller one. */
-static char *text_of(const json_t *line, uint64_t context)
-{
-    const json_t *own = json_object_get(line, "window");
-    if (!context || (json_is_integer(own) && (uint64_t)json_integer_value(own) <= context))
-        return json_dumps(line, JSON_COMPACT);
-    json_t *mine = json_copy((json_t *)(uintptr_t)line);
-    char *text = NULL;
-    if (mine && !json_object_set_new(mine, "window", json_integer((json_int_t)context)))
-        text = json_dumps(mine, JSON_COMPACT);
-    json_decref(mine);
-    return text;
-}
-
-static uint64_t context_of(const struct api *a)
-{
-    return a->model.context == a->file_context ? 0 : a->model.context;
-}
-
-static int submit(struct err *e, struct generation_prompt *l, const char *text)
-{
-    struct generation *c = l->c;
-    int rc = text ? gateway_submit_for(e, c->a->gateway, c->tenant, l->seq, (struct wire_str){0}, text, strlen(text))
-                  : err_nomem(e, "a request", 0);
-    if (!rc)
-        hash(l);
-    return rc;
-}
-
-/* Submits all prompts, or none: on error those submitted are cancelled. */
-static int submit_all(struct err *e, struct generation *c, const json_t *const *line)
-{
-    struct api *a = c->a;
-    int rc = 0;
-    for (uint32_t i = 0; i < c->n_line && !rc; i++) {
-        char *text = text_of(line[i], context_of(a));
-        rc = submit(e, &c->line[i], text);
-        free(text);
-    }
-    for (uint32_t i = 0; rc && i < c->n_line; i++) {
-        if (c->line[i].hashed)
-            gateway_cancel(a->gateway, c->line[i].seq);
-        unhash(&c->line[i]);
-    }
-    return rc;
-}
-
-/* ---- long requests, which the parse thread converts ---- */
-
-static void submit_run(void *arg)
-{
-    struct submit_job *j = arg;
-    for (uint32_t i = 0; i < j->n; i++) {
-        j->text[i] = text_of(j->line[i], j->context);
-        json_decref(j->line[i]); /* mostly the last reference: this too takes long */
-        j->line[i] = NULL;
-    }
-}
-
-static void submit_free(struct submit_job *j)
-{
-    if (!j)
-        return;
-    for (uint32_t i = 0; i < j->n; i++) {
-        json_decref(j->line[i]);
-        free(j->text[i]);
-    }
-    free(j->line);
-    free(j->text);
-    free(j);
-}
-
-static void submit_done(void *arg, bool ran)
-{
-    struct submit_job *j = arg;
-    struct generation *c = j->c;
-    struct err e = {0};
-    if (c)
-        c->submit = NULL;
-    for (uint32_t i = 0; c && ran && i < j->n && !e.code; i++)
-        submit(&e, &c->line[i], j->text[i]);
-    if (e.code) {
-        const struct api_error why = {500, 0, e.text};
-        fail(c, 0, 0, &why);
-    }
-    submit_free(j);
-}
-
-static int submit_later(struct err *e, struct generation *c, const json_t *const *line, size_t n_bytes)
-{
-    struct submit_job *j = calloc(1, sizeof *j);
-    if (!j || !(j->line = calloc(c->n_line, sizeof *j->line)) || !(j->text = calloc(c->n_line, sizeof *j->text))) {
-        submit_free(j);
-        return err_nomem(e, "a request", n_bytes);
-    }
-    j->job = (struct job){.run = submit_run, .done = submit_done, .arg = j, .n_bytes = n_bytes};
-    j->c = c;
-    j->n = c->n_line;
-    j->context = context_of(c->a);
-    for (uint32_t i = 0; i < j->n; i++)
-        j->line[i] = json_incref((json_t *)(uintptr_t)line[i]);
-    if (job_add(e, c->a->parse, &j->job)) {
-        submit_free(j);
-        return e->code;
-    }
-    c->submit = j;
-    return 0;
-}
-
 int generation_start(struct err *e, struct generation **out, struct api *a, struct http_request *r,
                      const struct generation_ops *ops, void *state, const json_t *const *line, uint32_t n_line,
                      uint32_t n, struct api_error *why)
@@ -403,14 +306,15 @@ int generation_start(struct err *e, struct generation **out, struct api *a, stru
     c->ops = ops;
     c->state = state;
     c->arrived_ns = http_arrived_ns(r);
-    api_tenant(c->tenant, a, r);
+    api_tenant(c->tenant, r);
+    struct api_request *q = http_get(r);
+    c->key = q->key;
     for (uint32_t i = 0; i < n_line; i++) {
         c->line[i].c = c;
         c->line[i].seq = a->next_seq++;
     }
-    struct api_request *q = http_get(r);
     size_t n_bytes = q->parsed ? q->parsed->n : 0;
-    rc = n_bytes < PARSE_BYTES ? submit_all(e, c, line) : submit_later(e, c, line, n_bytes);
+    rc = generation_submit(e, c, line, n_bytes);
     if (rc) {
         drop(c);
         if (rc == ERR_NO)
@@ -471,7 +375,10 @@ static void on_out(struct generation_prompt *l, const struct wire_out *o)
         }
         x->last_ns = now;
         x->n_token += o->n_id;
+        c->n_generated += o->n_id;
+        l->computed = true;
     }
+    response_begins(c);
     c->ops->out(c, (uint32_t)(l - c->line), o->index, o);
 }
 
@@ -484,7 +391,7 @@ static void on_end(struct generation_prompt *l, const struct wire_end *w)
         w->reason == WIRE_CANCELLED) { /* not by a disconnect, after which frames are ignored */
         const struct api_error why = {w->reason == WIRE_ERROR ? 500 : 503, w->reason == WIRE_ERROR ? 0 : 1,
                                       w->reason == WIRE_ERROR ? "generation failed" : "generation was cancelled"};
-        fail(c, line, w->index, &why);
+        generation_fail(c, line, w->index, &why);
         return;
     }
     if (!x || x->ended)
@@ -520,7 +427,7 @@ static void on_error(struct generation_prompt *l, const struct wire_error *w)
     const struct api_error why = {status, l->retry_ns ? (double)l->retry_ns / 1e9 : status == 503, text};
     if (!l->n_prompt)
         poller_tokenize_responded(c->a->poller);
-    fail(c, (uint32_t)(l - c->line), w->index, &why);
+    generation_fail(c, (uint32_t)(l - c->line), w->index, &why);
 }
 
 static void on_hello(struct api *a, const struct wire_hello *h)
@@ -560,6 +467,29 @@ void api_on_frame(void *arg, const struct wire_frame *f)
     }
 }
 
+/* Beyond the limit of its key the generation ends; nothing of it was submitted to the scheduler for this prompt. */
+static void charge(struct generation_prompt *l)
+{
+    struct generation *c = l->c;
+    struct key_refusal no;
+    uint64_t n_answer = (uint64_t)c->n * l->max_tokens;
+    if (key_charge(&no, &c->n_charged, c->key, l->n_prompt, n_answer, time_now_ns())) {
+        l->charged = true;
+        return;
+    }
+    l->n_prompt = 0;
+    if (c->begun) {
+        const struct api_error why = {429, no.retry_s, no.text};
+        generation_fail(c, (uint32_t)(l - c->line), 0, &why);
+        return;
+    }
+    c->failed = true;
+    cut(c, WIRE_ERROR);
+    if (c->ops->free)
+        c->ops->free(c->state);
+    api_limit_reply(c->r, c->key, &no); /* finishes the HTTP request, which frees c */
+}
+
 void api_on_read(void *arg, uint64_t seq, const struct wire_prompt *q)
 {
     struct generation_prompt *l = find(arg, seq);
@@ -570,14 +500,19 @@ void api_on_read(void *arg, uint64_t seq, const struct wire_prompt *q)
     l->n_prompt = q->n_prompt;
     if (l->c->ops->prompt)
         l->c->ops->prompt(l->c, (uint32_t)(l - l->c->line), q);
+    l = find(arg, seq); /* the dialect may have ended it */
+    if (l && l->c->key)
+        charge(l);
 }
 
 void api_on_accepted(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns)
 {
     struct generation_prompt *l = find(arg, seq);
     (void)n_before, (void)eta_ns;
-    if (l && l->c->n_unaccepted && !--l->c->n_unaccepted && l->c->ops->begin)
-        l->c->ops->begin(l->c);
+    if (!l || !l->c->n_unaccepted || --l->c->n_unaccepted || !l->c->ops->begin)
+        return;
+    response_begins(l->c);
+    l->c->ops->begin(l->c);
 }
 
 void api_on_full(void *arg, uint64_t seq, uint64_t retry_ns, bool ending)

@@ -1,18 +1,14 @@
-/* Model info, served model names, and API keys. */
-#include <errno.h>
-#include <fcntl.h>
+/* Model info, and served model names. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <sodium.h>
 
 #include "api/api_impl.h"
 
-#define KEY_FILE_BYTES_MAX (1u << 20)
 #define NAME_BYTES_MAX 256
 
 /* ---- the model ---- */
@@ -187,108 +183,4 @@ void api_model_info_close(struct api *a)
     free(a->path);
     text_free(a->text);
     gguf_free(a->gguf);
-}
-
-/* ---- keys ---- */
-
-static int read_file(struct err *e, char **out, size_t *n, const char *path)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return err_sys(e, "%s", path);
-    char *p = malloc(KEY_FILE_BYTES_MAX + 1);
-    ssize_t got = 1;
-    for (*n = 0; p && *n <= KEY_FILE_BYTES_MAX; *n += (size_t)got) {
-        got = read(fd, p + *n, KEY_FILE_BYTES_MAX + 1 - *n);
-        if (got <= 0)
-            break;
-    }
-    int rc = !p ? err_nomem(e, "keys", KEY_FILE_BYTES_MAX) : got < 0 ? err_sys(e, "%s", path) : 0;
-    if (!rc && *n > KEY_FILE_BYTES_MAX)
-        rc = err_set(e, ERR_NO, "%s: the key file is too large: the limit is %u bytes", path, KEY_FILE_BYTES_MAX);
-    close(fd);
-    if (rc)
-        free(p);
-    else
-        *out = p;
-    return rc;
-}
-
-static void hash_of(uint8_t out[API_KEY_BYTES], const char *p, size_t n)
-{
-    crypto_generichash(out, API_KEY_BYTES, (const uint8_t *)p, n, NULL, 0);
-}
-
-int api_keys_read(struct err *e, struct api *a)
-{
-    char *text = NULL;
-    size_t n = 0, n_key = 0;
-    if (!a->o.key_file)
-        return 0;
-    if (read_file(e, &text, &n, a->o.key_file))
-        return e->code;
-    uint8_t(*key)[API_KEY_BYTES] = calloc(API_KEYS_MAX, API_KEY_BYTES);
-    int rc = key ? 0 : err_nomem(e, "keys", API_KEYS_MAX * API_KEY_BYTES);
-    for (size_t at = 0; at < n && !rc;) {
-        const char *p = text + at, *end = memchr(p, '\n', n - at);
-        size_t len = end ? (size_t)(end - p) : n - at;
-        at += len + 1;
-        while (len && (p[len - 1] == '\r' || p[len - 1] == ' ' || p[len - 1] == '\t'))
-            len--;
-        while (len && (*p == ' ' || *p == '\t'))
-            p++, len--;
-        if (!len || *p == '#')
-            continue;
-        if (n_key == API_KEYS_MAX)
-            rc = err_set(e, ERR_NO, "%s: too many API keys: the limit is %d", a->o.key_file, API_KEYS_MAX);
-        else
-            hash_of(key[n_key++], p, len);
-    }
-    sodium_memzero(text, n);
-    free(text);
-    if (!rc && !n_key)
-        rc = err_set(e, ERR_NO, "%s: the key file contains no API key", a->o.key_file);
-    if (rc) {
-        free(key);
-        return rc;
-    }
-    free(a->key);
-    a->key = key;
-    a->n_key = n_key;
-    return 0;
-}
-
-/* Compares hashes, all of them, so that the time reveals nothing about a key. */
-static bool key_hash(uint8_t h[API_KEY_BYTES], const char *authorization)
-{
-    if (!authorization || strncasecmp(authorization, "Bearer ", 7))
-        return false;
-    const char *p = authorization + 7;
-    while (*p == ' ')
-        p++;
-    hash_of(h, p, strlen(p));
-    return true;
-}
-
-bool api_key_ok(const struct api *a, const char *authorization)
-{
-    uint8_t h[API_KEY_BYTES];
-    bool ok = false;
-    if (!a->o.key_file)
-        return true;
-    if (!key_hash(h, authorization))
-        return false;
-    for (size_t i = 0; i < a->n_key; i++)
-        ok |= !sodium_memcmp(h, a->key[i], API_KEY_BYTES);
-    return ok;
-}
-
-void api_tenant(char out[WIRE_NAME_BYTES_MAX + 1], const struct api *a, const struct http_request *r)
-{
-    uint8_t h[API_KEY_BYTES];
-    char hex[17];
-    if (a->o.key_file && key_hash(h, http_header(r, "Authorization")))
-        snprintf(out, WIRE_NAME_BYTES_MAX + 1, "key-%s", sodium_bin2hex(hex, sizeof hex, h, 8));
-    else
-        snprintf(out, WIRE_NAME_BYTES_MAX + 1, "%s", http_peer(r));
 }

@@ -101,6 +101,8 @@ struct seek {
     const char *method, *path;
     const struct api_route *found, *other; /* other: the same path with another method */
     char allow[64];
+    struct key *key;       /* borrowed; NULL: none */
+    struct key_refusal no; /* with status 429 */
 };
 
 static void seek_in(struct seek *s, const struct api_route *t)
@@ -119,13 +121,14 @@ static void seek_in(struct seek *s, const struct api_route *t)
     }
 }
 
-static void seek(struct seek *s, const struct http_request *r)
+static void seek(struct seek *s, const struct api *a, const struct http_request *r)
 {
     *s = (struct seek){.method = http_method(r), .path = http_path(r)};
     if (http_dialect(r) == API_OLLAMA)
         seek_in(s, ollama_routes);
     seek_in(s, openai_routes);
     seek_in(s, core_routes);
+    s->key = a->keys ? keys_find(a->keys, http_header(r, "Authorization")) : NULL;
 }
 
 /* A page can send any other type without asking first (a preflight request), even if it may not read the answer. */
@@ -136,19 +139,47 @@ static bool is_simple_of_page(const struct http_request *r)
     return has_body && http_header(r, "Origin") && !api_is_json(http_header(r, "Content-Type"));
 }
 
+/* Numbers of all clients together. */
+static bool is_admin(const struct api_route *t)
+{
+    return !strcmp(t->path, "/metrics") || !strcmp(t->path, "/load");
+}
+
+/* Limits of a key count what may take long: every request with a body. */
+static bool is_limited(const struct seek *s)
+{
+    return s->key && !s->found->open && !strcmp(s->found->method, "POST");
+}
+
+/* 401, 403, or 0. Without roles in the file /metrics is open. */
+static int check_key(const struct api *a, struct seek *s)
+{
+    bool admin = is_admin(s->found), open = s->found->open && !(admin && a->keys && a->keys->has_roles);
+    if (!open && a->keys && !s->key)
+        return 401;
+    return admin && s->key && s->key->role == KEY_ROLE_USER ? 403 : 0;
+}
+
 /* The status that refuses the request by its head, or 0. */
-static int check_head(const struct api *a, const struct http_request *r, const struct seek *s)
+static int check_head(const struct api *a, const struct http_request *r, struct seek *s)
 {
     if (!s->found)
         return s->other ? 405 : 404;
-    if (!s->found->open && !api_key_ok(a, http_header(r, "Authorization")))
-        return 401;
-    return is_simple_of_page(r) ? 415 : 0;
+    int status = check_key(a, s);
+    if (status)
+        return status;
+    if (is_simple_of_page(r))
+        return 415;
+    return is_limited(s) && !key_may_begin(&s->no, s->key, time_now_ns()) ? 429 : 0;
 }
 
 static void refuse(struct http_request *r, int status, const struct seek *s)
 {
     char text[256] = "a request with Origin needs Content-Type: application/json";
+    if (status == 429) {
+        api_limit_reply(r, s->key, &s->no);
+        return;
+    }
     if (status == 405) {
         http_add_header(r, "Allow", s->allow);
         snprintf(text, sizeof text, "method %.20s is not allowed for this path; use %s", s->method, s->allow);
@@ -157,6 +188,9 @@ static void refuse(struct http_request *r, int status, const struct seek *s)
     } else if (status == 401) {
         http_add_header(r, "WWW-Authenticate", "Bearer");
         snprintf(text, sizeof text, "missing or invalid API key: send the header Authorization: Bearer KEY");
+    } else if (status == 403) {
+        snprintf(text, sizeof text, "API key %s has role=user, which may not read %.40s: use a key with role=admin",
+                 s->key->name, s->found->path);
     }
     fail(r, status, 0, text);
 }
@@ -169,13 +203,25 @@ static struct api_request *begin_route(struct api *a, struct http_request *r, co
         fail(r, 500, 0, "out of memory");
     else if (s->found || s->other)
         q->route = s->found ? s->found->path : s->other->path;
+    if (q && s->key)
+        q->key = key_ref(s->key);
     return q;
+}
+
+/* The request is accepted: it counts for the limits of its key. */
+static void count_request(struct http_request *r, struct api_request *q, const struct seek *s)
+{
+    if (!is_limited(s))
+        return;
+    q->begun = true;
+    key_begin(q->key, time_now_ns());
+    api_limit_headers(r, q->key, KEY_REQUESTS);
 }
 
 void api_on_head(void *arg, struct http_request *r)
 {
     struct seek s;
-    seek(&s, r);
+    seek(&s, arg, r);
     int status = check_head(arg, r, &s);
     if (status && begin_route(arg, r, &s))
         refuse(r, status, &s);
@@ -205,15 +251,17 @@ void api_on_request(void *arg, struct http_request *r)
 {
     struct api *a = arg;
     struct seek s;
-    seek(&s, r);
+    seek(&s, a, r);
     struct api_request *q = begin_route(a, r, &s);
     if (!q)
         return;
-    int status = check_head(a, r, &s); /* the keys may have changed meanwhile */
-    if (status)
+    int status = check_head(a, r, &s); /* keys and their use may have changed meanwhile */
+    if (status) {
         refuse(r, status, &s);
-    else
-        dispatch(a, r, q, s.found);
+        return;
+    }
+    count_request(r, q, &s);
+    dispatch(a, r, q, s.found);
 }
 
 struct api_parsed *api_body(struct http_request *r)
@@ -278,5 +326,8 @@ void api_on_finished(void *arg, struct http_request *r, int status)
     if (a->o.access_log)
         api_log(a, "%s \"%s %.200s\" %d %.1f ms %s", http_peer(r), http_method(r), http_path(r), status, took * 1e3,
                 q->id);
+    if (q->begun)
+        key_end(q->key);
+    key_unref(q->key);
     free(q);
 }

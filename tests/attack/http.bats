@@ -41,6 +41,7 @@ check() { timeout 150 python3 "$BATS_TEST_DIRNAME/http_client.py" "$@"; }
 # bats test_tags=quick
 @test "a request with a wrong key, an unknown route or method is refused before its body" {
     echo secret > keys
+    chmod 600 keys
     serve keys --api-key-file keys
     check "$HTTP" wrong_key
     within "gateway, 60 bodies of 16 MiB under a wrong key" "$PID" 60

@@ -82,6 +82,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
 
 @test "API keys come from a file, which SIGHUP reloads" {
     printf '# keys\nfirst\n\n  second \n' > keys
+    chmod 600 keys
     serve keys --api-key-file keys
     [ "$(code keys /v1/models)" = 401 ]
     jq -e '.error.type == "AuthenticationError"' body
@@ -95,6 +96,7 @@ code() { curl -sS -o body -w '%{http_code}' --max-time 20 --unix-socket "$1.s" -
     [ "$(code keys /v1/models -H 'Authorization: Bearer third')" = 200 ]
     [ "$(code keys /v1/models -H 'Authorization: Bearer first')" = 401 ]
     : > none
+    chmod 600 none
     run -1 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/none.s" --api-key-file none
     [[ $output == *"contains no API key"* ]]
 }

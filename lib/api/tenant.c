@@ -1,0 +1,120 @@
+/* What an API key changes for its requests: tenant, and responses about limits. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api_impl.h"
+#include "api/json_write.h"
+#include "api/ollama.h"
+#include "api/ollama_impl.h"
+
+/* ---- keys ---- */
+
+int api_check_keys(struct err *e, const char *path)
+{
+    struct keys *k;
+    int rc = keys_read(e, &k, path);
+    keys_free(k);
+    return rc;
+}
+
+int api_keys_weights(struct err *e, struct api *a, const struct keys *k, const struct keys *old)
+{
+    int rc = 0;
+    for (size_t i = 0; old && i < old->n && !rc; i++) {
+        const struct key *now = keys_named(k, old->v[i]->name);
+        if (old->v[i]->weight > 0 && !(now && now->weight > 0))
+            rc = gateway_set_weight(e, a->gateway, old->v[i]->name, 1);
+    }
+    for (size_t i = 0; k && i < k->n && !rc; i++)
+        if (k->v[i]->weight > 0)
+            rc = gateway_set_weight(e, a->gateway, k->v[i]->name, (float)k->v[i]->weight);
+    return rc;
+}
+
+int api_keys_read(struct err *e, struct api *a)
+{
+    struct keys *k;
+    if (!a->o.key_file)
+        return 0;
+    if (keys_read(e, &k, a->o.key_file))
+        return e->code;
+    if (a->gateway && api_keys_weights(e, a, k, a->keys)) {
+        keys_free(k);
+        return e->code;
+    }
+    keys_adopt(k, a->keys);
+    keys_free(a->keys);
+    a->keys = k;
+    return 0;
+}
+
+void api_tenant(char out[WIRE_NAME_BYTES_MAX + 1], const struct http_request *r)
+{
+    const struct api_request *q = http_get(r);
+    snprintf(out, WIRE_NAME_BYTES_MAX + 1, "%s", q->key ? q->key->name : http_peer(r));
+}
+
+/* ---- limits ---- */
+
+/* As OpenAI writes durations: 120ms, 6.5s, 1m30s. */
+static void duration_text(char *out, size_t n, double s)
+{
+    uint64_t ms = s > 0 ? (uint64_t)ceil(s * 1e3) : 0, whole = ms / 1000;
+    if (ms < 1000)
+        snprintf(out, n, "%" PRIu64 "ms", ms);
+    else if (whole < 60 && ms % 1000)
+        snprintf(out, n, "%" PRIu64 ".%03us", whole, (unsigned)(ms % 1000));
+    else if (whole < 60)
+        snprintf(out, n, "%" PRIu64 "s", whole);
+    else
+        snprintf(out, n, "%" PRIu64 "m%us", whole / 60, (unsigned)(whole % 60));
+}
+
+void api_limit_headers(struct http_request *r, struct key *k, enum key_limit limit)
+{
+    const char *what = limit == KEY_REQUESTS ? "requests" : "tokens";
+    char name[48], text[32];
+    struct key_state s;
+    if (!key_state(&s, k, limit, time_now_ns()))
+        return;
+    snprintf(name, sizeof name, "x-ratelimit-limit-%s", what);
+    snprintf(text, sizeof text, "%" PRIu64, s.limit);
+    http_add_header(r, name, text);
+    snprintf(name, sizeof name, "x-ratelimit-remaining-%s", what);
+    snprintf(text, sizeof text, "%" PRIu64, s.remaining);
+    http_add_header(r, name, text);
+    snprintf(name, sizeof name, "x-ratelimit-reset-%s", what);
+    duration_text(text, sizeof text, s.reset_s);
+    http_add_header(r, name, text);
+}
+
+/* OpenAI's error object for limits, which clients recognize by its code. */
+static void write_openai(struct str *w, const struct key_refusal *no)
+{
+    str_add_text(w, "{\"error\":{\"message\":");
+    json_write_string(w, no->text, strlen(no->text));
+    str_add_text(w, ",\"type\":\"");
+    str_add_text(w, no->limit == KEY_TOKENS ? "tokens" : "requests");
+    str_add_text(w, "\",\"param\":null,\"code\":\"rate_limit_exceeded\"}}");
+}
+
+void api_limit_reply(struct http_request *r, struct key *k, const struct key_refusal *no)
+{
+    const struct api_request *q = http_get(r);
+    struct str w = {0};
+    char seconds[24];
+    snprintf(seconds, sizeof seconds, "%.0f", no->retry_s);
+    http_add_header(r, "Retry-After", seconds);
+    if (!q->begun) /* otherwise it has them already */
+        api_limit_headers(r, k, KEY_REQUESTS);
+    api_limit_headers(r, k, KEY_TOKENS);
+    if (http_dialect(r) == API_OLLAMA)
+        ollama_error_body(&w, no->text);
+    else
+        write_openai(&w, no);
+    http_reply(r, 429, "application/json", w.failed ? "{}" : w.p, w.failed ? 2 : w.n);
+    str_free(&w);
+}
