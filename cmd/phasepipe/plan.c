@@ -157,6 +157,8 @@ static int plan_gateway(struct err *e, struct command *c, const struct plan *p, 
         snprintf(name, sizeof name, "--%s", plan_http_option[i].name);
         rc = option(e, c, name, p->http_option[i]);
     }
+    if (!rc && p->shared_cache)
+        rc = command_add(e, c, "--shared-cache");
     return !rc && p->access_log ? command_add(e, c, "--access-log") : rc;
 }
 
@@ -176,6 +178,8 @@ int plan_check_files(struct err *e, const struct plan *p)
         return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile must be given together");
     if (p->tls_cert && http_check_tls(e, p->tls_cert, p->tls_key))
         return e->code;
+    if (!p->key_file && p->shared_cache)
+        return err_set(e, ERR_USAGE, "--shared-cache needs --api-key-file");
     if (p->key_file && api_check_keys(e, p->key_file))
         return e->code;
     if (!p->model && model_default_path(e, path, sizeof path))

@@ -127,6 +127,7 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         .ollama = f->ollama,
         .ollama_if_free = f->ollama_if_free,
         .key_file = f->key_file,
+        .shared_cache = f->shared_cache,
         .tls_cert = f->tls_cert,
         .tls_key = f->tls_key,
         .origins = f->origins,
@@ -150,6 +151,8 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         a.model = path;
     if (!f->tls_cert != !f->tls_key)
         return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile must be given together");
+    if (!f->key_file && f->shared_cache)
+        return err_set(e, ERR_USAGE, "--shared-cache needs --api-key-file");
     int fd = signals(e);
     if (fd < 0)
         return e->code;

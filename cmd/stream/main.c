@@ -24,7 +24,7 @@ struct flags {
     char url[2][URL_BYTES];
 };
 
-#define HTTP_FLAGS_N 21
+#define HTTP_FLAGS_N 22
 
 #define OPT(l, nm, k, o, a, ...)                                                                                       \
     {                                                                                                                  \
@@ -45,6 +45,8 @@ static void http_options(struct cli_opt out[HTTP_FLAGS_N], struct flags *f)
         OPT(0, "kv", CLI_STR, &h->kv, "URL", "kvstore whose counts the metrics include"),
         OPT(0, "api-key-file", CLI_STR, &h->key_file, "FILE",
             "keys, one a line, with their limits; requests without a key are refused", .given = &h->given),
+        OPT(0, "shared-cache", CLI_FLAG, &h->shared_cache, NULL, "let different API keys share cached prompts",
+            .given = &h->given),
         OPT(0, "ssl-certfile", CLI_STR, &h->tls_cert, "FILE", "certificates in PEM: TLS on all addresses",
             .given = &h->given),
         OPT(0, "ssl-keyfile", CLI_STR, &h->tls_key, "FILE", "private key of the certificate", .given = &h->given),

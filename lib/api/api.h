@@ -40,6 +40,7 @@ struct api_opts {
     const char *ollama;     /* address of the Ollama dialect; NULL: not served */
     bool ollama_if_free;    /* if that address is in use, log it and serve without Ollama */
     const char *key_file;   /* API keys (keys.h); NULL: no key is required */
+    bool shared_cache;      /* requests of different keys share cached blocks */
     const char *tls_cert, *tls_key, *origins;
     const char *hosts; /* names allowed as Host at loopback addresses, separated by commas, or "*"; NULL: none */
     uint64_t body_bytes_max;

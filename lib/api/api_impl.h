@@ -129,6 +129,15 @@ void api_limit_headers(struct http_request *r, struct key *k, enum key_limit lim
 /* Responds with 429 in the format of the dialect; r is invalid afterwards. */
 void api_limit_reply(struct http_request *r, struct key *k, const struct key_refusal *no);
 
+/* What the gateway adds to a request before tokenize parses it. */
+struct line_edit {
+    uint64_t context; /* context length, unless the request has a smaller one; 0: that of the file */
+    bool salted;      /* cache_salt depends on the key with this hash */
+    uint8_t hash[KEY_HASH_BYTES];
+};
+/* A request as JSON text, malloc'd; NULL: no memory. May be called by the parse thread. */
+char *line_text(const json_t *line, const struct line_edit *x);
+
 /* ---- route.c: callbacks of lib/http ---- */
 void api_on_head(void *arg, struct http_request *r);
 void api_on_request(void *arg, struct http_request *r);

@@ -11,26 +11,17 @@ struct submit_job {
     json_t **line;        /* [n] references; NULL after the conversion */
     char **text;          /* [n] */
     uint32_t n;
-    uint64_t context;
+    struct line_edit edit;
 };
 
-/* The request as JSON text. context: 0, or the context length unless the request has a smaller one. */
-static char *text_of(const json_t *line, uint64_t context)
+static struct line_edit edit_of(const struct generation *c)
 {
-    const json_t *own = json_object_get(line, "window");
-    if (!context || (json_is_integer(own) && (uint64_t)json_integer_value(own) <= context))
-        return json_dumps(line, JSON_COMPACT);
-    json_t *mine = json_copy((json_t *)(uintptr_t)line);
-    char *text = NULL;
-    if (mine && !json_object_set_new(mine, "window", json_integer((json_int_t)context)))
-        text = json_dumps(mine, JSON_COMPACT);
-    json_decref(mine);
-    return text;
-}
-
-static uint64_t context_of(const struct api *a)
-{
-    return a->model.context == a->file_context ? 0 : a->model.context;
+    const struct api *a = c->a;
+    struct line_edit x = {.context = a->model.context == a->file_context ? 0 : a->model.context,
+                          .salted = c->key && !a->o.shared_cache};
+    if (x.salted)
+        memcpy(x.hash, c->key->hash, sizeof x.hash);
+    return x;
 }
 
 static int submit(struct err *e, struct generation_prompt *l, const char *text)
@@ -47,9 +38,10 @@ static int submit(struct err *e, struct generation_prompt *l, const char *text)
 static int submit_all(struct err *e, struct generation *c, const json_t *const *line)
 {
     struct api *a = c->a;
+    const struct line_edit edit = edit_of(c);
     int rc = 0;
     for (uint32_t i = 0; i < c->n_line && !rc; i++) {
-        char *text = text_of(line[i], context_of(a));
+        char *text = line_text(line[i], &edit);
         rc = submit(e, &c->line[i], text);
         free(text);
     }
@@ -67,7 +59,7 @@ static void submit_run(void *arg)
 {
     struct submit_job *j = arg;
     for (uint32_t i = 0; i < j->n; i++) {
-        j->text[i] = text_of(j->line[i], j->context);
+        j->text[i] = line_text(j->line[i], &j->edit);
         json_decref(j->line[i]); /* mostly the last reference: this too takes long */
         j->line[i] = NULL;
     }
@@ -112,7 +104,7 @@ static int submit_later(struct err *e, struct generation *c, const json_t *const
     j->job = (struct job){.run = submit_run, .done = submit_done, .arg = j, .n_bytes = n_bytes};
     j->c = c;
     j->n = c->n_line;
-    j->context = context_of(c->a);
+    j->edit = edit_of(c);
     for (uint32_t i = 0; i < j->n; i++)
         j->line[i] = json_incref((json_t *)(uintptr_t)line[i]);
     if (job_add(e, c->a->parse, &j->job)) {

@@ -13,6 +13,7 @@
 #include "cli/cli.h"
 
 #define VALUE_BYTES_MAX 128
+#define SALT_TEXT "phasepipe cache salt"
 #define SETTINGS_TEXT "name, role, requests-per-minute, tokens-per-minute, concurrent and weight"
 
 static void hash_of(uint8_t out[KEY_HASH_BYTES], const char *p, size_t n)
@@ -296,4 +297,15 @@ void key_unref(struct key *k)
 {
     if (k && !--k->n_ref)
         free(k);
+}
+
+void key_salt(char out[KEY_SALT_BYTES], const uint8_t hash[KEY_HASH_BYTES], const char *own, size_t n)
+{
+    uint8_t sum[(KEY_SALT_BYTES - 1) / 2];
+    crypto_generichash_state s;
+    crypto_generichash_init(&s, hash, KEY_HASH_BYTES, sizeof sum);
+    crypto_generichash_update(&s, (const uint8_t *)SALT_TEXT, sizeof SALT_TEXT);
+    crypto_generichash_update(&s, (const uint8_t *)own, n);
+    crypto_generichash_final(&s, sum, sizeof sum);
+    sodium_bin2hex(out, KEY_SALT_BYTES, sum, sizeof sum);
 }

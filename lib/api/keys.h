@@ -22,6 +22,7 @@
 #define KEY_BYTES_MAX 512
 #define KEY_NAME_BYTES_MAX 48 /* so that the scheduler's setting weight:NAME has room */
 #define KEY_HASH_BYTES 32
+#define KEY_SALT_BYTES 65 /* 64 hex digits and a NUL */
 #define KEYS_FILE_BYTES_MAX (1u << 20)
 
 enum key_role { KEY_ROLE_NONE, KEY_ROLE_USER, KEY_ROLE_ADMIN };
@@ -66,6 +67,10 @@ struct key *keys_find(const struct keys *k, const char *authorization);
 struct key *keys_named(const struct keys *k, const char *name); /* borrowed; NULL: none */
 struct key *key_ref(struct key *k);
 void key_unref(struct key *k); /* NULL is allowed */
+
+/* The cache salt of requests with this key: a hash of the request's own salt (n 0: none), keyed with `hash`. So nobody
+ * can choose a salt that gives the salt of another key. */
+void key_salt(char out[KEY_SALT_BYTES], const uint8_t hash[KEY_HASH_BYTES], const char *own, size_t n);
 
 /* ---- key_limit.c: limits. now_ns: CLOCK_MONOTONIC ---- */
 

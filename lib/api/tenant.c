@@ -1,4 +1,4 @@
-/* What an API key changes for its requests: tenant, and responses about limits. */
+/* What an API key changes for its requests: tenant, cache salt, and responses about limits. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -9,6 +9,8 @@
 #include "api/json_write.h"
 #include "api/ollama.h"
 #include "api/ollama_impl.h"
+
+#define SALT_BYTES_MAX 1024 /* of a request's own cache_salt, as in request/fields.c */
 
 /* ---- keys ---- */
 
@@ -55,6 +57,39 @@ void api_tenant(char out[WIRE_NAME_BYTES_MAX + 1], const struct http_request *r)
 {
     const struct api_request *q = http_get(r);
     snprintf(out, WIRE_NAME_BYTES_MAX + 1, "%s", q->key ? q->key->name : http_peer(r));
+}
+
+/* ---- lines ---- */
+
+/* Sets cache_salt. One that tokenize refuses stays as it is. */
+static int set_salt(json_t *line, const struct line_edit *x)
+{
+    const json_t *own = json_object_get(line, "cache_salt");
+    size_t n = json_string_length(own);
+    char salt[KEY_SALT_BYTES];
+    if (own && !json_is_null(own) && (!json_is_string(own) || n == 0 || n > SALT_BYTES_MAX))
+        return 0;
+    key_salt(salt, x->hash, n ? json_string_value(own) : "", n);
+    return json_object_set_new(line, "cache_salt", json_string(salt));
+}
+
+char *line_text(const json_t *line, const struct line_edit *x)
+{
+    const json_t *own = json_object_get(line, "window");
+    bool limited = x->context && !(json_is_integer(own) && (uint64_t)json_integer_value(own) <= x->context);
+    if (!limited && !x->salted)
+        return json_dumps(line, JSON_COMPACT);
+    json_t *mine = json_copy((json_t *)(uintptr_t)line);
+    char *text = NULL;
+    int rc = mine ? 0 : -1;
+    if (!rc && limited)
+        rc = json_object_set_new(mine, "window", json_integer((json_int_t)x->context));
+    if (!rc && x->salted)
+        rc = set_salt(mine, x);
+    if (!rc)
+        text = json_dumps(mine, JSON_COMPACT);
+    json_decref(mine);
+    return text;
 }
 
 /* ---- limits ---- */

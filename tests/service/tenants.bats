@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# API keys as tenants, with the real model: limits, roles, and the key file with its reload.
+# API keys as tenants, with the real model: cached prompts, limits, roles, and the key file with its reload.
 
 bats_require_minimum_version 1.5.0
 
@@ -50,7 +50,61 @@ get() {
 }
 complete() { get "$1" "$2" /v1/completions -d "$3"; }
 header() { sed -nE "s/^$1: ([^\r]*)\r?$/\1/Ip" head; }
+cached() {
+    [ "$(complete "$@")" = 200 ] || { cat body; return 1; }
+    jq .usage.prompt_tokens_details.cached_tokens body
+}
 long() { echo '{"prompt":['"$(seq -s, "$1" $(($1 + 99)))"'],"max_tokens":4,"temperature":0'"${2-}"'}'; }
+
+@test "the cached prompt of a key is no hit for another, and its answer is the same" {
+    [ "$(cached up k-alice "$(long 500)")" = 0 ]
+    jq -r '.choices[0].text' body > alice
+    [ "$(cached up k-alice "$(long 500)")" = 96 ]
+    jq -r '.choices[0].text' body | diff alice -
+    [ "$(cached up k-bob "$(long 500)")" = 0 ]
+    jq -r '.choices[0].text' body | diff alice -
+    [ "$(cached up k-bob "$(long 500)")" = 96 ]
+    phasepipe ctl --run "$RUN" --json sched > /dev/null
+}
+
+@test "a cache_salt of the request divides the cache of its key, and reaches no other" {
+    [ "$(cached up k-alice "$(long 700 ',"cache_salt":"s"')")" = 0 ]
+    [ "$(cached up k-alice "$(long 700)")" = 0 ]
+    [ "$(cached up k-alice "$(long 700 ',"cache_salt":"s"')")" = 96 ]
+    [ "$(cached up k-bob "$(long 700 ',"cache_salt":"s"')")" = 0 ]
+    # The salt of alice's key itself, as a salt of bob's request.
+    salt=$(printf k-alice | python3 -c 'import hashlib, sys
+key = hashlib.blake2b(sys.stdin.buffer.read(), digest_size=32).digest()
+print(hashlib.blake2b(b"phasepipe cache salt\0", key=key, digest_size=32).hexdigest())')
+    [ "$(cached up k-bob "$(long 700 ",\"cache_salt\":\"$salt\"")")" = 0 ]
+    [ "$(complete up k-bob "$(long 700 ',"cache_salt":""')")" = 400 ]
+    jq -e '.error.message | test("cache_salt: 0 bytes")' body
+    [ "$(complete up k-bob "$(long 700 ',"cache_salt":5')")" = 400 ]
+    jq -e '.error.message | test("cache_salt: expected a string")' body
+    # Without keys that salt is alice's: so it is what the gateway adds.
+    mkfifo open.ready
+    stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/open.s" --ready-fd 4 4> open.ready > open.log 2>&1 3>&- &
+    echo $! >> pids
+    timeout 20 head -1 open.ready | grep -qx ready
+    [ "$(cached open none "$(long 700 ",\"cache_salt\":\"$salt\"")")" = 96 ]
+}
+
+@test "a long request, which a background thread converts, has the salt of its key too" {
+    python3 -c 'import json; print(json.dumps({"prompt": "word " * 200 , "max_tokens": 1, "temperature": 0, "pad": "x" * 300000}))' > big
+    for want in 'k-alice 0' 'k-alice 1' 'k-bob 0'; do
+        n=$(cached up "${want% *}" @big)
+        echo "$want: $n"
+        if [ "${want#* }" = 0 ]; then [ "$n" = 0 ]; else [ "$n" -gt 100 ]; fi
+    done
+}
+
+@test "with --shared-cache the prompt of a key is a hit for another" {
+    cp up.keys shared.keys
+    serve shared --shared-cache
+    [ "$(cached shared k-alice "$(long 900)")" = 0 ]
+    [ "$(cached shared k-bob "$(long 900)")" = 96 ]
+    [ "$(cached up k-bob "$(long 900)")" = 0 ]
+}
 
 @test "beyond its requests a minute a key gets 429 with the time to wait, and is served after it" {
     printf 'k-few name=few requests-per-minute=20\nk-free\n' > rate.keys
@@ -209,6 +263,24 @@ END
     echo $! >> pids
     timeout 20 head -1 cred.ready | grep -qx ready
     [ "$(get cred k-cred /v1/models)" = 200 ]
+    for flag in --shared-cache; do
+        run -100 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/no.s" $flag
+        [[ $output == *"$flag needs --api-key-file"* ]]
+        run -100 phasepipe up --run "$PWD/other" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/no.s" $flag
+        [[ $output == *"$flag needs --api-key-file"* ]]
+    done
+}
+
+@test "phasepipe up passes --shared-cache to stream" {
+    printf 'k-1 role=admin\nk-2\n' > pass.keys
+    mkdir -m 700 pass
+    timeout -k 1 60 phasepipe up --run "$PWD/pass" -m "$PHASEPIPE_TEST_MODEL" --engine fake:0,0,0,0,0,0 \
+        --kv-cache-memory-bytes 2M --http "unix:$PWD/pass.s" --ollama off --api-key-file "$PWD/pass.keys" --shared-cache \
+        --detach > pass.log 2>&1 3>&-
+    n=$(cached pass k-1 "$(long 100)")
+    m=$(cached pass k-2 "$(long 100)")
+    timeout -k 1 60 phasepipe down --run "$PWD/pass" > /dev/null 2>&1
+    [ "$n" = 0 ] && [ "$m" = 96 ]
 }
 
 @test "the weight of a key is that of its tenant in the scheduler, also after a restart and a reload" {

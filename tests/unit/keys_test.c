@@ -1,4 +1,4 @@
-/* api/keys.h: the file of API keys, their limits. Hashes were computed with Python's hashlib. */
+/* api/keys.h: the file of API keys, their limits, cache salts. Hashes and salts were computed with Python's hashlib. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -320,6 +320,22 @@ static void the_prompts_of_a_request_are_charged_together(void **state)
     keys_free(k);
 }
 
+/* ---- salts ---- */
+
+static void a_salt_depends_on_the_key_and_on_the_own_salt(void **state)
+{
+    (void)state;
+    char salt[KEY_SALT_BYTES];
+    struct keys *k = parse("k-alice\n");
+    /* key = blake2b(b"k-alice", digest_size=32).digest()
+     * blake2b(b"phasepipe cache salt\0" + own, key=key, digest_size=32).hexdigest() */
+    key_salt(salt, k->v[0]->hash, "", 0);
+    assert_string_equal(salt, "f175491a6b5a4411901b63dae666f9cec58048422a6fff6d0906173d582a9caf");
+    key_salt(salt, k->v[0]->hash, "s", 1);
+    assert_string_equal(salt, "7830b930a8ae6888b66a65ae16797d4fa6f083db82de7c38b0dc9e3b581ebc91");
+    keys_free(k);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -332,6 +348,7 @@ int main(void)
         cmocka_unit_test(requests_at_a_time_are_counted_to_their_end),
         cmocka_unit_test(tokens_are_charged_in_advance_and_settled),
         cmocka_unit_test(the_prompts_of_a_request_are_charged_together),
+        cmocka_unit_test(a_salt_depends_on_the_key_and_on_the_own_salt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
