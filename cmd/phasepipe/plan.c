@@ -159,6 +159,8 @@ static int plan_gateway(struct err *e, struct command *c, const struct plan *p, 
     }
     if (!rc && p->shared_cache)
         rc = command_add(e, c, "--shared-cache");
+    if (!rc && p->metrics_by_key)
+        rc = command_add(e, c, "--metrics-by-key");
     return !rc && p->access_log ? command_add(e, c, "--access-log") : rc;
 }
 
@@ -178,9 +180,9 @@ int plan_check_files(struct err *e, const struct plan *p)
         return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile must be given together");
     if (p->tls_cert && http_check_tls(e, p->tls_cert, p->tls_key))
         return e->code;
-    if (!p->key_file && p->shared_cache)
-        return err_set(e, ERR_USAGE, "--shared-cache needs --api-key-file");
-    if (p->key_file && api_check_keys(e, p->key_file))
+    if (!p->key_file && (p->shared_cache || p->metrics_by_key))
+        return err_set(e, ERR_USAGE, "--%s needs --api-key-file", p->shared_cache ? "shared-cache" : "metrics-by-key");
+    if (p->key_file && api_check_keys(e, p->key_file, p->metrics_by_key))
         return e->code;
     if (!p->model && model_default_path(e, path, sizeof path))
         return e->code;

@@ -47,6 +47,8 @@ static int parse(struct err *e, struct plan *p, int argc, char **argv)
         {0, "api-key-file", CLI_STR, &p->key_file, "FILE",
          "keys, one a line, with their limits; requests without a key are refused", .lo = 0},
         {0, "shared-cache", CLI_FLAG, &p->shared_cache, NULL, "let different API keys share cached prompts", .lo = 0},
+        {0, "metrics-by-key", CLI_FLAG, &p->metrics_by_key, NULL,
+         "metrics with the names of API keys, for keys with role=admin", .lo = 0},
         {0, "ssl-certfile", CLI_STR, &p->tls_cert, "FILE", "certificates in PEM: HTTPS", .lo = 0},
         {0, "ssl-keyfile", CLI_STR, &p->tls_key, "FILE", "private key of the certificate", .lo = 0},
         {0, "allowed-origins", CLI_STR, &p->origins, "LIST", "allowed origins (CORS), separated by commas, or *",

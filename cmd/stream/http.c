@@ -128,6 +128,7 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         .ollama_if_free = f->ollama_if_free,
         .key_file = f->key_file,
         .shared_cache = f->shared_cache,
+        .metrics_by_key = f->metrics_by_key,
         .tls_cert = f->tls_cert,
         .tls_key = f->tls_key,
         .origins = f->origins,
@@ -151,8 +152,8 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         a.model = path;
     if (!f->tls_cert != !f->tls_key)
         return err_set(e, ERR_USAGE, "--ssl-certfile and --ssl-keyfile must be given together");
-    if (!f->key_file && f->shared_cache)
-        return err_set(e, ERR_USAGE, "--shared-cache needs --api-key-file");
+    if (!f->key_file && (f->shared_cache || f->metrics_by_key))
+        return err_set(e, ERR_USAGE, "--%s needs --api-key-file", f->shared_cache ? "shared-cache" : "metrics-by-key");
     int fd = signals(e);
     if (fd < 0)
         return e->code;

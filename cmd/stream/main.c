@@ -24,7 +24,7 @@ struct flags {
     char url[2][URL_BYTES];
 };
 
-#define HTTP_FLAGS_N 22
+#define HTTP_FLAGS_N 23
 
 #define OPT(l, nm, k, o, a, ...)                                                                                       \
     {                                                                                                                  \
@@ -47,6 +47,8 @@ static void http_options(struct cli_opt out[HTTP_FLAGS_N], struct flags *f)
             "keys, one a line, with their limits; requests without a key are refused", .given = &h->given),
         OPT(0, "shared-cache", CLI_FLAG, &h->shared_cache, NULL, "let different API keys share cached prompts",
             .given = &h->given),
+        OPT(0, "metrics-by-key", CLI_FLAG, &h->metrics_by_key, NULL,
+            "metrics with the names of API keys, for keys with role=admin", .given = &h->given),
         OPT(0, "ssl-certfile", CLI_STR, &h->tls_cert, "FILE", "certificates in PEM: TLS on all addresses",
             .given = &h->given),
         OPT(0, "ssl-keyfile", CLI_STR, &h->tls_key, "FILE", "private key of the certificate", .given = &h->given),

@@ -73,7 +73,7 @@ int service(struct err *e, struct show *s, const struct service_opts *o);
 struct http_flags {
     struct cli_list listen, name;
     const char *ollama, *kv, *key_file, *tls_cert, *tls_key, *origins, *hosts;
-    bool ollama_if_free, access_log, shared_cache;
+    bool ollama_if_free, access_log, shared_cache, metrics_by_key;
     uint64_t body_bytes, bodies_bytes, outputs_bytes, connections, address_connections, waiting, logprob_entries,
         ready_fd;
     double drain_s, keepalive_s;

@@ -41,6 +41,7 @@ struct api_opts {
     bool ollama_if_free;    /* if that address is in use, log it and serve without Ollama */
     const char *key_file;   /* API keys (keys.h); NULL: no key is required */
     bool shared_cache;      /* requests of different keys share cached blocks */
+    bool metrics_by_key;    /* numbers of each key, for keys with role=admin */
     const char *tls_cert, *tls_key, *origins;
     const char *hosts; /* names allowed as Host at loopback addresses, separated by commas, or "*"; NULL: none */
     uint64_t body_bytes_max;
@@ -60,7 +61,7 @@ struct api_opts {
 
 int api_open(struct err *e, struct api **out, const struct api_opts *o);
 /* Whether api_open would accept this file of API keys: for a supervisor that starts the server later. */
-int api_check_keys(struct err *e, const char *path);
+int api_check_keys(struct err *e, const char *path, bool metrics_by_key);
 /*
  * Serves until signal_fd (a signalfd of SIGTERM, SIGINT and SIGHUP) delivers SIGTERM or SIGINT, then shuts down
  * gracefully: requests in flight may complete and clients may read their responses for drain_s seconds at most; new

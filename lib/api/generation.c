@@ -353,6 +353,19 @@ uint64_t generation_first_ns(const struct generation *c)
 
 /* ---- frames ---- */
 
+/* Counts as the usage of a response does: a prompt once, however many choices it has. */
+static void count_for_key(struct generation_prompt *l, const struct wire_out *o)
+{
+    struct generation *c = l->c;
+    c->n_generated += o->n_id;
+    if (c->key) {
+        c->key->generation_tokens += o->n_id;
+        c->key->prompt_tokens += l->computed ? 0 : l->n_prompt;
+        c->key->cached_tokens += l->computed ? 0 : o->cached;
+    }
+    l->computed = true;
+}
+
 static void on_out(struct generation_prompt *l, const struct wire_out *o)
 {
     struct generation *c = l->c;
@@ -375,8 +388,7 @@ static void on_out(struct generation_prompt *l, const struct wire_out *o)
         }
         x->last_ns = now;
         x->n_token += o->n_id;
-        c->n_generated += o->n_id;
-        l->computed = true;
+        count_for_key(l, o);
     }
     response_begins(c);
     c->ops->out(c, (uint32_t)(l - c->line), o->index, o);

@@ -31,6 +31,7 @@ static double wait_s(const struct key *k, enum key_limit limit, double n)
 static bool refuse(struct key_refusal *no, struct key *k, enum key_limit limit, double s, const char *more)
 {
     static const char *const what[] = {"requests a minute", "tokens a minute", "requests at a time"};
+    k->n_refused[limit]++;
     no->limit = limit;
     no->retry_s = s > 1 ? ceil(s - TINY) : 1;
     snprintf(no->text, sizeof no->text, "rate limit of API key %s: %llu %s%s; retry in %.0f s", k->name,
@@ -58,6 +59,7 @@ bool key_may_begin(struct key_refusal *no, struct key *k, uint64_t now_ns)
 void key_begin(struct key *k, uint64_t now_ns)
 {
     k->n_running++;
+    k->n_request++;
     if (!k->max[KEY_REQUESTS])
         return;
     refill(k, KEY_REQUESTS, now_ns);

@@ -182,6 +182,7 @@ static int add(struct err *e, struct keys *k, struct key *x)
         return err_set(e, ERR_NO, "too many API keys: the limit is %d", KEYS_MAX);
     k->v[k->n++] = x;
     k->has_roles = k->has_roles || x->role;
+    k->has_admin = k->has_admin || x->role == KEY_ROLE_ADMIN;
     return 0;
 }
 

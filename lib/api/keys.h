@@ -45,12 +45,14 @@ struct key {
     uint32_t n_ref;
     uint32_t n_running; /* requests in flight */
     struct key_bucket bucket[2];
+    uint64_t n_request, n_refused[KEY_LIMITS], n_forbidden;
+    uint64_t prompt_tokens, cached_tokens, generation_tokens; /* as in the usage of responses */
 };
 
 struct keys {
     struct key **v; /* [n] in the order of the file */
     size_t n;
-    bool has_roles;
+    bool has_roles, has_admin;
 };
 
 /* The keys of a file. ERR_NO: the file is not private (base/file.h), or a line is wrong: the text has its number, and
@@ -80,13 +82,13 @@ struct key_refusal {
     char text[300];
 };
 
-/* Whether a request may begin; takes nothing. False: *no is filled. */
+/* Whether a request may begin; takes nothing. False: *no is filled, and the refusal counted. */
 bool key_may_begin(struct key_refusal *no, struct key *k, uint64_t now_ns);
 void key_begin(struct key *k, uint64_t now_ns); /* takes a request, until key_end */
 void key_end(struct key *k);
 /* Takes the tokens of a prompt and of its longest possible answers, n_prompt + n_answer. *charged: those taken for the
  * request so far, 0 before its first prompt; with all of its prompts a request takes at most what the bucket can hold,
- * or it could never begin. False: nothing was taken, *no is filled. */
+ * or it could never begin. False: nothing was taken, *no is filled, and the refusal counted. */
 bool key_charge(struct key_refusal *no, uint64_t *charged, struct key *k, uint64_t n_prompt, uint64_t n_answer,
                 uint64_t now_ns);
 void key_settle(struct key *k, uint64_t charged, uint64_t used); /* the tokens that were used in place of those taken */

@@ -12,6 +12,7 @@
 #include "api/api.h"
 
 struct stats_poller;
+struct keys;
 
 int metrics_new(struct err *e, struct metrics **out, const char *model_name, uint64_t context);
 void metrics_free(struct metrics *m);
@@ -43,7 +44,8 @@ void metrics_client_disconnected(struct metrics *m);
 struct metrics_now {
     uint64_t running, waiting; /* choices of this gateway with and without a first token */
     struct http_stats http;
-    uint64_t held_bytes; /* of responses that are being built */
+    uint64_t held_bytes;     /* of responses that are being built */
+    const struct keys *keys; /* whose numbers are written; NULL: none */
 };
 /* Writes the exposition, text format 0.0.4. *out: malloc'd, *n bytes. */
 int metrics_text(struct err *e, char **out, size_t *n, const struct metrics *m, const struct metrics_now *now,

@@ -93,6 +93,7 @@ void metrics_stages(struct page *p, const struct metrics *m);
 void metrics_http_rows(struct page *p, const struct metrics *m, const struct metrics_now *now);
 void metrics_sched(struct page *p, const struct stats_poller *w);
 void metrics_store(struct page *p, const struct stats_poller *w);
+void metrics_keys(struct page *p, const struct keys *k);
 double process_start_s(void);
 /* Status of a column; 0: the client disconnected; 1: any other. */
 int metrics_code(size_t column);

@@ -100,6 +100,7 @@ int metrics_text(struct err *e, char **out, size_t *n, const struct metrics *m, 
     metrics_http_rows(&p, m, now);
     metrics_sched(&p, w);
     metrics_store(&p, w);
+    metrics_keys(&p, now->keys);
     metrics_process(&p, m);
     return str_take(e, out, n, &p.out, "metrics");
 }

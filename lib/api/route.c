@@ -28,7 +28,10 @@ static void metrics_route(struct api *a, struct http_request *r)
     char *text = NULL;
     size_t n = 0;
     struct err e;
-    struct metrics_now now = {.running = a->n_running, .waiting = a->n_waiting, .held_bytes = a->n_held};
+    const struct api_request *q = http_get(r);
+    bool by_key = a->o.metrics_by_key && q->key && q->key->role == KEY_ROLE_ADMIN;
+    struct metrics_now now = {
+        .running = a->n_running, .waiting = a->n_waiting, .held_bytes = a->n_held, .keys = by_key ? a->keys : NULL};
     http_stats(a->http, &now.http);
     now.http.body_bytes += a->n_parsing;
     if (metrics_text(&e, &text, &n, a->metrics, &now, a->poller)) {
@@ -157,7 +160,10 @@ static int check_key(const struct api *a, struct seek *s)
     bool admin = is_admin(s->found), open = s->found->open && !(admin && a->keys && a->keys->has_roles);
     if (!open && a->keys && !s->key)
         return 401;
-    return admin && s->key && s->key->role == KEY_ROLE_USER ? 403 : 0;
+    if (!admin || !s->key || s->key->role != KEY_ROLE_USER)
+        return 0;
+    s->key->n_forbidden++;
+    return 403;
 }
 
 /* The status that refuses the request by its head, or 0. */

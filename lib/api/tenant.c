@@ -14,10 +14,22 @@
 
 /* ---- keys ---- */
 
-int api_check_keys(struct err *e, const char *path)
+static int read_keys(struct err *e, struct keys **out, const char *path, bool metrics_by_key)
+{
+    if (keys_read(e, out, path))
+        return e->code;
+    if ((*out)->has_admin || !metrics_by_key)
+        return 0;
+    keys_free(*out);
+    *out = NULL;
+    return err_set(e, ERR_NO, "%s: no key has role=admin, and --metrics-by-key shows its numbers to such keys only",
+                   path);
+}
+
+int api_check_keys(struct err *e, const char *path, bool metrics_by_key)
 {
     struct keys *k;
-    int rc = keys_read(e, &k, path);
+    int rc = read_keys(e, &k, path, metrics_by_key);
     keys_free(k);
     return rc;
 }
@@ -41,7 +53,7 @@ int api_keys_read(struct err *e, struct api *a)
     struct keys *k;
     if (!a->o.key_file)
         return 0;
-    if (keys_read(e, &k, a->o.key_file))
+    if (read_keys(e, &k, a->o.key_file, a->o.metrics_by_key))
         return e->code;
     if (a->gateway && api_keys_weights(e, a, k, a->keys)) {
         keys_free(k);

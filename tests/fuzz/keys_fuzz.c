@@ -66,12 +66,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
     }
     check_keys(k);
     check_last(k, (const char *)p, n);
-    k->v[0]->n_running = 7;
+    k->v[0]->n_request = 7;
     check(!keys_parse(&e, &again, "f", (const char *)p, n), "the second reading is refused\n");
     keys_adopt(again, k);
     keys_free(k);
     check_keys(again);
-    check(again->v[0]->n_running == 7, "a count is lost\n");
+    check(again->v[0]->n_request == 7, "a count is lost\n");
     keys_free(again);
     return 0;
 }

@@ -201,9 +201,9 @@ END
     kill "$(cat s.2.pid)"
 }
 
-@test "role=user does inference only" {
+@test "role=user does inference only; metrics by key are for role=admin" {
     printf 'k-user name=user role=user\nk-admin name=admin role=admin\nk-old\n' > roles.keys
-    serve roles
+    serve roles --metrics-by-key
     [ "$(complete roles k-user "$(long 1100)")" = 200 ]
     [ "$(complete roles k-user "$(long 1100)")" = 200 ]
     for path in /metrics /load; do
@@ -211,18 +211,36 @@ END
         jq -e --arg p $path '.error.message == "API key user has role=user, which may not read " + $p + ": use a key with role=admin"' body
         [ "$(get roles k-wrong $path)" = 401 ]
         [ "$(get roles k-old $path)" = 200 ]
+        ! grep -q phasepipe:key_ body
         [ "$(get roles k-admin $path)" = 200 ]
     done
     [ "$(get roles k-user /v1/models)" = 200 ] && [ "$(get roles k-wrong /health)" = 200 ]
+    get roles k-admin /metrics
+    cp body page
+    for row in 'requests_total{key="user"} 2' 'requests_running{key="user"} 0' 'refused_total{key="user",limit="role"} 2' \
+        'refused_total{key="user",limit="tokens"} 0' 'prompt_tokens_total{key="user"} 200' 'cached_tokens_total{key="user"} 96' \
+        'generation_tokens_total{key="user"} 8' 'requests_total{key="admin"} 0'; do
+        grep -qxF "phasepipe:key_$row" page || { grep phasepipe:key_ page; echo "not $row"; false; }
+    done
+    # A key without a name has one from its hash.
+    grep -qxF "phasepipe:key_requests_total{key=\"key-$(printf k-old | b2sum -l 256 | cut -c1-16)\"} 0" page
+    ! grep -q 'k-user\|k-admin\|k-old' page
+    # The manual lists these families, and only these.
+    sed -n 's/^# TYPE \(phasepipe:key_[a-z_]*\) \(.*\)/\1 \2/p' page | sort > there
+    sed -n '/^\.Ss By API key/,/^\.S[sh] [^B]/s/^\.It Ic \(phasepipe:key_[a-z_]*\) Pq \([a-z]*\).*/\1 \2/p' \
+        "$PHASEPIPE_TOP/docs/man/phasepipe-metrics.7" | sort | diff - there
 }
 
-@test "SIGHUP reads the keys again; a wrong file changes nothing" {
+@test "SIGHUP reads the keys again; a wrong file changes nothing, and counts continue" {
     printf 'k-a name=a requests-per-minute=2\nk-admin name=admin role=admin\n' > hup.keys
-    serve hup
+    serve hup --metrics-by-key
     [ "$(complete hup k-a '{"prompt":"a","max_tokens":1}')" = 200 ]
     printf 'k-a name=a\nk-b name=a\n' > hup.keys
     reload hup "hup.keys:2: name: 'a' is that of line 1 too; the API keys are unchanged"
     [ "$(get hup k-a /v1/models)" = 200 ] && [ "$(get hup k-b /v1/models)" = 401 ]
+    printf 'k-b name=a\n' > hup.keys
+    reload hup 'hup.keys: no key has role=admin, and --metrics-by-key shows its numbers to such keys only; the API keys are unchanged'
+    [ "$(get hup k-a /v1/models)" = 200 ]
     chmod 644 hup.keys
     reload hup 'hup.keys: other users can read or change this key file (mode 0644): chmod 600 it; the API keys are unchanged'
     printf 'k-b name=a\nk-admin name=admin role=admin\n' > hup.keys
@@ -230,6 +248,8 @@ END
     reload hup 'hup.keys: 2 API keys are in use'
     [ "$(get hup k-a /v1/models)" = 401 ] && [ "$(get hup k-b /v1/models)" = 200 ]
     for _ in 1 2 3; do [ "$(complete hup k-b '{"prompt":"a","max_tokens":1}')" = 200 ]; done
+    get hup k-admin /metrics
+    grep -qxF 'phasepipe:key_requests_total{key="a"} 4' body
 }
 
 @test "a key file that others can read, is no file, or has a wrong line is refused by name" {
@@ -252,6 +272,8 @@ END
     printf 'k-first\nk-secret nmae=x\n' > wrong
     refused wrong "wrong:2: word 2 is no setting NAME=VALUE; the settings are name, role"
     [[ $output != *secret* ]] && [[ $output != *nmae* ]]
+    echo k-plain > plain
+    refused plain "plain: no key has role=admin" --metrics-by-key
     # A credential of systemd may have any mode.
     mkdir cred
     echo k-cred > cred/api-keys
@@ -263,7 +285,7 @@ END
     echo $! >> pids
     timeout 20 head -1 cred.ready | grep -qx ready
     [ "$(get cred k-cred /v1/models)" = 200 ]
-    for flag in --shared-cache; do
+    for flag in --shared-cache --metrics-by-key; do
         run -100 stream --run "$RUN" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/no.s" $flag
         [[ $output == *"$flag needs --api-key-file"* ]]
         run -100 phasepipe up --run "$PWD/other" -m "$PHASEPIPE_TEST_MODEL" --http "unix:$PWD/no.s" $flag
@@ -271,12 +293,14 @@ END
     done
 }
 
-@test "phasepipe up passes --shared-cache to stream" {
+@test "phasepipe up passes --shared-cache and --metrics-by-key to stream" {
     printf 'k-1 role=admin\nk-2\n' > pass.keys
     mkdir -m 700 pass
     timeout -k 1 60 phasepipe up --run "$PWD/pass" -m "$PHASEPIPE_TEST_MODEL" --engine fake:0,0,0,0,0,0 \
         --kv-cache-memory-bytes 2M --http "unix:$PWD/pass.s" --ollama off --api-key-file "$PWD/pass.keys" --shared-cache \
-        --detach > pass.log 2>&1 3>&-
+        --metrics-by-key --detach > pass.log 2>&1 3>&-
+    [ "$(get pass k-1 /metrics)" = 200 ]
+    grep -q '^phasepipe:key_requests_total{' body
     n=$(cached pass k-1 "$(long 100)")
     m=$(cached pass k-2 "$(long 100)")
     timeout -k 1 60 phasepipe down --run "$PWD/pass" > /dev/null 2>&1

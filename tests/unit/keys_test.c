@@ -47,7 +47,7 @@ static void reads_keys_with_and_without_settings(void **state)
               "k=3== weight=1 #\n"
               "last");
     assert_int_equal(k->n, 5);
-    assert_true(k->has_roles);
+    assert_true(k->has_roles && k->has_admin);
     /* hashlib.blake2b(b"plain", digest_size=32).hexdigest()[:16] */
     assert_string_equal(k->v[0]->name, "key-9b43b70de446f429");
     assert_int_equal(k->v[0]->role, KEY_ROLE_NONE);
@@ -70,7 +70,7 @@ static void reads_keys_with_and_without_settings(void **state)
         assert_null(keys_find(k, none[i]));
     keys_free(k);
     k = parse("a\nb\n");
-    assert_false(k->has_roles);
+    assert_false(k->has_roles || k->has_admin);
     keys_free(k);
 }
 
@@ -236,6 +236,8 @@ static void requests_a_minute_refill_evenly(void **state)
     assert_false(key_may_begin(&no, a, now + 10 * S));
     assert_true(key_state(&s, a, KEY_REQUESTS, now + 3600 * S)); /* a minute's at most */
     assert_int_equal(s.remaining, 6);
+    assert_int_equal(a->n_refused[KEY_REQUESTS], 4);
+    assert_int_equal(a->n_request, 7);
     assert_false(key_state(&s, a, KEY_TOKENS, now));
     keys_free(k);
 }
