@@ -98,6 +98,19 @@ print(hashlib.blake2b(b"phasepipe cache salt\0", key=key, digest_size=32).hexdig
     done
 }
 
+@test "the Ollama API divides its cached prompts by key too" {
+    cp up.keys ollama.keys
+    serve ollama --ollama "unix:$PWD/ollama-api.s"
+    seen() {
+        [ "$(get ollama-api "$1" /api/generate -d '{"model":"smol","raw":true,"stream":false,"prompt":"'"$(seq -s' ' 1 200)"'","options":{"num_predict":1}}')" = 200 ]
+        jq .prompt_eval_cached_count body
+    }
+    seen k-alice
+    [ "$(seen k-alice)" -gt 100 ]
+    [ "$(seen k-bob)" = 0 ]
+    [ "$(seen k-bob)" -gt 100 ]
+}
+
 @test "with --shared-cache the prompt of a key is a hit for another" {
     cp up.keys shared.keys
     serve shared --shared-cache
