@@ -156,6 +156,12 @@ static uint64_t context_length(const struct tokenize *t, const struct ask *a)
     return a->window && a->window < context ? a->window : context;
 }
 
+/* Tokens of the answer that the request insists on; the others may be cut to what the prompt leaves. */
+static uint64_t least_answer(const struct ask *a)
+{
+    return a->strict_window && a->has_max_tokens && a->s.max_tokens ? a->s.max_tokens : 1;
+}
+
 /* Refuses a very long text by its length, since encoding it would take seconds. */
 static int too_long(struct err *e, const struct tokenize *t, const struct ask *a)
 {
@@ -164,9 +170,7 @@ static int too_long(struct err *e, const struct tokenize *t, const struct ask *a
         n += a->messages[i].n_content;
     if (a->truncate || n / longest <= context)
         return 0;
-    return err_set(e, ERR_NO,
-                   "prompt is at least %" PRIu64 " tokens (%" PRIu64 " bytes), the context of %s is %" PRIu64,
-                   n / longest, n, text_file(t->text), context);
+    return ask_context_error(e, &(struct ask_context){context, n / longest, least_answer(a), true});
 }
 
 /* Truncates the prompt from the left, only if the request demands it. */
@@ -186,20 +190,11 @@ static void truncate_prompt(struct text_ids *ids, const struct ask *a, uint64_t 
 /* The context holds the prompt and at least one token of the answer; the answer may use the rest. */
 static int fit(struct err *e, struct ask *a, const struct tokenize *t, size_t n)
 {
-    uint64_t context = context_length(t, a), most = (uint64_t)t->config.context;
+    uint64_t context = context_length(t, a), answer = least_answer(a);
     if (n == 0)
         return err_set(e, ERR_NO, "prompt: is empty");
-    if (a->strict_window && a->has_max_tokens && n + a->s.max_tokens > context)
-        return err_set(e, ERR_NO, "prompt has %zu tokens and max_tokens is %u: the context of %s is %" PRIu64 " tokens",
-                       n, a->s.max_tokens, text_file(t->text), context);
-    if (n + 1 > context && context < most)
-        return err_set(e, ERR_NO,
-                       "prompt is %zu tokens, which exceeds the requested context length of %" PRIu64
-                       "; the context of %s is %" PRIu64,
-                       n, context, text_file(t->text), most);
-    if (n + 1 > context)
-        return err_set(e, ERR_NO, "prompt is %zu tokens, the context of %s is %" PRIu64, n, text_file(t->text),
-                       context);
+    if (n + answer > context)
+        return ask_context_error(e, &(struct ask_context){context, n, answer, false});
     if (a->s.max_tokens > context - n)
         a->s.max_tokens = (uint32_t)(context - n);
     if (a->s.min_tokens > a->s.max_tokens)

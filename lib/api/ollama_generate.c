@@ -1,10 +1,12 @@
 /* /api/generate and /api/chat: runs a generation; its frames become NDJSON or one object. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/ollama.h"
 #include "api/ollama_impl.h"
 #include "base/time.h"
+#include "request/ask.h"
 
 #define NDJSON "application/x-ndjson"
 
@@ -92,9 +94,25 @@ static void on_end(struct generation *c, uint32_t line, uint32_t choice, const s
     ollama_times(&x->t, w, generation_arrived_ns(c), generation_first_ns(c), time_now_ns());
 }
 
+/* The words of Ollama, and those of llama.cpp, which Ollama passes on since version 0.40: clients match on either. */
+static void context_text(char *out, size_t n, const struct ask_context *x)
+{
+    snprintf(out, n,
+             "the input length exceeds the context length: request (%s%llu tokens) exceeds the available context size "
+             "(%llu tokens); shorten it, or raise num_ctx up to the context length of the model",
+             x->at_least ? "at least " : "", (unsigned long long)x->n_prompt, (unsigned long long)x->context);
+}
+
 static void on_fail(struct generation *c, uint32_t line, uint32_t choice, const struct api_error *why)
 {
+    struct ask_context x;
+    char text[300];
     (void)line, (void)choice;
+    if (why->status == 400 && ask_context_read(&x, why->text)) {
+        context_text(text, sizeof text, &x);
+        note_failure(generation_state(c), why->status, why->retry_s, text);
+        return;
+    }
     note_failure(generation_state(c), why->status, why->retry_s, why->text);
 }
 

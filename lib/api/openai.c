@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "api/openai.h"
+#include "request/ask.h"
 
 #define EVENTS "text/event-stream; charset=utf-8"
 #define JSON "application/json"
@@ -22,24 +23,26 @@ struct completion {
 
 /* ---- errors ---- */
 
-void openai_error(struct http_request *r, int status, const char *param, double retry_s, const char *text)
+void openai_refuse_reply(struct http_request *r, const struct openai_refusal *no, double retry_s)
 {
     struct str w = {0};
     char seconds[24];
-    openai_error_write(&w, status, param, text);
+    openai_error_write(&w, no);
     if (retry_s > 0) {
         snprintf(seconds, sizeof seconds, "%.0f", retry_s < 1 ? 1 : retry_s);
         http_add_header(r, "Retry-After", seconds);
         snprintf(seconds, sizeof seconds, "%.0f", retry_s * 1e3);
         http_add_header(r, "retry-after-ms", seconds);
     }
-    http_reply(r, status, JSON, w.p, w.n);
+    http_reply(r, no->status, JSON, w.p, w.n);
     str_free(&w);
 }
 
-void openai_refuse_reply(struct http_request *r, const struct openai_refusal *no)
+void openai_error(struct http_request *r, int status, const char *param, double retry_s, const char *text)
 {
-    openai_error(r, no->status, no->param, 0, no->text);
+    struct openai_refusal no = {0};
+    openai_refuse(&no, status, param, "%s", text);
+    openai_refuse_reply(r, &no, retry_s);
 }
 
 /* ---- a completion ---- */
@@ -171,8 +174,10 @@ static void on_flush(struct generation *c)
 static void on_fail(struct generation *c, uint32_t line, uint32_t choice, const struct api_error *why)
 {
     struct completion *s = generation_state(c);
+    struct ask_context numbers;
     (void)choice;
     s->no.status = why->status;
+    s->no.context = why->status == 400 && ask_context_read(&numbers, why->text);
     s->retry_s = why->retry_s;
     openai_param_of(s->no.param, sizeof s->no.param, why->text);
     if (s->q.list && !strncmp(why->text, "prompt", 6) && (why->text[6] == ':' || why->text[6] == '['))
@@ -191,7 +196,7 @@ static void fail_stream(struct completion *s)
     struct str *w = &s->p.out;
     openai_reply_flush(&s->p);
     str_add_text(w, "data: ");
-    openai_error_write(w, s->no.status, s->no.param, s->no.text);
+    openai_error_write(w, &s->no);
     str_add_text(w, "\n\ndata: [DONE]\n\n");
 }
 
@@ -200,7 +205,7 @@ static void on_done(struct generation *c)
     struct completion *s = generation_state(c);
     struct http_request *r = generation_http(c);
     if (s->no.status && !s->begun) {
-        openai_error(r, s->no.status, s->no.param, s->retry_s, s->no.text);
+        openai_refuse_reply(r, &s->no, s->retry_s);
         return;
     }
     if (!s->q.stream) {
@@ -251,7 +256,7 @@ static void complete(struct api *a, struct http_request *r, bool chat)
         return;
     }
     if (openai_request_read(&no, &s->q, a, r, chat)) {
-        openai_refuse_reply(r, &no);
+        openai_refuse_reply(r, &no, 0);
         openai_request_free(&s->q);
         free(s);
         return;

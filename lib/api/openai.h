@@ -29,8 +29,9 @@ struct openai_request {
 
 struct openai_refusal { /* why a request is refused */
     int status;
+    bool context;    /* it exceeds the context length */
     char param[120]; /* the field; "": none */
-    char text[480];
+    char text[520];
 };
 
 /* Returns 0, or -1 with *no set. In both cases `out` is to be freed. */
@@ -114,7 +115,9 @@ void openai_logprobs_free(struct openai_reply *p);
 /* ---- openai_error.c ---- */
 
 /* {"error":…} */
-void openai_error_write(struct str *w, int status, const char *param, const char *text);
+void openai_error_write(struct str *w, const struct openai_refusal *no);
+/* Responds with it; retry_s as in struct api_error. r is invalid afterwards. */
+void openai_refuse_reply(struct http_request *r, const struct openai_refusal *no, double retry_s);
 
 /* ---- openai_info.c, openai_spec.c: the other routes ---- */
 void openai_models(struct api *a, struct http_request *r);
@@ -129,6 +132,5 @@ void openai_ping(struct api *a, struct http_request *r);
 void openai_version(struct api *a, struct http_request *r);
 void openai_load(struct api *a, struct http_request *r);
 void openai_spec(struct api *a, struct http_request *r);
-void openai_refuse_reply(struct http_request *r, const struct openai_refusal *no);
 
 #endif

@@ -1,4 +1,5 @@
-/* Error objects of the OpenAI API in vLLM's format. */
+/* Error objects of the OpenAI API in vLLM's format; a request that exceeds the context length has OpenAI's type and
+ * code, by which clients choose another model or shorten the chat. */
 #include <string.h>
 
 #include "api/openai.h"
@@ -20,18 +21,22 @@ static const char *error_type(int status)
     return status < 500 ? "BadRequestError" : "InternalServerError";
 }
 
-void openai_error_write(struct str *w, int status, const char *param, const char *text)
+void openai_error_write(struct str *w, const struct openai_refusal *no)
 {
+    const char *type = no->context ? "invalid_request_error" : error_type(no->status);
     LIT(w, "{\"error\":{\"message\":");
-    json_write_string(w, text, strlen(text));
+    json_write_string(w, no->text, strlen(no->text));
     LIT(w, ",\"type\":\"");
-    str_add_text(w, error_type(status));
+    str_add_text(w, type);
     LIT(w, "\",\"param\":");
-    if (param && *param)
-        json_write_string(w, param, strlen(param));
+    if (*no->param)
+        json_write_string(w, no->param, strlen(no->param));
     else
         LIT(w, "null");
     LIT(w, ",\"code\":");
-    json_write_i64(w, status);
+    if (no->context)
+        LIT(w, "\"context_length_exceeded\"");
+    else
+        json_write_i64(w, no->status);
     LIT(w, "}}");
 }

@@ -163,11 +163,11 @@ static const struct tokenized *prepared(json_t **o, struct api *a, struct http_r
     const struct api_parsed *p = api_body(r);
     const struct tokenized *d = p ? p->more : NULL;
     if (!*o || openai_model_check(&no, a, *o))
-        openai_refuse_reply(r, &no);
+        openai_refuse_reply(r, &no, 0);
     else if (!d || d->tail.failed)
         openai_error(r, 500, NULL, 0, "out of memory");
     else if (d->no.status)
-        openai_refuse_reply(r, &d->no);
+        openai_refuse_reply(r, &d->no, 0);
     else
         return d;
     return NULL;

@@ -100,6 +100,19 @@ void ask_default(struct ask *a);
 /* Checks that every token id of the request is below n_row. ERR_NO names the field. */
 int ask_check_ids(struct err *e, const struct ask *a, int64_t n_row);
 
+/* ---- context.c: the error of a request that exceeds the context length ---- */
+
+struct ask_context {
+    uint64_t context;            /* context length in tokens */
+    uint64_t n_prompt, n_answer; /* tokens of the prompt, and of the answer that was requested (at least 1) */
+    bool at_least;               /* n_prompt is a lower bound: the prompt was not tokenized */
+};
+
+/* Sets the error in the wording of OpenAI and vLLM, which clients match on, and returns ERR_NO. */
+int ask_context_error(struct err *e, const struct ask_context *c);
+/* Whether the text begins with that error; if so, *out has its numbers. */
+bool ask_context_read(struct ask_context *out, const char *text);
+
 /* Path of the value being read, e.g. "messages[3].content". */
 struct ask_path {
     char text[200];

@@ -39,7 +39,7 @@ answer() { # JSON line: its text
     rc=0
     { yes word | head -9000 | paste -sd' '; echo Hi; } | phasepipe chat -n 4 > got 2> err || rc=$?
     [ "$rc" -eq 1 ]
-    grep -q 'the context of' err
+    grep -q 'maximum context length is 8192 tokens' err
     answer '{"messages":[{"role":"user","content":"Hi"}],"max_tokens":4}' > want
     diff want got
 }

@@ -213,7 +213,8 @@ T
 @test "a prompt beyond the context length is refused with both numbers, one that fits has max_tokens reduced to the rest" {
     yes a | head -9000 | paste -sd' ' > long
     jq -Rc '{prompt:.}' long | tokenize --jsonl | frames | jq -r 'select(.k=="err").text' > text
-    grep -Eq '^line 1: prompt is [0-9]{4,} tokens, the context of .* is 8192$' text
+    grep -Eq "^line 1: This model's maximum context length is 8192 tokens. However, you requested [0-9]{4,} tokens \\([0-9]{4,} in \
+the messages, 1 in the completion\\). Please reduce the length of the messages or completion.$" text
     yes a | head -8000 | paste -sd' ' | tokenize --raw -n 100000 | frames |
         has 'select(.k=="tok")|.max_tokens + (.ids|length) == 8192'
 }
@@ -221,7 +222,7 @@ T
 @test "a text of megabytes is refused for its length" {
     head -c 3000000 /dev/zero | tr '\0' a > long
     jq -Rc '{prompt:.}' long | tokenize --jsonl | frames |
-        has 'select(.k=="err").text | test("^line 1: prompt is at least [0-9]{4,} tokens \\(3000000 bytes\\), the context of .* is 8192$")'
+        has 'select(.k=="err").text | test("^line 1: This model.s maximum context length is 8192 tokens\\. However, you requested at least [0-9]{4,} tokens \\(at least [0-9]{4,} in the messages, 1 in the completion\\)")'
     jq -Rc '{messages:[{role:"user",content:.}]}' long | tokenize --jsonl | frames | has 'select(.k=="err").text | test("at least")'
 }
 
@@ -233,8 +234,8 @@ T
         "{\"prompt\":$ids,\"strict_window\":true}" "{\"prompt\":$ids,\"max_tokens\":9000}" > out
     jq -r 'select(.k=="err").text' out > text
     [ "$(wc -l < text)" = 2 ]
-    grep -Eq '^line 3: prompt has 100 tokens and max_tokens is 4294967295' text
-    grep -Eq '^line 1: prompt has 100 tokens and max_tokens is 8093: the context of .* is 8192 tokens$' text
+    grep -q 'length is 8192 tokens. .* requested 4294967395 tokens (100 in the messages, 4294967295 in the completion)' text
+    grep -q 'length is 8192 tokens. .* requested 8193 tokens (100 in the messages, 8093 in the completion)' text
     [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "8092 512 8092" ]
 }
 
@@ -245,8 +246,8 @@ T
         "{\"prompt\":$ids,\"window\":110,\"max_tokens\":11,\"strict_window\":true}" \
         "{\"prompt\":$ids,\"window\":0}" > out
     jq -r 'select(.k=="err").text' out > text
-    grep -Eq '^line 1: prompt is 100 tokens, which exceeds the requested context length of 100; .* is 8192$' text
-    grep -Eq '^line 5: prompt has 100 tokens and max_tokens is 11: .* is 110 tokens$' text
+    grep -q '^line 1: .* length is 100 tokens. .* requested 101 tokens (100 in the messages, 1 in the completion)' text
+    grep -q '^line 5: .* length is 110 tokens. .* requested 111 tokens (100 in the messages, 11 in the completion)' text
     grep -q '^line 6: window: expected an integer from 1 ' text
     [ "$(jq -r 'select(.k=="tok").max_tokens' out | paste -sd' ')" = "1 10 512" ]
 }

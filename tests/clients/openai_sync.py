@@ -311,7 +311,8 @@ def bad_inputs():
             for stream in ({},) if "stream_options" in more else ({}, {"stream": True}):
                 try:
                     e = raises(openai.BadRequestError, lambda: call(**more, **stream), what)
-                    true(e.body["code"] == 400 and e.message and e.type, f"{what}: body {e.body}")
+                    equal(e.body["code"], "context_length_exceeded" if "context length" in what else 400, f"{what}: code")
+                    true(e.message and e.type, f"{what}: body {e.body}")
                     true(not word or word in e.message or word in (e.param or ""), f"{what}: {word} is not named: {e.message}")
                 except AssertionError as e:
                     wrong.append(str(e)[:150])

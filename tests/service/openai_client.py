@@ -54,11 +54,11 @@ def events(path, body):
     return [json.loads(b[6:]) for b in blocks]
 
 
-def refused(body, status=400, param=None, words=None, path="/v1/completions", kind=None):
+def refused(body, status=400, param=None, words=None, path="/v1/completions", kind=None, code=None):
     got, _, data = ask(path, body)
     assert got == status, (got, data[:300], str(body)[:300])
     e = json.loads(data)["error"]
-    assert set(e) == {"message", "type", "param", "code"} and e["code"] == status, e
+    assert set(e) == {"message", "type", "param", "code"} and e["code"] == (code or status), e
     if kind:
         assert e["type"] == kind, e
     if param:
@@ -212,8 +212,19 @@ def errors():
     bad = "BadRequestError"
     refused(completion(model="nobody"), 404, "model", ["nobody"], kind="NotFoundError")
     refused(completion(model="nobody", stream=True), 404, "model")
-    refused(completion(max_tokens=9000), 400, None, ["9000", "8192", "6 tokens"], kind=bad)
-    refused(completion(prompt="word " * 9000, stream=True), 400, None, ["8192", "90"], kind=bad)
+    long = {"kind": "invalid_request_error", "code": "context_length_exceeded"}
+    e = refused(completion(max_tokens=9000), **long)
+    assert e["param"] is None and e["message"] == (
+        "This model's maximum context length is 8192 tokens. However, you requested 9006 tokens (6 in the messages, 9000 in the "
+        "completion). Please reduce the length of the messages or completion."), e
+    for stream in (False, True):
+        refused(completion(prompt="word " * 9000, stream=stream), words=["is 8192 tokens", "(900", ", 6 in the completion)"], **long)
+        refused(chat(messages=[{"role": "user", "content": "word " * 9000}], max_tokens=None, stream=stream),
+                words=["is 8192 tokens", ", 1 in the completion)"], path="/v1/chat/completions", **long)
+        refused(completion(prompt="a" * 3000000, stream=stream), words=["is 8192 tokens", "requested at least "], **long)
+    refused(completion(max_tokens=4294967295), **long)
+    refused(completion(prompt=[1] * 8185, max_tokens=None), words=["requested 8201 tokens"], **long)
+    refused(completion(prompt=[[1], [1] * 8190]), param="prompt[1]", words=["prompt[1]: This model's maximum context"], **long)
     for k, param in (({"presence_penalty": 2.1}, "presence_penalty"), ({"frequency_penalty": -3}, "frequency_penalty"),
                      ({"temperature": 2.5}, "temperature"), ({"temperature": -1}, "temperature"), ({"top_p": 1.1}, "top_p"),
                      ({"top_p": -0.1}, "top_p"), ({"min_tokens": 9}, "min_tokens"), ({"n": 2}, "n"), ({"stop": ""}, "stop"),
@@ -225,9 +236,8 @@ def errors():
                      ({"prompt": [4294967296]}, "prompt[0]"), ({"prompt": [99999999]}, "prompt[0]"), ({"seed": "x"}, "seed"),
                      ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
                      ({"structured_outputs": {"regex": "a"}}, "structured_outputs"), ({"suffix": "x"}, "suffix"),
-                     ({"guided_json": {}}, "guided_json"), ({"max_tokens": "many"}, "max_tokens"), ({"max_tokens": 4294967295}, None),
-                     ({"prompt": [1] * 8185, "max_tokens": None}, None), ({"prompt": ["a", "b"], "top_k": -5}, "top_k"),
-                     ({"prompt": [[1], [1] * 8190]}, "prompt[1]"), ({"prompt": [[1, "a"]]}, "prompt[0][1]")):
+                     ({"guided_json": {}}, "guided_json"), ({"max_tokens": "many"}, "max_tokens"),
+                     ({"prompt": ["a", "b"], "top_k": -5}, "top_k"), ({"prompt": [[1, "a"]]}, "prompt[0][1]")):
         refused(completion(**k), 400, param, kind=bad)
     refused(chat(messages=[{"role": "user", "content": 7}]), 400, "messages[0].content", path="/v1/chat/completions")
     refused(chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages[0].content[0].type",
