@@ -105,7 +105,7 @@ static int extra_of(struct err *e, struct wire_extra *out, struct tokenize *t, c
 
 static int with_system(struct err *e, struct tokenize *t, struct ask *a)
 {
-    if (!t->system || (a->n_message && !strcmp(a->messages[0].role, "system")))
+    if (!t->system || (a->n_message && ask_is_system(a->messages[0].role)))
         return 0;
     struct text_message *m = calloc(a->n_message + 1, sizeof *m);
     if (!m)

@@ -94,6 +94,9 @@ struct wire_str ask_id(char buf[ASK_ID_TEXT], const json_t *o);
 /* Whether a field of this name is known, be it as unsupported. */
 bool ask_knows(const char *name);
 
+/* Whether a message of this role is a system message: system, or developer, its newer name. */
+bool ask_is_system(const char *role);
+
 /* Default values: greedy, one choice, max_tokens 512. */
 void ask_default(struct ask *a);
 

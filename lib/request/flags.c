@@ -309,7 +309,7 @@ static int with_system(json_t *o, const struct ask_flags *f)
     if (!f->system || !json_is_array(m))
         return 0;
     const char *role = json_string_value(json_object_get(json_array_get(m, 0), "role"));
-    if (role && !strcmp(role, "system"))
+    if (role && ask_is_system(role))
         return 0;
     return json_array_insert_new(m, 0, message("system", text_json(f->system, strlen(f->system))));
 }

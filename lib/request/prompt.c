@@ -140,6 +140,30 @@ static int refuse_message_fields(struct err *e, struct ask_path *at, const json_
     return 0;
 }
 
+bool ask_is_system(const char *role)
+{
+    return !strcmp(role, "system") || !strcmp(role, "developer");
+}
+
+static bool is_known(const json_t *role)
+{
+    static const char *const known[] = {"system", "developer", "user", "assistant", "tool"};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (json_string_length(role) == strlen(known[i]) && !strcmp(json_string_value(role), known[i]))
+            return true;
+    return false;
+}
+
+/* The error contains the role only if that is a word: elsewhere it could be markers or control characters. */
+static int unknown_role(struct err *e, const struct ask_path *at, const json_t *role)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    const char *s = json_string_value(role);
+    bool word = *s && strspn(s, letters) == json_string_length(role);
+    return err_set(e, ERR_NO, "%s: expected system, developer, user, assistant or tool%s%.40s%s", at->text,
+                   word ? ", got '" : "", word ? s : "", word ? "'" : "");
+}
+
 static int message_read(struct err *e, struct ask *a, struct text_message *out, struct ask_path *at, const json_t *m)
 {
     if (!json_is_object(m))
@@ -148,14 +172,8 @@ static int message_read(struct err *e, struct ask *a, struct text_message *out, 
     size_t was = path_field(at, "role");
     if (!json_is_string(role))
         return ask_wrong(e, at, "a string", role);
-    /* A role is written between markers of the template: a NUL, a line feed or a marker in it could start another
-     * message. */
-    for (const char *p = json_string_value(role); p == json_string_value(role) || *p; p++)
-        if (!((*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9') || *p == '_' ||
-              *p == '-'))
-            return err_set(e, ERR_NO, "%s: invalid role", at->text);
-    if (strlen(json_string_value(role)) != json_string_length(role))
-        return err_set(e, ERR_NO, "%s: invalid role", at->text);
+    if (!is_known(role))
+        return unknown_role(e, at, role);
     out->role = json_string_value(role);
     path_back(at, was);
     if (refuse_message_fields(e, at, m))

@@ -26,12 +26,14 @@ struct chat {
     size_t n_part, cap_part;
     bool bos;                        /* starts with the BOS token, which is the first part */
     const struct text_message *open; /* the message of the turn that stays open, or NULL */
+    struct text_message *copy;       /* of the messages, if their roles are replaced; owned */
 };
 
 static void chat_free(struct chat *c)
 {
     str_free(&c->out);
     free(c->part);
+    free(c->copy);
 }
 
 static int put(struct err *e, struct chat *c, const char *s, size_t n, bool template)
@@ -99,13 +101,6 @@ static bool is_role(const struct text_message *m, const char *role)
     return strcmp(m->role, role) == 0;
 }
 
-/* True if a turn marker may contain the role without being mistaken for another marker. */
-static bool is_word(const char *role)
-{
-    size_t n = strspn(role, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
-    return n > 0 && n <= 40 && role[n] == '\0';
-}
-
 static int refuse_role(struct err *e, const struct chat *c, const struct text_message *m, size_t i)
 {
     return err_set(e, ERR_NO, "messages[%zu].role: the chat template of %s has no role '%.40s'", i, text_file(c->t),
@@ -139,6 +134,14 @@ static void drop_reasoning(const char **s, size_t *n)
     }
 }
 
+/* Templates without tools write the name of any role into the turn's marker: also tool, which has no form of its own.
+ */
+static bool chatml_knows(const struct text_chat_style *style, const struct text_message *m)
+{
+    return is_role(m, "system") || is_role(m, "user") || is_role(m, "assistant") ||
+           (style->developer && is_role(m, "developer")) || (!style->tool && is_role(m, "tool"));
+}
+
 static int render_chatml(struct err *e, struct chat *c, const struct text_message *m, size_t n, bool answer)
 {
     const struct text_chat_style *style = c->style;
@@ -151,8 +154,7 @@ static int render_chatml(struct err *e, struct chat *c, const struct text_messag
     for (size_t i = 0; !rc && i < n; i++) {
         const char *s = m[i].content;
         size_t n_s = m[i].n_content;
-        bool known = is_role(&m[i], "system") || is_role(&m[i], "user") || is_role(&m[i], "assistant");
-        if (!known && (style->tool || !is_word(m[i].role)))
+        if (!chatml_knows(style, &m[i]))
             return refuse_role(e, c, &m[i], i);
         if (style->think && is_role(&m[i], "assistant")) {
             if (i >= last_user)
@@ -289,17 +291,39 @@ static int render_gemma(struct err *e, struct chat *c, const struct text_message
 
 /* ---- all kinds ---- */
 
+/* OpenAI's newer name of the role system, which few templates know. */
+static int replace_developer(struct err *e, struct chat *c, const struct text_message **m, size_t n)
+{
+    size_t i = 0;
+    while (i < n && !is_role(&(*m)[i], "developer"))
+        i++;
+    if (i == n || c->style->developer)
+        return 0;
+    c->copy = malloc(n * sizeof *c->copy);
+    if (!c->copy)
+        return err_nomem(e, "messages", n * sizeof *c->copy);
+    memcpy(c->copy, *m, n * sizeof *c->copy);
+    for (; i < n; i++)
+        if (is_role(&c->copy[i], "developer"))
+            c->copy[i].role = "system";
+    *m = c->copy;
+    return 0;
+}
+
 static int render(struct err *e, struct chat *c, const struct text *t, const struct text_message *m, size_t n,
                   enum text_chat_end end)
 {
     bool answer = end == TEXT_CHAT_ANSWER;
-    *c = (struct chat){.t = t, .style = &t->chat, .open = end == TEXT_CHAT_OPEN && n != 0 ? &m[n - 1] : NULL};
+    *c = (struct chat){.t = t, .style = &t->chat};
     if (t->chat.kind == CHAT_ABSENT)
         return err_set(e, ERR_NO, "%s: the file has no chat template", text_file(t));
     if (t->chat.kind == CHAT_UNKNOWN)
         return err_set(e, ERR_NO, "%s: chat template not supported: %s", text_file(t), t->chat.head);
     if (n == 0)
         return err_set(e, ERR_NO, "messages: the list is empty");
+    if (replace_developer(e, c, &m, n))
+        return e->code;
+    c->open = end == TEXT_CHAT_OPEN ? &m[n - 1] : NULL;
     /* Exactly one BOS token: the template's own, or the one that the file requires before any text. */
     c->bos = t->bos != TEXT_NONE && (t->chat.writes_bos || t->add_bos);
     int rc = put(e, c, c->bos ? t->row[t->bos].entry : "", c->bos ? t->row[t->bos].n_entry : 0, true);

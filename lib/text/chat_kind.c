@@ -125,6 +125,7 @@ int text_chat_recognise(struct err *e, struct text_chat_style *out, const char *
     out->kind = kind_of(&t);
     out->writes_bos = has_any(&t, bos);
     out->trims = has_any(&t, trim);
+    out->developer = has(&t, "developer");
     switch (out->kind) {
     case CHAT_CHATML:
         out->think = has(&t, "</think>");

@@ -81,9 +81,9 @@ enum text_chat_end {
  *
  * Kinds: ChatML (with the template's default system message), Llama 3 (the dates of 3.1 are the template's fixed ones),
  * Mistral and Gemma. In the last two, turns must alternate, and a system message goes before the first or the last user
- * message, or is refused, as the template does. Roles are system, user, assistant (and any word in ChatML without
- * tools); another role is refused by name. For reasoning models, the reasoning of earlier turns is dropped, and an
- * assistant message without a user message after it is refused. */
+ * message, or is refused, as the template does. Roles are system, user, assistant, and tool in ChatML without tools;
+ * developer is system unless the template mentions it; another role is refused by name. For reasoning models, the
+ * reasoning of earlier turns is dropped, and an assistant message without a user message after it is refused. */
 int text_chat(struct err *e, const struct text *t, struct text_ids *out, const struct text_message *m, size_t n,
               enum text_chat_end end);
 /* The same as text, for tests that compare it with the output of the templates. *out is allocated; the caller frees it.

@@ -120,6 +120,7 @@ struct text_chat_style {
     bool trims;       /* white space around contents is removed */
     bool think;       /* chatml: reasoning of earlier turns is dropped */
     bool tool;        /* chatml: tool messages have their own format, which is not supported */
+    bool developer;   /* the template mentions the role developer; elsewhere it is the role system */
     bool dated;       /* llama3: there is always a system turn, and it starts with two dates */
     bool no_system;   /* mistral, gemma: the template does not support a system message */
     bool system_last; /* mistral: the system message goes before the last user message, not the first */

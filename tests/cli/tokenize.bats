@@ -59,6 +59,15 @@ jsonl() {
     ! grep -q 'Yours' b
 }
 
+@test "a developer message is a system message, also for --system" {
+    t() { printf '%s\n' "{\"messages\":[{\"role\":\"$1\",\"content\":\"Be brief.\"},{\"role\":\"user\",\"content\":\"hi\"}]}" |
+        tokenize --jsonl --ids "${@:2}"; }
+    [ "$(t developer)" = "$(t system)" ]
+    [ "$(t developer --system Yours.)" = "$(t system)" ]
+    ! t banana 2> err
+    grep -q "messages\[0\].role: expected system, developer, user, assistant or tool, got 'banana'$" err
+}
+
 @test "a thousand lines are a thousand requests in order" {
     seq 1000 | tokenize --raw --lines | frames | jq -c 'select(.k=="tok")|[.seq,.id]' > got
     seq 0 999 | jq -c '["\(.)","req-\(.)"]' > want

@@ -243,6 +243,9 @@ def errors():
     refused(chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages[0].content[0].type",
             path="/v1/chat/completions")
     refused({"max_tokens": 1}, 400, "messages", path="/v1/chat/completions")
+    for role in ("System", "function", "banana"):
+        refused(chat(messages=[{"role": role, "content": "x"}]), 400, "messages[0].role", [f"got '{role}'"],
+                path="/v1/chat/completions")
     refused(chat(top_logprobs=2), 400, "top_logprobs", path="/v1/chat/completions")
     refused({"prompt": ["a", ""], "max_tokens": 1}, 400, None, ["prompt[1]"])
     for raw in (b"", b"{", b"[]", b'{"prompt":"a","prompt":"b"}', b'{"prompt":"a"} x', b"[" * 100000, b'{"prompt":"\xff"}',
@@ -288,6 +291,7 @@ def tokens():
             ("bos_token", "eos_token", "pad_token")] == [[1], [2], [2]]
     body = chat(messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Say hi."}])
     ids = ok("/tokenize", {"messages": body["messages"]})["tokens"]
+    assert ids == ok("/tokenize", {"messages": [{"role": "system", "content": "Be brief."}, body["messages"][1]]})["tokens"]
     text = ok("/detokenize", {"tokens": ids})["prompt"]
     assert ok("/tokenize", {"prompt": text})["tokens"] == ids != ok("/tokenize", {"prompt": text, "parse_special": False})["tokens"]
     a, b = ok("/v1/chat/completions", body), ok("/v1/completions", {**completion(prompt=text), "max_tokens": body["max_tokens"]})

@@ -151,6 +151,37 @@ static void messages_make_no_control_ids(void **state)
     text_free(t);
 }
 
+/* OpenAI: developer messages replace system messages; a server may treat either as the other. */
+static void developer_is_system_unless_the_template_mentions_it(void **state)
+{
+    static const char named[] =
+        "{% for m in messages %}{# system, user, assistant, developer #}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>\n{% endfor %}";
+    struct other o = {.pre = "smollm", .template = named, .add_bos = -1, .eos = 2};
+    struct err e;
+    struct text *t[2];
+    assert_int_equal(text_open(&e, &t[0], need_model(state)), 0);
+    t[1] = open_other(need_model(state), &o);
+    assert_non_null(t[1]);
+    for (int known = 0; known < 2; known++) {
+        struct text_message m[] = {{"developer", "be kind", 7}, {"user", "hi", 2}, {"developer", "ok", 2}};
+        const char *role = known ? "developer" : "system";
+        char want[200], *got;
+        size_t n;
+        snprintf(want, sizeof want,
+                 "<|im_start|>%s\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>%s\nok", role, role);
+        assert_int_equal(text_chat_render(&e, t[known], &got, &n, m, 3, TEXT_CHAT_OPEN), 0);
+        assert_string_equal(got, want);
+        assert_string_equal(m[0].role, "developer");
+        free(got);
+        m[1].role = "banana";
+        assert_int_equal(text_chat_render(&e, t[known], &got, &n, m, 3, TEXT_CHAT_OPEN), ERR_NO);
+        assert_non_null(strstr(e.text, "messages[1].role: the chat template of "));
+        assert_non_null(strstr(e.text, " has no role 'banana'"));
+        text_free(t[known]);
+    }
+}
+
 static size_t count_bos(const struct text *t, bool chat)
 {
     struct err e;
@@ -256,9 +287,13 @@ static void broken_bytes_in_messages_are_repaired(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(templates_render_as_jinja_does), cmocka_unit_test(messages_make_no_control_ids),
-        cmocka_unit_test(there_is_one_bos_token_or_none), cmocka_unit_test(a_bos_token_is_not_added_twice),
-        cmocka_unit_test(unknown_templates_are_refused),  cmocka_unit_test(broken_bytes_in_messages_are_repaired),
+        cmocka_unit_test(templates_render_as_jinja_does),
+        cmocka_unit_test(messages_make_no_control_ids),
+        cmocka_unit_test(developer_is_system_unless_the_template_mentions_it),
+        cmocka_unit_test(there_is_one_bos_token_or_none),
+        cmocka_unit_test(a_bos_token_is_not_added_twice),
+        cmocka_unit_test(unknown_templates_are_refused),
+        cmocka_unit_test(broken_bytes_in_messages_are_repaired),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
