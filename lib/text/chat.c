@@ -316,9 +316,10 @@ static int render(struct err *e, struct chat *c, const struct text *t, const str
     bool answer = end == TEXT_CHAT_ANSWER;
     *c = (struct chat){.t = t, .style = &t->chat};
     if (t->chat.kind == CHAT_ABSENT)
-        return err_set(e, ERR_NO, "%s: the file has no chat template", text_file(t));
+        return err_set(e, ERR_NO, "messages: %s has no chat template; send a formatted prompt as text instead",
+                       text_file(t));
     if (t->chat.kind == CHAT_UNKNOWN)
-        return err_set(e, ERR_NO, "%s: chat template not supported: %s", text_file(t), t->chat.head);
+        return err_set(e, ERR_NO, "messages: the chat template of %s is not supported: %s", text_file(t), t->chat.head);
     if (n == 0)
         return err_set(e, ERR_NO, "messages: the list is empty");
     if (replace_developer(e, c, &m, n))

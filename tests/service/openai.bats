@@ -31,3 +31,15 @@ check() { timeout 120 python3 "$PHASEPIPE_TOP/tests/service/openai_client.py" "$
 @test "an unknown field is logged once" {
     [ "$(grep -c "who_knows" "$RUN/log/stream.log")" -eq 1 ]
 }
+
+@test "with a model without chat template a chat is refused at messages, and a text is completed" {
+    "$PHASEPIPE_TOP/scripts/make-random-model" --type F16 --layers 1 --hidden 64 --heads 1 --kv-heads 1 --ffn 64 --vocab 512 \
+        "$BATS_TEST_TMPDIR/bare.gguf"
+    cd "$BATS_TEST_TMPDIR"
+    mkdir -m 700 up
+    timeout -k 1 60 phasepipe up --run "$PWD/up" -m bare.gguf --kv-cache-memory-bytes 64M --http "unix:$PWD/s" --ollama off \
+        --detach > up.log 2>&1 3>&-
+    SOCKET=$PWD/s check no_template || failed=1
+    timeout -k 1 60 phasepipe down --run "$PWD/up" > /dev/null 2>&1
+    [ -z "$failed" ]
+}

@@ -262,6 +262,13 @@ def errors():
     assert status == 200, data
 
 
+def no_template():
+    for path, body in (("/v1/chat/completions", chat()), ("/v1/chat/completions", chat(stream=True)),
+                       ("/tokenize", {"messages": chat()["messages"]})):
+        refused(body, 400, "messages", ["bare.gguf has no chat template"], path=path)
+    assert ok("/v1/completions", completion())["usage"]["completion_tokens"] == 6
+
+
 def odd_values():
     """Any value of any field is taken or refused in words, and the next request works."""
     names = ("prompt max_tokens temperature top_p top_k n stop stream stream_options logprobs echo seed logit_bias "
@@ -360,4 +367,4 @@ def beside():
     assert set(got) == {alone} and len(got) == 8, got
 
 
-{f.__name__: f for f in (shapes, streams, choices, logprobs, fields, errors, odd_values, tokens, stops, routes, beside)}[CHECK]()
+{f.__name__: f for f in (shapes, streams, choices, logprobs, fields, errors, no_template, odd_values, tokens, stops, routes, beside)}[CHECK]()

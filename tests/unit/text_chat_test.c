@@ -256,7 +256,8 @@ static void unknown_templates_are_refused(void **state)
         assert_int_equal(text_chat(&e, t, &v, &m, 1, TEXT_CHAT_ANSWER), ERR_NO);
         snprintf(head, sizeof head, "%s", unknown[i]);
         assert_non_null(strstr(e.text, head));
-        assert_int_equal(strncmp(e.text, "text-test-", 10), 0); /* the file without its directory */
+        /* the field of the request, and the file without its directory */
+        assert_int_equal(strncmp(e.text, "messages: the chat template of text-test-", 41), 0);
         text_free(t);
     }
     struct other none = {.pre = "smollm", .add_bos = -1, .eos = 2};
@@ -265,7 +266,8 @@ static void unknown_templates_are_refused(void **state)
     struct text_ids v = {0};
     struct err e;
     assert_int_equal(text_chat(&e, t, &v, &m, 1, TEXT_CHAT_ANSWER), ERR_NO);
-    assert_non_null(strstr(e.text, "has no chat template"));
+    assert_int_equal(strncmp(e.text, "messages: text-test-", 20), 0);
+    assert_non_null(strstr(e.text, " has no chat template"));
     text_free(t);
 }
 
