@@ -20,7 +20,7 @@ struct ollama_answer {
     struct str line;  /* buffer of the last line */
     struct str model; /* start of a line, up to the time */
     struct str text;  /* text of a response in one object, escaped */
-    struct str lp;    /* of the same, the elements of logprobs */
+    struct str lp;    /* the elements of logprobs: of the same, or of the last line */
     uint32_t *ids;    /* of the conversation, if context is returned */
     size_t n_id, cap_id;
 };
@@ -117,12 +117,17 @@ static void put_token(struct str *w, const struct text *vocab, uint32_t id, floa
     str_add_text(w, "]");
 }
 
-static void put_logprobs(struct str *w, const struct text *vocab, const struct wire_out *o)
+/* As in Ollama, control tokens are left out: all tokens together are the text. False: nothing was written. */
+static bool put_logprobs(struct str *w, const struct text *vocab, const struct wire_out *o, bool comma)
 {
+    bool some = false;
     for (uint32_t i = 0; i < o->n_lp; i++) {
         const struct wire_logprob *lp = &o->lp[i];
-        if (i)
+        if (text_is_control(vocab, lp->id))
+            continue;
+        if (some || comma)
             str_add_text(w, ",");
+        some = true;
         put_token(w, vocab, lp->id, lp->logprob);
         for (uint32_t k = 0; k < lp->n_top; k++) {
             str_add_text(w, k ? "," : ",\"top_logprobs\":[");
@@ -131,6 +136,7 @@ static void put_logprobs(struct str *w, const struct text *vocab, const struct w
         }
         str_add_text(w, lp->n_top ? "]}" : "}");
     }
+    return some;
 }
 
 static void begin(struct ollama_answer *a)
@@ -216,21 +222,21 @@ int ollama_answer_piece(struct err *e, struct ollama_answer *a, const char **lin
         return e->code;
     if (!a->stream) {
         json_write_escaped(&a->text, o->text.p, o->text.n);
-        if (o->n_lp && a->lp.n)
-            str_add_text(&a->lp, ",");
-        put_logprobs(&a->lp, a->vocab, o);
+        put_logprobs(&a->lp, a->vocab, o, a->lp.n > 0);
         int rc = give(e, a, line, n);
         *n = 0;
         return rc;
     }
-    if (!o->text.n && !o->n_lp) /* held back: possibly the start of a stop string, or half a character */
+    str_clear(&a->lp);
+    bool scored = put_logprobs(&a->lp, a->vocab, o, false);
+    if (!o->text.n && !scored) /* held back: possibly the start of a stop string, or half a character */
         return 0;
     begin(a);
     json_write_escaped(&a->line, o->text.p, o->text.n);
     str_add_text(&a->line, a->chat ? "\"},\"done\":false" : "\",\"done\":false");
-    if (o->n_lp) {
+    if (scored) {
         str_add_text(&a->line, ",\"logprobs\":[");
-        put_logprobs(&a->line, a->vocab, o);
+        str_add(&a->line, a->lp.p, a->lp.n);
         str_add_text(&a->line, "]");
     }
     str_add_text(&a->line, "}\n");
@@ -261,7 +267,7 @@ int ollama_answer_last(struct err *e, struct ollama_answer *a, const char **line
     str_add_text(w, "\"");
     if (a->context)
         put_context(a);
-    if (a->lp.n) {
+    if (!a->stream && a->lp.n) {
         str_add_text(w, ",\"logprobs\":[");
         str_add(w, a->lp.p, a->lp.n);
         str_add_text(w, "]");

@@ -16,9 +16,12 @@ struct openai_request {
     bool chat, stream, usage, usage_always; /* usage: a chunk at the end; usage_always: in each chunk */
     bool logprobs, token_ids, as_ids;       /* as_ids: tokens are written as token_id:N */
     bool echo, prompt_logprobs;
-    uint32_t n_top, n_prompt_top;   /* top log-probabilities, besides that of the token itself */
-    char id[API_ID_BYTES_MAX + 16]; /* "cmpl-…" */
-    char *model;                    /* the first served model name; owned */
+    bool control_text, keep_stop, ignore_end; /* control tokens, and those that end the answer, have a text; the end
+                                                 token does not end it */
+    json_t *stop_ids;                         /* chat with log-probabilities; NULL: none; owned */
+    uint32_t n_top, n_prompt_top;             /* top log-probabilities, besides that of the token itself */
+    char id[API_ID_BYTES_MAX + 16];           /* "cmpl-…" */
+    char *model;                              /* the first served model name; owned */
     int64_t created;
     uint32_t n;
     bool list;     /* `prompt` was a list: errors name the index */

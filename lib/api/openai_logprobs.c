@@ -62,7 +62,19 @@ static void logprob(struct str *w, float v)
         json_write_f32(w, v);
 }
 
-static void chat_token(struct str *w, const struct openai_reply *p, uint32_t id, float v)
+/* Whether a token of the answer is part of its text: not a control token, nor one that ends the answer. (Stop ids
+ * cannot be chosen where they do not end it.) */
+static bool is_shown(const struct openai_reply *p, uint32_t id)
+{
+    const struct openai_request *q = p->q;
+    bool ends = text_is_end(p->vocab, id) && !q->ignore_end;
+    for (size_t i = 0; i < json_array_size(q->stop_ids) && !ends; i++)
+        ends = json_number_value(json_array_get(q->stop_ids, i)) == id;
+    return (!ends || q->keep_stop) && (q->control_text || !text_is_control(p->vocab, id));
+}
+
+/* in_text: the token is part of the text, so that all bytes together are its bytes. */
+static void chat_token(struct str *w, const struct openai_reply *p, uint32_t id, float v, bool in_text)
 {
     size_t n;
     const char *bytes = reply_bytes(p->vocab, id, &n);
@@ -71,19 +83,19 @@ static void chat_token(struct str *w, const struct openai_reply *p, uint32_t id,
     LIT(w, ",\"logprob\":");
     logprob(w, v);
     LIT(w, ",\"bytes\":[");
-    json_write_bytes(w, bytes, n);
+    json_write_bytes(w, bytes, in_text ? n : 0);
     LIT(w, "]");
 }
 
 static void chat_logprob(struct str *w, const struct openai_reply *p, const struct wire_logprob *lp)
 {
     comma(w);
-    chat_token(w, p, lp->id, lp->logprob);
+    chat_token(w, p, lp->id, lp->logprob, is_shown(p, lp->id));
     LIT(w, ",\"top_logprobs\":[");
     for (uint32_t i = 0; i < lp->n_top; i++) {
         if (i)
             LIT(w, ",");
-        chat_token(w, p, lp->top[i].id, lp->top[i].logprob);
+        chat_token(w, p, lp->top[i].id, lp->top[i].logprob, true);
         LIT(w, "}");
     }
     LIT(w, "]}");

@@ -191,6 +191,17 @@ static int logprobs_of(struct openai_refusal *no, struct openai_request *q, cons
     return count(no, &q->n_top, o, "logprobs");
 }
 
+/* What decides which tokens of the answer have a text; tokenize checks the types. */
+static void shown_of(struct openai_request *q, const json_t *o)
+{
+    const json_t *ids = get(o, "stop_token_ids");
+    q->control_text = json_is_false(get(o, "skip_special_tokens"));
+    q->keep_stop = json_is_true(get(o, "include_stop_str_in_output"));
+    q->ignore_end = json_is_true(get(o, "ignore_eos"));
+    if (q->chat && q->logprobs && json_is_array(ids) && json_array_size(ids) <= WIRE_STOP_IDS_MAX)
+        q->stop_ids = json_incref((json_t *)(uintptr_t)ids);
+}
+
 static int choices_of(struct openai_refusal *no, struct openai_request *q, const json_t *o)
 {
     const json_t *v = get(o, "n"), *t = get(o, "temperature");
@@ -386,6 +397,7 @@ static int check(struct openai_refusal *no, struct openai_request *q)
         openai_get_bool(no, &q->as_ids, o, "return_tokens_as_token_ids", "return_tokens_as_token_ids") ||
         openai_get_bool(no, &q->echo, o, "echo", "echo"))
         return -1;
+    shown_of(q, o);
     const json_t *user = get(o, "user");
     if (user && !json_is_string(user))
         return openai_refuse(no, 400, "user", "user: expected a string");
@@ -422,6 +434,7 @@ void openai_request_sent(struct openai_request *q)
 void openai_request_free(struct openai_request *q)
 {
     openai_request_sent(q);
+    json_decref(q->stop_ids);
     free(q->model);
     *q = (struct openai_request){0};
 }

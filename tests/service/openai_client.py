@@ -173,6 +173,22 @@ def logprobs():
         assert len(t["top_logprobs"]) == 2 and t["logprob"] == t["top_logprobs"][0]["logprob"], t
         assert bytes(t["bytes"]).decode("utf-8", "replace") == t["token"] or t["token"].startswith(("bytes:", "<|"))
     assert "".join(t["token"] for t in a["logprobs"]["content"] if not t["token"].startswith("<|")).strip() == a["message"]["content"].strip()
+    # the bytes of all tokens are those of the content: the end token and stop ids have none, unless the content has them
+    say = [{"role": "user", "content": "Say hi."}]
+    whole = ok("/v1/chat/completions", chat(messages=say, max_tokens=60, logprobs=True, return_token_ids=True))["choices"][0]
+    assert whole["finish_reason"] == "stop" and whole["token_ids"][-1] == 2, whole
+    early = {"stop_token_ids": [whole["token_ids"][4]]}
+    for more in ({}, {"skip_special_tokens": False}, {"include_stop_str_in_output": True},
+                 {"skip_special_tokens": False, "include_stop_str_in_output": True}, {"ignore_eos": True, "skip_special_tokens": False},
+                 {"ignore_eos": True}, early, {**early, "include_stop_str_in_output": True}):
+        body = chat(messages=say, max_tokens=60, logprobs=True, **more)
+        a = ok("/v1/chat/completions", body)
+        got = a["choices"][0]
+        entries = got["logprobs"]["content"]
+        assert bytes(b for t in entries for b in t["bytes"]).decode() == got["message"]["content"], (more, got)
+        assert len(entries) == a["usage"]["completion_tokens"], (more, got)
+        deltas = [e["choices"][0] for e in events("/v1/chat/completions", {**body, "stream": True}) if e["choices"]]
+        assert [t for d in deltas for t in (d["logprobs"] or {"content": []})["content"]] == entries, more
 
 
 def fields():

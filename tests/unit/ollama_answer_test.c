@@ -234,6 +234,30 @@ static void logprobs_are_written_per_token(void **state)
     text_ids_free(&hello);
 }
 
+/* Ollama ends an answer before it adds the end token. */
+static void the_end_token_has_no_entry(void **state)
+{
+    struct err e;
+    struct text_ids end = {0};
+    const char *p;
+    size_t n;
+    (void)state;
+    assert_int_equal(text_encode(&e, model.text, &end, "<|im_end|>", 10, TEXT_CONTROL), 0);
+    assert_int_equal(end.n, 1);
+    const struct wire_logprob lp[] = {{end.ids[0], -0.25f, NULL, 0, 1}};
+    const struct wire_out o = {.ids = end.ids, .n_id = 1, .lp = lp, .n_lp = 1};
+    for (int stream = 0; stream < 2; stream++) {
+        struct ollama_answer *a = answer(true, stream, true);
+        assert_int_equal(ollama_answer_piece(&e, a, &p, &n, &o), 0);
+        assert_int_equal(n, 0);
+        json_t *x = last(a, stream);
+        assert_null(json_object_get(x, "logprobs"));
+        json_decref(x);
+        ollama_answer_free(a);
+    }
+    text_ids_free(&end);
+}
+
 /* ---- times ---- */
 
 static struct wire_span span(const char *stage, uint64_t queued, uint64_t start, uint64_t end)
@@ -394,6 +418,7 @@ int main(void)
         cmocka_unit_test(chat_streams_ndjson),
         cmocka_unit_test(an_unstreamed_response_is_one_object),
         cmocka_unit_test(logprobs_are_written_per_token),
+        cmocka_unit_test(the_end_token_has_no_entry),
         cmocka_unit_test(durations_add_up_to_the_total),
         cmocka_unit_test(times_are_written_as_rfc3339),
         cmocka_unit_test(parameter_counts_are_written_as_ollama_does),

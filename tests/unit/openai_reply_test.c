@@ -484,6 +484,37 @@ static void chats_return_logprobs(void **state)
            "{\"choices\":[{\"logprobs\":null,\"finish_reason\":\"length\"}]}");
 }
 
+/* The end token is a control token: in the list it has no bytes, so that those of all tokens are the content. */
+static void chats_return_no_bytes_of_what_is_not_in_the_content(void **state)
+{
+    (void)state;
+    static const char end_text[] = "<|im_end|>";
+    static const struct wire_top top = {SAY_END, -0.5f};
+    static const struct wire_logprob end = {SAY_END, -0.5f, &top, 1, 1};
+    static const char *const more[] = {"", ",\"skip_special_tokens\":false",
+                                       ",\"skip_special_tokens\":false,\"include_stop_str_in_output\":true",
+                                       ",\"stop_token_ids\":[97,256]"};
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        char body[300];
+        snprintf(body, sizeof body, "{" ASK_A ",\"logprobs\":true,\"top_logprobs\":1%s}", more[i]);
+        begin(CHAT, body);
+        scored(SAY_HELLO, "Hello", &of_best, false, false);
+        scored(SAY_END, "", &end, false, false);
+        finish(0, 0, WIRE_STOP, 1, 2);
+        fake_done();
+        json_t *o = whole();
+        const json_t *list =
+            json_object_get(json_object_get(json_array_get(json_object_get(o, "choices"), 0), "logprobs"), "content");
+        const json_t *last = json_array_get(list, 1),
+                     *best_of_last = json_array_get(json_object_get(last, "top_logprobs"), 0);
+        assert_int_equal(json_array_size(json_object_get(json_array_get(list, 0), "bytes")), i == 3 ? 0 : 5);
+        assert_int_equal(json_array_size(json_object_get(last, "bytes")), i == 2 ? strlen(end_text) : 0);
+        assert_string_equal(json_string_value(json_object_get(last, "token")), end_text);
+        assert_int_equal(json_array_size(json_object_get(best_of_last, "bytes")), strlen(end_text));
+        json_decref(o);
+    }
+}
+
 static void tokens_are_returned_as_token_ids(void **state)
 {
     (void)state;
@@ -544,6 +575,7 @@ int main(void)
         cmocka_unit_test(a_disconnect_frees_everything),
         cmocka_unit_test(completions_return_logprobs),
         cmocka_unit_test(chats_return_logprobs),
+        cmocka_unit_test(chats_return_no_bytes_of_what_is_not_in_the_content),
         cmocka_unit_test(tokens_are_returned_as_token_ids),
         cmocka_unit_test(prompt_logprobs_are_a_field_of_their_own),
     };
