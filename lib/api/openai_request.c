@@ -277,8 +277,9 @@ static void unknown_within(struct api *a, unsigned *left, const json_t *body)
 {
     static const char *const of_options[] = {"include_usage", "continuous_usage_stats", NULL};
     /* without those that request/prompt.c refuses */
-    static const char *const of_message[] = {
-        "role", "content", "tool_calls", "tool_call_id", "function_call", "audio", "prefix", "reasoning_content", NULL};
+    static const char *const of_message[] = {"role",          "content", "tool_calls",  "tool_call_id",
+                                             "function_call", "audio",   "prefix",      "reasoning_content",
+                                             "reasoning",     "refusal", "annotations", NULL};
     const json_t *m = json_object_get(body, "messages"), *v;
     size_t i;
     openai_unknown_all(a, left, "stream_options.", json_object_get(body, "stream_options"), of_options);

@@ -124,19 +124,44 @@ static int join_parts(struct err *e, struct ask *a, struct text_message *m, stru
     return 0;
 }
 
-/* Unsupported fields of a message that would change the prompt. An empty list is accepted: responses contain one, and
- * clients send them back. */
+static bool is_empty(const json_t *v)
+{
+    return !v || json_is_null(v) || json_is_false(v) || (json_is_string(v) && !json_string_length(v)) ||
+           (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
+}
+
+/* Clients send responses back as they received them, from this server or another. What responses have without a value
+ * is accepted; a value that would belong into the prompt is refused, since the templates are rendered without it. */
 static int refuse_message_fields(struct err *e, struct ask_path *at, const json_t *m)
 {
-    static const char *const no[] = {"tool_calls", "tool_call_id", "function_call",
-                                     "audio",      "prefix",       "reasoning_content"};
+    static const char *const no[] = {"tool_calls", "tool_call_id", "function_call", "audio", "refusal", "prefix"};
     for (size_t i = 0; i < sizeof no / sizeof *no; i++) {
-        const json_t *v = json_object_get(m, no[i]);
-        if (!v || json_is_null(v) || (json_is_array(v) && !json_array_size(v)))
+        if (is_empty(json_object_get(m, no[i])))
             continue;
         path_field(at, no[i]);
         return err_set(e, ERR_NO, "%s: is not supported", at->text);
     }
+    return 0;
+}
+
+/* Fields that say something about a message. The reasoning of earlier turns is no part of a prompt: templates drop it.
+ */
+static int check_notes(struct err *e, struct ask_path *at, const json_t *m)
+{
+    static const char *const texts[] = {"reasoning_content", "reasoning"};
+    const json_t *notes = json_object_get(m, "annotations");
+    size_t was = at->n;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        const json_t *v = json_object_get(m, texts[i]);
+        path_field(at, texts[i]);
+        if (v && !json_is_null(v) && !json_is_string(v))
+            return ask_wrong(e, at, "a string", v);
+        path_back(at, was);
+    }
+    path_field(at, "annotations");
+    if (notes && !json_is_null(notes) && !json_is_array(notes))
+        return ask_wrong(e, at, "a list", notes);
+    path_back(at, was);
     return 0;
 }
 
@@ -176,7 +201,7 @@ static int message_read(struct err *e, struct ask *a, struct text_message *out, 
         return unknown_role(e, at, role);
     out->role = json_string_value(role);
     path_back(at, was);
-    if (refuse_message_fields(e, at, m))
+    if (refuse_message_fields(e, at, m) || check_notes(e, at, m))
         return e->code;
     was = path_field(at, "content");
     if (json_is_string(content)) {
@@ -185,8 +210,7 @@ static int message_read(struct err *e, struct ask *a, struct text_message *out, 
     } else if (json_is_array(content)) {
         if (join_parts(e, a, out, at, content))
             return e->code;
-    } else if (json_is_null(content) &&
-               !strcmp(out->role, "assistant")) { /* an empty message, as some clients write it */
+    } else if ((!content || json_is_null(content)) && !strcmp(out->role, "assistant")) { /* an empty message */
         out->content = "";
     } else {
         return ask_wrong(e, at, "a string or a list of parts", content);
