@@ -341,8 +341,8 @@ int emit(struct err *e, struct tokenize *t, struct ask *a, const char *where, ui
     int r = 0;
     if (log_unknown(e, t, a, where))
         return e->code;
-    int bad = ask_check_ids(&why, a, t->config.vocab) || too_long(&why, t, a) || bad_words(&why, &rows, t, a) ||
-              encode(&why, &ids, t, a);
+    int bad = ask_check_ids(&why, a, t->config.vocab) || ask_check_template(&why, a, t->text) || too_long(&why, t, a) ||
+              bad_words(&why, &rows, t, a) || encode(&why, &ids, t, a);
     if (!bad)
         truncate_prompt(&ids, a, context_length(t, a));
     a->s.bad_ids = rows.ids.ids;

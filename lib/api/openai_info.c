@@ -102,7 +102,7 @@ static int encode(struct openai_refusal *no, struct text_ids *ids, const struct 
         rc = err_set(&e, ERR_NO, "prompt: expected a string, got token ids");
     else if (!rc && q.kind == ASK_TEXT)
         rc = text_encode(&e, t, ids, q.text, q.n_text, (q.specials ? TEXT_BOS : 0) | (q.control ? TEXT_CONTROL : 0));
-    else if (!rc)
+    else if (!rc && !(rc = ask_check_template(&e, &q, t)))
         rc = text_chat(&e, t, ids, q.messages, q.n_message, q.chat_end);
     ask_free(&q);
     if (!rc)

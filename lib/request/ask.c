@@ -167,6 +167,9 @@ static void begin(struct ask *out, const struct ask *defaults)
     out->prefix = out->allowed = NULL;
     out->bad = NULL;
     out->has_max_tokens = false;
+    out->object = out->template_args = NULL;
+    out->template = NULL;
+    out->no_thinking = false;
 }
 
 int ask_read(struct err *e, struct ask *out, const struct ask *defaults, const char *line, size_t n)

@@ -58,6 +58,10 @@ struct ask {
     uint32_t n_bad;
     uint32_t n;             /* choices */
     struct wire_sampling s; /* arrays are `stop`, `stop_ids`, `bias`, `allowed` */
+    const char *template;   /* ASK_MESSAGES: the chat template that the request wants; NULL: that of the model */
+    size_t n_template;
+    const json_t *template_args; /* ASK_MESSAGES: variables for the template, an object; NULL: none */
+    bool no_thinking;            /* ASK_MESSAGES: no reasoning before the answer */
     bool has_seed;
     const char *salt;
     size_t n_salt;
@@ -66,6 +70,7 @@ struct ask {
 
     /* Owned memory that the pointers above refer to. */
     json_t *json;
+    const json_t *object; /* part of `json`: that with the fields */
     char id_text[ASK_ID_TEXT];
     struct wire_str *stop;
     uint32_t *stop_ids;
@@ -115,6 +120,10 @@ struct ask_context {
 int ask_context_error(struct err *e, const struct ask_context *c);
 /* Whether the text begins with that error; if so, *out has its numbers. */
 bool ask_context_read(struct ask_context *out, const char *text);
+
+/* Checks that the template renders as the request demands: templates are not run, so only a request for what happens
+ * anyway can be met. ERR_NO names the field. */
+int ask_check_template(struct err *e, const struct ask *a, const struct text *t);
 
 /* Path of the value being read, e.g. "messages[3].content". */
 struct ask_path {

@@ -362,8 +362,7 @@ static int f_ignored(struct err *e, struct ask *a, struct ask_path *at, const js
     return 0;
 }
 
-/* The last name of a path; no field name contains a point. */
-static const char *last_name(const struct ask_path *at)
+const char *path_last(const struct ask_path *at)
 {
     const char *point = strrchr(at->text, '.');
     return point ? point + 1 : at->text;
@@ -374,44 +373,7 @@ static int f_carried(struct err *e, struct ask *a, struct ask_path *at, const js
 {
     if (!a->extra && !(a->extra = json_object()))
         return err_nomem(e, "fields", 0);
-    return json_object_set(a->extra, last_name(at), (json_t *)v) ? err_nomem(e, "fields", 0) : 0;
-}
-
-/* Unsupported, unless the value requests what happens anyway. */
-static int f_refused(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
-{
-    (void)a;
-    static const struct {
-        const char *name, *value;
-    } harmless[] = {
-        {"tool_choice", "\"none\""},
-        {"response_format", "{\"type\":\"text\"}"},
-        {"modalities", "[\"text\"]"},
-        {"use_beam_search", "false"},
-        {"parallel_tool_calls", "true"},
-        {"parallel_tool_calls", "false"},
-        {"tools", "[]"},
-        {"functions", "[]"},
-        {"suffix", "\"\""},
-        {"chat_template_kwargs", "{}"},
-        {"documents", "[]"},
-        {"length_penalty", "1"},
-        {"length_penalty", "1.0"},
-        {"logits_processors", "[]"},
-        {"logprob_token_ids", "[]"},
-        {"reasoning_effort", "\"none\""},
-        {"return_prompt_text", "false"},
-        {"stream_interval", "1"},
-        {"thinking_token_budget", "-1"},
-        {"truncation_side", "\"left\""},
-        {"watermarking", "false"},
-    };
-    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_SORT_KEYS);
-    bool ok = false;
-    for (size_t i = 0; text && i < sizeof harmless / sizeof *harmless; i++)
-        ok |= !strcmp(harmless[i].name, last_name(at)) && !strcmp(harmless[i].value, text);
-    free(text);
-    return ok ? 0 : err_set(e, ERR_NO, "%s: is not supported", at->text);
+    return json_object_set(a->extra, path_last(at), (json_t *)v) ? err_nomem(e, "fields", 0) : 0;
 }
 
 /* In reading order: n before best_of, logprobs before top_logprobs, add_generation_prompt before
@@ -470,41 +432,41 @@ static const struct field {
     {"model", f_carried},
     {"user", f_carried},
     {"metadata", f_carried},
-    {"audio", f_refused},
-    {"chat_template", f_refused},
-    {"chat_template_kwargs", f_refused},
-    {"documents", f_refused},
-    {"ec_transfer_params", f_refused},
-    {"function_call", f_refused},
-    {"functions", f_refused},
-    {"guided_choice", f_refused},
-    {"guided_decoding_backend", f_refused},
-    {"guided_grammar", f_refused},
-    {"guided_json", f_refused},
-    {"guided_regex", f_refused},
-    {"guided_whitespace_pattern", f_refused},
-    {"kv_transfer_params", f_refused},
-    {"length_penalty", f_refused},
-    {"logits_processors", f_refused},
-    {"logprob_token_ids", f_refused},
-    {"modalities", f_refused},
-    {"parallel_tool_calls", f_refused},
-    {"prediction", f_refused},
-    {"prompt_embeds", f_refused},
-    {"reasoning_effort", f_refused},
-    {"repetition_detection", f_refused},
-    {"response_format", f_refused},
-    {"return_prompt_text", f_refused},
-    {"stream_interval", f_refused},
-    {"structured_outputs", f_refused},
-    {"suffix", f_refused},
-    {"thinking_token_budget", f_refused},
-    {"tool_choice", f_refused},
-    {"tools", f_refused},
-    {"truncation_side", f_refused},
-    {"use_beam_search", f_refused},
-    {"watermarking", f_refused},
-    {"web_search_options", f_refused},
+    {"audio", field_unsupported},
+    {"chat_template", field_template},
+    {"chat_template_kwargs", field_template_args},
+    {"documents", field_unsupported},
+    {"ec_transfer_params", field_unsupported},
+    {"function_call", field_unsupported},
+    {"functions", field_unsupported},
+    {"guided_choice", field_unsupported},
+    {"guided_decoding_backend", f_ignored},
+    {"guided_grammar", field_unsupported},
+    {"guided_json", field_unsupported},
+    {"guided_regex", field_unsupported},
+    {"guided_whitespace_pattern", f_ignored},
+    {"kv_transfer_params", field_unsupported},
+    {"length_penalty", field_unsupported},
+    {"logits_processors", field_unsupported},
+    {"logprob_token_ids", field_unsupported},
+    {"modalities", field_unsupported},
+    {"parallel_tool_calls", field_unsupported},
+    {"prediction", field_unsupported},
+    {"prompt_embeds", field_unsupported},
+    {"reasoning_effort", field_effort},
+    {"repetition_detection", field_unsupported},
+    {"response_format", field_unsupported},
+    {"return_prompt_text", field_unsupported},
+    {"stream_interval", field_unsupported},
+    {"structured_outputs", field_unsupported},
+    {"suffix", field_unsupported},
+    {"thinking_token_budget", field_unsupported},
+    {"tool_choice", field_unsupported},
+    {"tools", field_unsupported},
+    {"truncation_side", field_unsupported},
+    {"use_beam_search", field_unsupported},
+    {"watermarking", field_unsupported},
+    {"web_search_options", field_unsupported},
 };
 
 static bool known(const char *name)
@@ -517,6 +479,7 @@ static bool known(const char *name)
 
 int fields_read(struct err *e, struct ask *a, const struct ask_path *at, const json_t *o)
 {
+    a->object = o;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const json_t *v = json_object_get(o, fields[i].name);
         if (!v || json_is_null(v))

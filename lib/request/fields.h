@@ -22,11 +22,19 @@ int field_allowed_ids(struct err *e, struct ask *a, struct ask_path *at, const j
 int field_prefix_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 int field_logit_bias(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 
+/* ---- fields_unsupported.c ---- */
+
+int field_unsupported(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
+int field_template(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
+int field_template_args(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
+int field_effort(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
+
 /* ---- prompt.c ---- */
 
 int prompt_read(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 int prompt_messages(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 
+const char *path_last(const struct ask_path *at);         /* the last name of a path; no field name contains a point */
 size_t path_field(struct ask_path *at, const char *name); /* returns the length for path_back */
 size_t path_index(struct ask_path *at, size_t i);
 void path_back(struct ask_path *at, size_t n);

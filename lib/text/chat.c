@@ -346,6 +346,12 @@ static int render(struct err *e, struct chat *c, const struct text *t, const str
     return 0;
 }
 
+const char *text_chat_template(const struct text *t, size_t *n)
+{
+    *n = t->n_template;
+    return t->template;
+}
+
 int text_chat_render(struct err *e, const struct text *t, char **out, size_t *n_out, const struct text_message *m,
                      size_t n, enum text_chat_end end)
 {

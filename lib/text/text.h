@@ -86,6 +86,8 @@ enum text_chat_end {
  * reasoning of earlier turns is dropped, and an assistant message without a user message after it is refused. */
 int text_chat(struct err *e, const struct text *t, struct text_ids *out, const struct text_message *m, size_t n,
               enum text_chat_end end);
+/* The template as it is in the file, borrowed; NULL: none. */
+const char *text_chat_template(const struct text *t, size_t *n);
 /* The same as text, for tests that compare it with the output of the templates. *out is allocated; the caller frees it.
  */
 int text_chat_render(struct err *e, const struct text *t, char **out, size_t *n_out, const struct text_message *m,

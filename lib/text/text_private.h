@@ -151,6 +151,8 @@ struct text {
     uint32_t bos, eos, pad; /* TEXT_NONE: none */
     char *path;
     struct text_chat_style chat;
+    char *template; /* NULL: none */
+    size_t n_template;
     uint8_t fingerprint[32];
 };
 

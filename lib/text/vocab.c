@@ -273,7 +273,14 @@ static int open_chat(struct err *e, struct text *t, const struct gguf *g)
     if (!gguf_has(g, "tokenizer.chat_template"))
         return 0;
     int rc = gguf_string(e, g, "tokenizer.chat_template", &s);
-    return rc ? rc : text_chat_recognise(e, &t->chat, s.p, s.n);
+    if (rc)
+        return rc;
+    t->template = malloc(s.n + 1);
+    if (!t->template)
+        return err_nomem(e, "chat template", s.n);
+    memcpy(t->template, s.p, s.n);
+    t->n_template = s.n;
+    return text_chat_recognise(e, &t->chat, s.p, s.n);
 }
 
 int text_open(struct err *e, struct text **out, const struct gguf *g)
@@ -313,5 +320,6 @@ void text_free(struct text *t)
     free(t->entry_bytes);
     free(t->piece_bytes);
     free(t->path);
+    free(t->template);
     free(t);
 }

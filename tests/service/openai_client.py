@@ -319,6 +319,16 @@ def tokens():
     assert ok("/tokenize", {"prompt": text})["tokens"] == ids != ok("/tokenize", {"prompt": text, "parse_special": False})["tokens"]
     a, b = ok("/v1/chat/completions", body), ok("/v1/completions", {**completion(prompt=text), "max_tokens": body["max_tokens"]})
     assert a["choices"][0]["message"]["content"] == b["choices"][0]["text"] and a["usage"] == {**b["usage"], "prompt_tokens_details": a["usage"]["prompt_tokens_details"]}, (a, b)
+    # what asks for what happens anyway
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    plain = ok("/v1/chat/completions", chat())["choices"][0]["message"]["content"]
+    for more in ({"chat_template_kwargs": {"enable_thinking": False}}, {"tools": [tool], "tool_choice": "none"},
+                 {"tool_choice": "none", "parallel_tool_calls": False}, {"response_format": {"type": "text"}},
+                 {"chat_template": info["chat_template"]}, {"reasoning_effort": "none"}):
+        assert ok("/v1/chat/completions", chat(**more))["choices"][0]["message"]["content"] == plain, more
+    for more, param in (({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs.add_generation_prompt"),
+                        ({"chat_template": "x"}, "chat_template"), ({"tools": [tool], "tool_choice": "auto"}, "tool_choice")):
+        refused(chat(**more), 400, param, path="/v1/chat/completions")
     # a response is taken back as it came, also with fields of other servers
     given = ok("/v1/chat/completions", chat())["choices"][0]["message"]
     for more in ({}, {"reasoning_content": "", "reasoning": "", "audio": None, "annotations": [], "function_call": None},
