@@ -20,8 +20,9 @@
 #define ASK_LINE_BYTES_MAX (32u << 20)
 #define ASK_CHOICES_MAX 128
 #define ASK_MESSAGES_MAX 65536
-#define ASK_BAD_WORDS_MAX 1024 /* strings that the answer must not contain */
-#define ASK_BAD_BYTES_MAX 1024 /* bytes of each */
+#define ASK_STOP_BYTES_MAX 16384 /* of all stop texts together: each choice keeps a copy */
+#define ASK_BAD_WORDS_MAX 1024   /* strings that the answer must not contain */
+#define ASK_BAD_BYTES_MAX 1024   /* bytes of each */
 #define ASK_BIAS_ABS_MAX 100.0
 #define ASK_TEMPERATURE_MAX 10000.0
 

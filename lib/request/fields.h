@@ -16,6 +16,8 @@ int field_f32(struct err *e, float *out, const struct ask_path *at, const json_t
 /* ---- fields_list.c ---- */
 
 int field_stop(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
+/* Refuses stop texts that are too long together, with this code. */
+int field_stop_check(struct err *e, int code, const char *name, const struct wire_str *texts, size_t n);
 int field_stop_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 int field_bad_words(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);
 int field_allowed_ids(struct err *e, struct ask *a, struct ask_path *at, const json_t *v);

@@ -31,13 +31,23 @@ static int read_texts(struct err *e, struct wire_str **out, uint32_t *n_out, str
     return 0;
 }
 
+int field_stop_check(struct err *e, int code, const char *name, const struct wire_str *texts, size_t n)
+{
+    size_t n_byte = 0;
+    for (size_t i = 0; i < n; i++)
+        n_byte += texts[i].n;
+    if (n_byte <= ASK_STOP_BYTES_MAX)
+        return 0;
+    return err_set(e, code, "%s: too long: %zu bytes together, the limit is %d", name, n_byte, ASK_STOP_BYTES_MAX);
+}
+
 int field_stop(struct err *e, struct ask *a, struct ask_path *at, const json_t *v)
 {
     if (!json_is_string(v) && !json_is_array(v))
         return ask_wrong(e, at, "a string or a list of strings", v);
     int rc = read_texts(e, &a->stop, &a->s.n_stop, at, v, WIRE_STOPS_MAX);
     a->s.stop = a->stop;
-    return rc;
+    return rc ? rc : field_stop_check(e, ERR_NO, at->text, a->stop, a->s.n_stop);
 }
 
 /* Bans each string without its leading blanks; a blank string is refused. */

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "request/fields.h"
+
 void ask_flags_init(struct ask_flags *f)
 {
     *f = (struct ask_flags){.max_tokens = 512, .top_p = 1, .repetition = 1};
@@ -85,7 +87,7 @@ static int stops(struct err *e, struct ask *a, const struct cli_list *l)
     }
     a->s.stop = a->stop;
     a->s.n_stop = (uint32_t)l->n;
-    return 0;
+    return field_stop_check(e, ERR_USAGE, "--stop", a->stop, l->n);
 }
 
 static int stop_ids(struct err *e, struct ask *a, const struct cli_list *l)

@@ -292,6 +292,18 @@ the messages, 1 in the completion\\). Please reduce the length of the messages o
         has 'select(.k=="err").text=="line 1: parse_special: is allowed only if prompt is a string"'
 }
 
+@test "stop texts have a limit together, as a flag and in JSON" {
+    x=$(printf '%0256d' 0)
+    jsonl "$(jq -cn --arg x "$x" '{prompt:"a",stop:[range(64)|$x]}')" "$(jq -cn --arg x "$x" '{prompt:"a",stop:[(range(63)|$x),$x+"0"]}')" > out
+    [ "$(jq -c 'select(.k=="tok").stop|length' out)" = 64 ]
+    [ "$(jq -r 'select(.k=="err").text' out)" = "line 2: stop: too long: 16385 bytes together, the limit is 16384" ]
+    [ "$(jq -cn '{prompt:"a",stop:("x"*16384)}' | tokenize --jsonl | frames | jq -c 'select(.k=="tok").stop|length')" = 1 ]
+    tokenize --raw -p a --stop "$(printf '%016384d' 0)" > frames
+    run tokenize --raw -p a --stop "$(printf '%016384d' 0)" --stop x
+    [ "$status" -eq 100 ]
+    [[ $output == *"--stop: too long: 16385 bytes together, the limit is 16384"* ]]
+}
+
 @test "min_tokens: more than the prompt leaves of the context is refused" {
     jsonl '{"prompt":"a","max_tokens":4294967295,"min_tokens":100000}' |
         has 'select(.k=="err").text=="line 1: min_tokens: 100000, but the prompt of 1 tokens leaves 8191 of the context of 8192"'

@@ -253,6 +253,8 @@ def errors():
                      ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
                      ({"structured_outputs": {"regex": "a"}}, "structured_outputs"), ({"suffix": "x"}, "suffix"),
                      ({"guided_json": {}}, "guided_json"), ({"max_tokens": "many"}, "max_tokens"),
+                     ({"stop": ["x" * 240000] * 60}, "stop"), ({"stop": ["x"] * 65}, "stop"), ({"bad_words": ["x" * 1025]}, "bad_words[0]"),
+                     ({"logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias"), ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
                      ({"prompt": ["a", "b"], "top_k": -5}, "top_k"), ({"prompt": [[1, "a"]]}, "prompt[0][1]")):
         refused(completion(**k), 400, param, kind=bad)
     refused(chat(messages=[{"role": "user", "content": 7}]), 400, "messages[0].content", path="/v1/chat/completions")
