@@ -42,7 +42,7 @@ bool shows_prompt(const struct request *q)
     return q->r->s.echo || q->pos.n;
 }
 
-static const void *spelling(const struct text *t, const struct wire_req *r, uint32_t id, size_t *n)
+const void *token_text(const struct text *t, const struct wire_req *r, uint32_t id, size_t *n)
 {
     return r->s.special_text && text_is_control(t, id) ? (const void *)text_entry(t, id, n) : text_piece(t, id, n);
 }
@@ -52,7 +52,7 @@ static int prompt_text(struct err *e, char **out, size_t *n_out, const struct te
 {
     size_t n = 0, k;
     for (uint32_t i = 0; i < r->n_id; i++) {
-        (void)spelling(t, r, r->ids[i], &k);
+        (void)token_text(t, r, r->ids[i], &k);
         n += k;
     }
     char *text = malloc(n + 1);
@@ -60,7 +60,7 @@ static int prompt_text(struct err *e, char **out, size_t *n_out, const struct te
         return err_nomem(e, "a prompt's text", n);
     size_t at = 0;
     for (uint32_t i = 0; i < r->n_id; i++, at += k) {
-        const void *p = spelling(t, r, r->ids[i], &k);
+        const void *p = token_text(t, r, r->ids[i], &k);
         if (k)
             memcpy(text + at, p, k);
     }

@@ -5,6 +5,9 @@
 
 #include "base/time.h"
 #include "base/vec.h"
+#include "link/session.h"
+
+#define PROMPT_FRAME_REST 65536 /* bytes of its other fields, at most */
 
 int64_t request_blocks(const struct request *q, bool answer)
 {
@@ -86,10 +89,42 @@ static int copy_params(struct err *e, struct request *q)
     return 0;
 }
 
+/* Best tokens of each position of the prompt; -1: no log-probabilities. */
+static int32_t prompt_top(const struct wire_sampling *w)
+{
+    return w->echo && w->logprobs > w->prompt_logprobs ? w->logprobs : w->prompt_logprobs;
+}
+
+/* The prompt is output in one frame. Refuses a prompt whose frame may be too long, before it is computed. The bounds
+ * are those of MessagePack: an id of this vocabulary, 5 bytes for a float, 1 to 3 for the length of a list; each byte
+ * of a text that is not UTF-8 becomes three. */
+static int check_prompt_frame(struct err *e, const struct stage *s, const struct wire_req *r)
+{
+    const uint64_t most = SESSION_FRAME_BYTES_MAX - PROMPT_FRAME_REST;
+    uint64_t id = s->m->c.vocab <= 0x80 ? 1 : s->m->c.vocab <= 0x10000 ? 3 : 5, text = 0;
+    int32_t n_top = prompt_top(&r->s);
+    uint64_t each = id + (n_top < 0 ? 0 : 9 + 2 * id + (uint64_t)n_top * (6 + id));
+    for (uint32_t i = 0; r->s.echo && i < r->n_id; i++) {
+        size_t n;
+        (void)token_text(s->text, r, r->ids[i], &n);
+        text += 3 * n;
+    }
+    if (text > WIRE_STR_BYTES_MAX)
+        return err_set(e, ERR_NO, "echo: the text of the prompt may take %llu bytes, the limit is %u",
+                       (unsigned long long)text, WIRE_STR_BYTES_MAX);
+    if (r->n_id * each + text <= most)
+        return 0;
+    return err_set(
+        e, ERR_NO,
+        "%s: %u tokens of the prompt with %d best tokens each may take %llu bytes, the limit is %llu: request "
+        "fewer",
+        n_top > r->s.prompt_logprobs ? "logprobs" : "prompt_logprobs", r->n_id, n_top,
+        (unsigned long long)(r->n_id * each + text), (unsigned long long)most);
+}
+
 static int want_positions(struct err *e, struct request *q)
 {
-    const struct wire_sampling *w = &q->r->s;
-    int32_t most = w->echo && w->logprobs > w->prompt_logprobs ? w->logprobs : w->prompt_logprobs;
+    int32_t most = prompt_top(&q->r->s);
     if (most < 0)
         return 0;
     size_t n = q->r->n_id, n_top = (size_t)most;
@@ -156,7 +191,8 @@ int request_init(struct err *e, struct request *q, const struct stage *s, const 
     q->r = r;
     q->queued_ns = time_now_ns();
     q->load_ns = r->load_ns;
-    if (check_ids(&q->err, s, r) || check_size(&q->err, s, q)) /* only the request fails */
+    if (check_ids(&q->err, s, r) || check_size(&q->err, s, q) ||
+        check_prompt_frame(&q->err, s, r)) /* only the request fails */
         return 0;
     int rc = copy_params(e, q);
     rc = rc ? rc : copy_ids(e, q);

@@ -89,6 +89,8 @@ struct wire_span span_here(const char *stage);
 void logprob_of(struct wire_logprob *out, struct wire_top top[SAMPLE_TOP_MAX], const struct sample_result *r);
 enum wire_reason reason_of(enum answer_end end);
 
+/* The bytes of an id in the text that the request wants, borrowed. */
+const void *token_text(const struct text *t, const struct wire_req *r, uint32_t id, size_t *n);
 /* The error of a request that failed. */
 void error_frame(struct wire_frame *out, const struct request *q);
 /* Whether the request wants its prompt, and the frame: its ids; with echo its text; its log-probabilities. *text: owned

@@ -60,6 +60,19 @@ ends_at() {
     decode -m layers1.gguf < full.tok | stream -m layers1.gguf --jsonl | answers | diff want -
 }
 
+@test "a prompt whose log-probabilities exceed a frame fails alone, and at once" {
+    { prompt 200000 '{"logprobs":64,"echo":true,"max_tokens":1}'; prompt 200000 '{"prompt_logprobs":64,"max_tokens":0}'
+      prompt 56000 '{"prompt_logprobs":64,"max_tokens":1}'; prompt 3 '{"max_tokens":1}'; } |
+        tokenize -m layers1.gguf --jsonl > four.tok
+    for first in prefill decode; do
+        if [ $first = prefill ]; then prefill -m layers1.gguf < four.tok | decode -m layers1.gguf; else decode -m layers1.gguf < four.tok; fi |
+            stream -m layers1.gguf --jsonl > got 2> err || true
+        jq -e -s '.[0].error.message | test("^logprobs: 200000 tokens of the prompt with 64 best tokens each may take 1[0-9]{8} bytes, the limit is 33488896: request fewer$")' got
+        jq -e -s '(.[1].error.message | test("^prompt_logprobs: 200000 tokens")) and (.[2:] | all(.error == null and (.token_ids | length == 1)))' got
+        jq -e -s '.[2].prompt_logprobs | (.token_logprobs | length == 56000) and (.top_logprobs[1:] | all(length >= 64))' got
+    done
+}
+
 @test "long frames round-trip through JSON to the byte; recorded KV gives the same answer" {
     frames full.tok | frames -e | cmp - full.tok
     through 1 512 < full.tok > want
