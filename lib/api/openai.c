@@ -81,17 +81,18 @@ static void cancel(struct generation *c, int status, double retry_s, const char 
 
 /* Log-probabilities are some 100 bytes each, a thousand times as much as the text that they are of. False: cancelled.
  */
-static bool check_entries(struct generation *c, const char *param, uint64_t n, const char *of)
+static bool check_entries(struct generation *c, const char *param, uint64_t n, uint64_t most, const char *of)
 {
     const struct completion *s = generation_state(c);
     char text[300];
-    if (n <= s->entries_max)
+    if (n <= most)
         return true;
     snprintf(text, sizeof text,
              "%s: %llu entries (%s, times the number requested for each), the limit of this server is %llu "
              "(--max-logprob-entries): request "
              "fewer log-probabilities or tokens%s",
-             param, (unsigned long long)n, of, (unsigned long long)s->entries_max, s->q.stream ? "" : ", or a stream");
+             param, (unsigned long long)n, of, (unsigned long long)most,
+             s->q.stream || s->q.prompt_logprobs ? "" : ", or a stream");
     cancel(c, 400, 0, param, text);
     return false;
 }
@@ -101,13 +102,14 @@ static bool check_prompt(struct generation *c, const struct wire_prompt *q)
     struct completion *s = generation_state(c);
     const struct openai_request *o = &s->q;
     uint64_t n_top = o->echo && o->logprobs && o->n_top > o->n_prompt_top ? o->n_top : o->n_prompt_top;
+    uint64_t most = o->stream && s->entries_max > STREAM_ENTRIES_MAX ? STREAM_ENTRIES_MAX : s->entries_max;
     bool listed = o->prompt_logprobs || (o->echo && o->logprobs);
     s->entries += (uint64_t)q->n_prompt * (listed ? n_top + !n_top : 0) * (o->echo && o->logprobs ? o->n : 1);
-    if (listed &&
-        !check_entries(c, o->prompt_logprobs ? "prompt_logprobs" : "logprobs", s->entries, "tokens of the prompts"))
+    if (listed && !check_entries(c, o->prompt_logprobs ? "prompt_logprobs" : "logprobs", s->entries, most,
+                                 "tokens of the prompts"))
         return false;
     s->ids += o->token_ids ? (uint64_t)q->n_prompt * o->n : 0;
-    return check_entries(c, "return_token_ids", s->ids, "tokens of the prompts");
+    return check_entries(c, "return_token_ids", s->ids, s->entries_max, "tokens of the prompts");
 }
 
 static void on_prompt(struct generation *c, uint32_t line, const struct wire_prompt *q)
@@ -143,7 +145,7 @@ static void on_out(struct generation *c, uint32_t line, uint32_t choice, const s
     if (!list_empty(&s->p.pending))
         generation_work_later(c);
     if (hold(c, before) && !o->prompt && s->q.logprobs)
-        (void)check_entries(c, "logprobs", s->entries += (uint64_t)o->n_lp * (s->q.n_top + !s->q.n_top),
+        (void)check_entries(c, "logprobs", s->entries += (uint64_t)o->n_lp * (s->q.n_top + !s->q.n_top), s->entries_max,
                             "tokens of the response");
 }
 

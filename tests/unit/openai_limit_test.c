@@ -165,6 +165,18 @@ static void too_many_log_probabilities_are_refused(void **state)
         prompt(cases[i].most + 1);
         expect_refused(cases[i].param, (const char *const[]){"1000", "--max-logprob-entries", NULL});
     }
+    /* An echoed prompt of a stream is written at once, so that its limit is lower, 32768 (stream(1)). */
+    server.o.logprob_entries_max = 262144;
+    static const char echo[] = "{\"prompt\":\"a\",\"echo\":true,\"logprobs\":4,\"stream\":true}";
+    begin(COMPLETIONS, echo);
+    prompt(8192);
+    assert_false(r.over);
+    fake_gone();
+    fake_free(&r);
+    begin(COMPLETIONS, echo);
+    prompt(8193);
+    expect_refused("logprobs", (const char *const[]){"32772", "32768", NULL});
+    server.o.logprob_entries_max = 1000;
     /* Those of the answer are counted as they come, if it is not streamed. */
     begin(COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":2,\"max_tokens\":2000}");
     prompt(5);
