@@ -86,7 +86,7 @@ static int store_value(struct err *e, const struct cli_opt *o, const char *what,
     return 0;
 }
 
-static void help_line(char letter, const char *name, const char *arg, const char *help)
+static void help_line(char letter, const char *name, const char *alias, const char *arg, const char *help)
 {
     char left[80];
     int n = 0;
@@ -96,6 +96,8 @@ static void help_line(char letter, const char *name, const char *arg, const char
         n = snprintf(left, sizeof left, "    ");
     if (name)
         n += snprintf(left + n, sizeof left - (size_t)n, "--%s", name);
+    if (alias)
+        n += snprintf(left + n, sizeof left - (size_t)n, ", --%s", alias);
     if (arg)
         snprintf(left + n, sizeof left - (size_t)n, " %s", arg);
     printf("  %-34s %s%s\n", left, strlen(left) < 34 ? "" : " ", help); /* at least two spaces before the help text */
@@ -105,9 +107,9 @@ static void print_help(const struct cli_prog *p)
 {
     printf("usage: %s %s\n%s\n\n", p->name, p->synopsis, p->about);
     for (size_t i = 0; i < p->n_opt; i++)
-        help_line(p->opts[i].letter, p->opts[i].name, p->opts[i].arg, p->opts[i].help);
-    help_line(0, "help", NULL, "print this and exit");
-    help_line(0, "version", NULL, "print the version and that of the frames, and exit");
+        help_line(p->opts[i].letter, p->opts[i].name, p->opts[i].alias, p->opts[i].arg, p->opts[i].help);
+    help_line(0, "help", NULL, NULL, "print this and exit");
+    help_line(0, "version", NULL, NULL, "print the version and that of the frames, and exit");
 }
 
 static void print_words(const struct cli_prog *p)
@@ -117,6 +119,8 @@ static void print_words(const struct cli_prog *p)
             printf("-%c\n", p->opts[i].letter);
         if (p->opts[i].name)
             printf("--%s\n", p->opts[i].name);
+        if (p->opts[i].alias)
+            printf("--%s\n", p->opts[i].alias);
     }
     printf("--help\n--version\n");
 }
@@ -124,6 +128,16 @@ static void print_words(const struct cli_prog *p)
 static int done(struct err *e)
 {
     return cli_close_stdout(e) ? e->code : CLI_DONE;
+}
+
+static bool same_name(const char *name, const char *s, size_t n)
+{
+    if (!name || strlen(name) != n)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (name[i] != s[i] && !(name[i] == '-' && s[i] == '_'))
+            return false;
+    return true;
 }
 
 /* Parses "--name" or "--name=value" at argv[*i]; advances *i if the value is the next argument. */
@@ -146,7 +160,7 @@ static int long_option(struct err *e, const struct cli_prog *p, int argc, char *
     for (size_t k = 0; k < p->n_opt; k++) {
         const struct cli_opt *o = &p->opts[k];
         char what[80];
-        if (!o->name || strlen(o->name) != n || memcmp(o->name, name, n))
+        if (!same_name(o->name, name, n) && !same_name(o->alias, name, n))
             continue;
         spelled(what, sizeof what, o, false);
         if (o->kind == CLI_FLAG)

@@ -40,7 +40,8 @@ struct cli_opt {
     uint64_t lo, hi;  /* U64, SIZE, I64 (cast); both 0: any */
     double flo, fhi;  /* F64; both 0: any */
     const char *choices;
-    bool *given; /* set to true if the option was given; may be NULL */
+    bool *given;       /* set to true if the option was given; may be NULL */
+    const char *alias; /* another long name, mostly that of an API; NULL: none */
 };
 
 struct cli_prog {
@@ -56,8 +57,9 @@ struct cli_prog {
  * Parses argv. Must be the first call of main: if a standard descriptor (0, 1 or 2) is closed, it is opened on
  * /dev/null, so that no later file gets its number. Positional arguments are moved to the front of argv[1 …] and
  * counted in *n_arg. --help, --version and --complete (words for bash completion) print to stdout and return CLI_DONE;
- * main then returns 0. Accepted are "--name=value", "--name value", "-nV" and "-n V"; "--" ends options. ERR_USAGE
- * names an unknown option, or an option with a bad value and its range.
+ * main then returns 0. Accepted are "--name=value", "--name value", "-nV" and "-n V"; "--" ends options. In long names
+ * _ counts as -, so that the names of fields can be used. ERR_USAGE names an unknown option, or an option with a bad
+ * value and its range.
  */
 #define CLI_DONE (-1)
 int cli_parse(struct err *e, const struct cli_prog *p, int argc, char **argv, size_t *n_arg);

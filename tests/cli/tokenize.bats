@@ -85,6 +85,17 @@ jsonl() {
         and .bias==[[7,-100],[8,1.5]]' t
 }
 
+@test "the names of the API are flags too" {
+    a=$(tokenize --raw -p hi -n 7 --temp 0.5 --top-k 3 --top-p 0.25 --min-p 0.125 --repetition-penalty 1.5 --presence-penalty 0.5 \
+        --frequency-penalty -0.5 --seed 9 --stop A --stop-id 5 --ignore-eos --min-tokens 2 --logprobs 4 --logit-bias 7=-100 |
+        frames | jq -c 'select(.k=="tok")|del(.born_ns,.spans,.load_ns)')
+    b=$(tokenize --raw --prompt hi --max_completion_tokens 7 --temperature 0.5 --top_k 3 --top_p=0.25 --min_p 0.125 \
+        --repetition_penalty 1.5 --presence_penalty 0.5 --frequency_penalty -0.5 --seed 9 --stop A --stop_token_ids 5 --ignore_eos \
+        --min_tokens 2 --logprobs 4 --logit_bias 7=-100 | frames | jq -c 'select(.k=="tok")|del(.born_ns,.spans,.load_ns)')
+    diff <(echo "$a") <(echo "$b")
+    tokenize --complete | grep -qx -- --temperature
+}
+
 @test "the same names in JSON give the same frame" {
     a=$(tokenize --raw -p hi -n 7 --temp 0.5 --top-k 3 --seed 9 --stop A --stop-id 5 --ignore-eos --min-tokens 2 --logprobs 4 \
         --logit-bias 7=-1 | frames | jq -cS 'select(.k=="tok")|del(.born_ns,.load_ns,.spans)')

@@ -37,7 +37,14 @@ static int parse(struct err *e, struct got *g, size_t n_arg_max, size_t *n_arg, 
          .given = &g->n_given,
          .help = "a number"},
         {.name = "priority", .kind = CLI_I64, .out = &g->p, .arg = "N", .lo = (uint64_t)-5, .hi = 5, .help = "order"},
-        {.name = "temp", .kind = CLI_F64, .out = &g->temp, .arg = "T", .flo = 0, .fhi = 2, .help = "heat"},
+        {.name = "temp",
+         .alias = "the-temperature",
+         .kind = CLI_F64,
+         .out = &g->temp,
+         .arg = "T",
+         .flo = 0,
+         .fhi = 2,
+         .help = "heat"},
         {.name = "bytes", .kind = CLI_SIZE, .out = &g->bytes, .arg = "B", .help = "room"},
         {.name = "type", .kind = CLI_CHOICE, .out = &g->type, .arg = "TYPE", .choices = "auto|f16", .help = "kind"},
         {.name = "stop", .kind = CLI_LIST, .out = &g->stop, .arg = "TEXT", .help = "ends"},
@@ -83,6 +90,14 @@ static void test_every_form_of_an_option_is_accepted(void **state)
     assert_int_equal(h.bytes, 3072);
     assert_string_equal(h.type, "f16");
     assert_int_equal(n, 1);
+
+    /* other names of the same option, and those of fields */
+    char *const names[] = {"--the-temperature", "--the_temperature", "--the-temperature=0.1"};
+    for (size_t i = 0; i < 3; i++) {
+        struct got t = {0};
+        assert_int_equal(parse(&e, &t, 1, &n, i < 2 ? ARGS(names[i], "0.1") : ARGS(names[i])), 0);
+        assert_true(t.temp == 0.1);
+    }
 }
 
 static void wrong(char **argv, const char *names)
@@ -113,6 +128,9 @@ static void test_wrong_options_are_named(void **state)
     wrong(ARGS("--max-num", "-1"), "'-1'");
     wrong(ARGS("--priority", "-6"), "from -5 to 5");
     wrong(ARGS("--temp", "2.1"), "from 0 to 2");
+    wrong(ARGS("--the-temperature", "2.1"), "--temp: ");
+    wrong(ARGS("--the-temperatur", "1"), "unknown option --the-temperatur");
+    wrong(ARGS("--_temp", "1"), "unknown option --_temp");
     wrong(ARGS("--temp", "nan"), "nan");
     wrong(ARGS("--bytes", "K"), "--bytes");
     wrong(ARGS("--type", "f1"), "auto|f16");
