@@ -335,6 +335,28 @@ def harmless():
 
 
 @check
+def nothing_to_do():
+    """what asks for what happens anyway: tools with tool_choice none, enable_thinking of a model without it"""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    want = chat().choices[0].message.content
+    equal(chat(tools=[tool], tool_choice="none").choices[0].message.content, want)
+    equal(chat(extra_body={"chat_template_kwargs": {"enable_thinking": False}}).choices[0].message.content, want)
+
+
+@check
+def history():
+    """a response is taken back as it was received; developer is system"""
+    first = chat().choices[0].message
+    more = {"role": "user", "content": "Why?"}
+    want = chat(messages=[*ASK, {"role": "assistant", "content": first.content}, more])
+    for message in (first, first.model_dump(), {**first.model_dump(), "reasoning_content": ""}):
+        equal(chat(messages=[*ASK, message, more]).choices[0].message.content, want.choices[0].message.content)
+    a, b = (chat(messages=[{"role": role, "content": "Be brief."}, *ASK]) for role in ("developer", "system"))
+    equal((a.usage.prompt_tokens, a.choices[0].message.content), (b.usage.prompt_tokens, b.choices[0].message.content))
+    raises(openai.BadRequestError, lambda: chat(messages=[{"role": "banana", "content": "x"}]))
+
+
+@check
 def keys():
     """AuthenticationError without the right key"""
     url = c.need(c.KEYED, "a server with a key") + "/v1"
