@@ -1,5 +1,6 @@
-/* The error of a request that exceeds the context length. The wording is that of OpenAI, and of vLLM up to version
- * 0.15: litellm's ExceptionCheckers.is_error_str_context_window_exceeded and others look for it. */
+/* The error of a request that exceeds the context length. The wording is that of OpenAI and of vLLM 0.9, which has all
+ * numbers; vLLM 0.32 keeps the first sentence only. litellm's ExceptionCheckers.is_error_str_context_window_exceeded
+ * and others look for that sentence. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
