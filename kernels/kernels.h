@@ -76,6 +76,10 @@ size_t kern_group_bytes(enum kern_type t, int64_t cols);    /* bytes of one pack
 void kern_pack_group(uint8_t *dst, enum kern_type dst_type, enum kern_type src_type, const uint8_t *const rows[16],
                      int64_t cols);
 
+/* The first column of a row, as GGUF stores it, whose value is NaN or infinite, or -1. In a quantised type only a scale
+ * can be: then the first column of its block. */
+int64_t kern_row_not_finite(enum kern_type src_type, const uint8_t *row, int64_t cols);
+
 /* True if every value of a row of F32 or F16 is exact in bf16. */
 bool kern_is_bf16(enum kern_type src_type, const uint8_t *row, int64_t cols);
 

@@ -175,6 +175,60 @@ void kern_pack_group(uint8_t *dst, enum kern_type dst_type, enum kern_type src_t
     }
 }
 
+/* ---- values that are no numbers ---- */
+
+/* The first of n values of 16 bits that has all bits of the exponent `exp`; n: none has. The first loop has no exit, so
+ * that the compiler can use vectors. */
+static int64_t first_with16(const uint8_t *p, int64_t n, uint16_t exp)
+{
+    uint16_t any = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t h;
+        memcpy(&h, p + 2 * i, 2);
+        any |= (uint16_t) - ((h & exp) == exp);
+    }
+    for (int64_t i = 0; any && i < n; i++) {
+        uint16_t h;
+        memcpy(&h, p + 2 * i, 2);
+        if ((h & exp) == exp)
+            return i;
+    }
+    return n;
+}
+
+static int64_t first_with32(const uint8_t *p, int64_t n, uint32_t exp)
+{
+    uint32_t any = 0;
+    for (int64_t i = 0; i < n; i++)
+        any |= -(uint32_t)((load32(p + 4 * i) & exp) == exp);
+    for (int64_t i = 0; any && i < n; i++)
+        if ((load32(p + 4 * i) & exp) == exp)
+            return i;
+    return n;
+}
+
+/* f16 scales of each block: `n_scale` of them, `at` bytes after its start. */
+static int64_t first_scale(const struct layout *l, const uint8_t *row, int64_t n_block, int at, int n_scale)
+{
+    for (int64_t b = 0; b < n_block; b++)
+        if (first_with16(row + b * l->src_bytes + at, n_scale, 0x7c00) < n_scale)
+            return b;
+    return n_block;
+}
+
+int64_t kern_row_not_finite(enum kern_type src_type, const uint8_t *row, int64_t cols)
+{
+    const struct layout *l = kern_layout(src_type);
+    int64_t at, n = cols / l->block;
+    if (src_type == KERN_F32)
+        at = first_with32(row, n, 0x7f800000);
+    else if (!l->unit_blocks)
+        at = first_with16(row, n, src_type == KERN_BF16 ? 0x7f80 : 0x7c00);
+    else
+        at = first_scale(l, row, n, src_type == KERN_Q6_K ? 208 : 0, l->has_min ? 2 : 1);
+    return at < n ? at * l->block : -1;
+}
+
 bool kern_is_bf16(enum kern_type src_type, const uint8_t *row, int64_t cols)
 {
     uint32_t low = 0;

@@ -65,7 +65,7 @@ struct model_opts {
 };
 
 /* Opens a model file. Blocks while this or another process packs it. ERR_NO names file and tensor or key: unknown
- * architecture or type, missing tensor, wrong shape, truncated file. */
+ * architecture or type, missing tensor, wrong shape, truncated file, a weight that is NaN or infinite. */
 int model_open(struct err *e, struct model **out, const struct model_opts *o);
 void model_free(struct model *m);
 

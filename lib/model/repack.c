@@ -17,7 +17,7 @@
 #include "base/file.h"
 #include "model/model_impl.h"
 
-#define PACK_VERSION 1
+#define PACK_VERSION 2 /* 2: all weights are finite */
 #define READ_BYTES (1u << 20)
 
 struct head {
@@ -258,12 +258,32 @@ static float half_value(uint16_t h)
     return f;
 }
 
+/* A weight that is NaN or infinite gives wrong text without an error, so the model is refused. Every tensor that is
+ * computed with passes here once; rope_freqs.weight, which is not packed, is checked by its range. */
+static int check_finite(struct err *e, const struct gguf *g, const struct pack_item *it, const uint8_t *raw,
+                        int64_t first, int64_t n)
+{
+    size_t bytes = kern_type_row_bytes(it->src_type, it->cols);
+    for (int64_t r = 0; r < n; r++) {
+        int64_t col = kern_row_not_finite(it->src_type, raw + (size_t)r * bytes, it->cols);
+        if (col < 0)
+            continue;
+        return err_set(e, ERR_NO,
+                       "%s: tensor %s has a %s that is NaN or infinite in row %" PRId64 ", column %" PRId64
+                       ": the file is damaged, or was converted wrongly; get it again",
+                       gguf_path(g), gguf_show(it->src->name).s, kern_type_is_quant(it->src_type) ? "scale" : "value",
+                       first + r, col);
+    }
+    return 0;
+}
+
 static int pack_vec(struct err *e, const struct worker *w, const struct pack_item *it)
 {
     size_t n = (size_t)it->cols;
     uint8_t *raw = malloc(it->src->bytes);
     float *f = malloc(n * sizeof *f);
     int rc = raw && f ? gguf_read(e, w->g, it->src, 0, raw, it->src->bytes) : err_nomem(e, "a vector", n * sizeof *f);
+    rc = rc ? rc : check_finite(e, w->g, it, raw, 0, 1);
     for (size_t i = 0; !rc && i < n; i++) {
         uint16_t h = 0;
         if (it->src_type != KERN_F32)
@@ -307,8 +327,8 @@ static int pack_mat(struct err *e, const struct worker *w, const struct pack_ite
     for (int64_t r = 0; !rc && r < it->rows; r += step) {
         int64_t n = it->rows - r < step ? it->rows - r : step;
         rc = gguf_read(e, w->g, it->src, (uint64_t)r * row, raw, (uint64_t)n * row);
-        if (!rc)
-            rc = pack_rows(e, w, it, group, raw, n);
+        rc = rc ? rc : check_finite(e, w->g, it, raw, r, n);
+        rc = rc ? rc : pack_rows(e, w, it, group, raw, n);
         if (!rc)
             report(w);
     }

@@ -267,11 +267,45 @@ static void to_bf16(void **state)
     free((void *)(uintptr_t)w.data);
 }
 
+/* Random bytes have NaN and infinity in many scales. The first value that get_row unpacks to one of them is in the
+ * reported block; its values are those of the package `gguf`, see rows_equal_gguf. */
+static void values_that_are_not_finite(void **state)
+{
+    (void)state;
+    uint64_t seed = 1;
+    for (int t = 0; t < KERN_TYPES; t++) {
+        int64_t block = kern_type_block(t), cols = block == 1 ? 40 : 512, found = 0;
+        struct kern_mat w = {t, 16, cols, kern_group_bytes(t, cols), stale(kern_group_bytes(t, cols))};
+        uint8_t row[512 * 4];
+        const uint8_t *rows[16] = {[3] = row};
+        for (int turn = 0; turn < 2000; turn++) {
+            for (size_t i = 0; i < sizeof row; i++)
+                row[i] = (uint8_t)draw_u64(&seed);
+            kern_pack_group((uint8_t *)(uintptr_t)w.data, t, t, rows, cols);
+            float value[512];
+            int64_t first = 0;
+            kern_ops_c.get_row(value, &w, 3);
+            while (first < cols && isfinite(value[first]))
+                first++;
+            int64_t want = first < cols ? first / block * block : -1;
+            assert_int_equal(kern_row_not_finite(t, row, cols), want);
+            found += want >= 0;
+        }
+        assert_true(found > 20 && found < 2000);
+        free((void *)(uintptr_t)w.data);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_equal_gguf), cmocka_unit_test(group_sizes),          cmocka_unit_test(layout_of_pairs),
-        cmocka_unit_test(layout_of_k),     cmocka_unit_test(absent_rows_are_zero), cmocka_unit_test(to_bf16),
+        cmocka_unit_test(rows_equal_gguf),
+        cmocka_unit_test(group_sizes),
+        cmocka_unit_test(layout_of_pairs),
+        cmocka_unit_test(layout_of_k),
+        cmocka_unit_test(absent_rows_are_zero),
+        cmocka_unit_test(to_bf16),
+        cmocka_unit_test(values_that_are_not_finite),
     };
     return cmocka_run_group_tests(tests, read_golden, free_golden);
 }

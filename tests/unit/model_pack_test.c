@@ -295,6 +295,71 @@ static void test_truncation_while_open_has_no_effect(void **state)
     model_free(m);
 }
 
+/* Overwrites 2 or 4 bytes of a tensor in the model file. */
+static void patch(const char *tensor, uint64_t at, uint32_t v, size_t n)
+{
+    struct err e;
+    struct gguf *g = NULL;
+    assert_int_equal(gguf_open(&e, &g, path), 0);
+    const struct gguf_tensor *t = gguf_tensor_find(g, tensor);
+    assert_true(t && at + n <= t->bytes);
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, &v, n, (off_t)(t->offset + at)), n);
+    close(fd);
+    gguf_free(g);
+}
+
+static void patched_refused(const char *part)
+{
+    char name[512];
+    struct err e = {0};
+    struct model *m = NULL;
+    empty_cache();
+    for (int again = 0; again < 2; again++) {
+        assert_int_equal(model_open(&e, &m, &(struct model_opts){.path = path}), ERR_NO);
+        assert_text_has(e.text, path);
+        assert_text_has(e.text, part);
+        assert_int_equal(count_packed(name, sizeof name), 0);
+    }
+}
+
+/* One NaN or infinity in any tensor: the model is refused, at every start, and the tensor, row and column are named. */
+static void test_weights_that_are_not_finite_are_refused(void **state)
+{
+    (void)state;
+    struct shape s = plain_shape;
+    s.f16_norms = true;
+    make_model(&s);
+    patch("blk.1.ffn_down.weight", (63 * 96 + 95) * 4, 0x7fc00000, 4);
+    patched_refused("tensor blk.1.ffn_down.weight has a value that is NaN or infinite in row 63, column 95");
+    make_model(&s);
+    patch("token_embd.weight", 0, 0xff800000, 4);
+    patched_refused("tensor token_embd.weight has a value that is NaN or infinite in row 0, column 0");
+    make_model(&s);
+    patch("output_norm.weight", 63 * 2, 0x7c00, 2);
+    patched_refused("tensor output_norm.weight has a value that is NaN or infinite in row 0, column 63");
+    make_model(&plain_shape);
+    patch("blk.0.attn_norm.weight", 7 * 4, 0x7f800001, 4);
+    patched_refused("tensor blk.0.attn_norm.weight has a value that is NaN or infinite in row 0, column 7");
+    make_model(&plain_shape);
+    patch("blk.0.attn_norm.weight", 7 * 4, 0x7f7fffff, 4); /* the largest number */
+    model_free(open_ok(path));
+}
+
+/* The same in the scales of quantised types, with a copy of the default model: Q4_1 has 18 blocks of {f16 d, f16 m, 16
+ * bytes} a row of 576 columns, Q8_0 has {f16 d, 32 bytes}. */
+static void test_scales_that_are_not_finite_are_refused(void **state)
+{
+    (void)state;
+    char command[4300];
+    snprintf(command, sizeof command, "cp '%s' %s", default_model(), path);
+    assert_int_equal(system(command), 0);
+    patch("blk.29.attn_k.weight", (191 * 18 + 17) * 20 + 2, 0x7e00, 2);
+    patched_refused("tensor blk.29.attn_k.weight has a scale that is NaN or infinite in row 191, column 544");
+    patch("token_embd.weight", (49151 * 18 + 3) * 34, 0xfc00, 2);
+    patched_refused("tensor token_embd.weight has a scale that is NaN or infinite in row 49151, column 96");
+}
+
 static void seen(void *arg, uint64_t done, uint64_t total)
 {
     uint64_t *last = arg;
@@ -435,6 +500,8 @@ int main(void)
         cmocka_unit_test(test_full_disk_is_reported),
         cmocka_unit_test(test_truncation_while_packing_is_an_error),
         cmocka_unit_test(test_truncation_while_open_has_no_effect),
+        cmocka_unit_test(test_weights_that_are_not_finite_are_refused),
+        cmocka_unit_test(test_scales_that_are_not_finite_are_refused),
         cmocka_unit_test(test_progress_is_reported),
         cmocka_unit_test(test_missing_default_model_is_named),
         cmocka_unit_test(test_processes_share_the_weights),
