@@ -1,5 +1,6 @@
 /* kvstore: owns the KV blocks of a host, and leases them to workers. The store is in lib/kv, the socket in lib/link. */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,9 @@ static int kind_of_model(struct err *e, struct kv_kind *k, const char *path, enu
 {
     struct cli_progress bar;
     struct model *m;
-    struct model_opts o = {.path = path, .progress = cli_progress, .progress_arg = &bar};
+    static char prog[] = PROG;
+    struct model_opts o = {
+        .path = path, .progress = cli_progress, .progress_arg = &bar, .log = cli_log, .log_arg = prog};
     cli_progress_start(&bar, PROG, "packing weights");
     int rc = model_open(e, &m, &o);
     if (rc)
@@ -253,12 +256,17 @@ static int run(struct err *e, const struct flags *f)
     return rc;
 }
 
-/* Keeps the model's header, the directory of its socket and that of the file tier. */
+/* Keeps the model and its packed weights, which have its fingerprint, the directory of its socket and that of the file
+ * tier. */
 static int enter_sandbox(struct err *e, const struct flags *f)
 {
+    char path[PATH_MAX];
+    struct err unused;
     struct sandbox s;
     sandbox_begin(&s);
     model_allow(&s, f->model);
+    if (!f->fingerprint && !model_packed_dir(&unused, path, sizeof path))
+        sandbox_write(&s, path);
     sandbox_socket(&s, f->listen);
     sandbox_write_beside(&s, f->disk);
     return sandbox_enter(e, &s);

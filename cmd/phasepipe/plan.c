@@ -120,6 +120,7 @@ static int plan_worker(struct err *e, struct service *v, const struct plan *p, c
     rc = rc ? rc : option(e, c, "--max-num-batched-tokens", p->batched);
     rc = rc ? rc : option(e, c, "--max-num-seqs", p->seqs);
     rc = rc ? rc : option(e, c, "--engine", p->engine);
+    rc = rc || !p->verify_weights ? rc : command_add(e, c, "--verify-weights");
     rc = rc ? rc : option(e, c, "--cpus", cpus);
     return rc ? rc : option(e, c, "--cores", cpus ? p->cores : NULL);
 }

@@ -147,7 +147,7 @@ struct plan {
     const char *http_option[PLAN_HTTP_OPTIONS]; /* values for plan_http_option[]; NULL: not given */
     struct cli_list names;
     uint64_t n_prefill, n_decode, drain_s, watchdog_s;
-    bool detach, ollama_given, access_log, any_policy, shared_cache, metrics_by_key;
+    bool detach, ollama_given, access_log, any_policy, shared_cache, metrics_by_key, verify_weights;
 };
 /* policy: "NAME" or "PATH", optionally followed by a space and one argument. */
 int plan_sched(struct err *e, struct command *out, const struct plan *p, const char *run, const char *policy);

@@ -32,6 +32,8 @@ static int parse(struct err *e, struct plan *p, int argc, char **argv)
         {0, "disk", CLI_STR, &p->disk, "FILE", "store KV blocks in this file too", .lo = 0},
         {0, "verify", CLI_CHOICE, &p->verify, "WHEN", "when kvstore compares blocks with their checksums (first)",
          .choices = "none|publish|first|always"},
+        {0, "verify-weights", CLI_FLAG, &p->verify_weights, NULL,
+         "workers compare all packed weights with their checksums at each start", .lo = 0},
         {0, "disk-size", CLI_STR, &p->disk_size, "B", "maximum size of that file (16G)", .lo = 0},
         {0, "max-num-batched-tokens", CLI_STR, &p->batched, "N", "maximum rows of a step (512)", .lo = 0},
         {0, "max-num-seqs", CLI_STR, &p->seqs, "N", "sequences that a worker decodes at once (64)", .lo = 0},

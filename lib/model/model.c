@@ -1,8 +1,10 @@
 /* Opens a model: header, shape, plan, packed bytes, and the pointers into them. */
 #include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "model/model_impl.h"
 
@@ -62,6 +64,10 @@ static int map_weights(struct err *e, struct model *m, struct pack_plan *p, cons
     if (rc != ERR_SYS)
         return rc;
     m->not_shared = *e;
+    char line[600];
+    snprintf(line, sizeof line, "the packed weights are not shared with other processes: %s", e->text);
+    if (o && o->log)
+        o->log(o->log_arg, line);
     return cache_map_private(e, m, p, o);
 }
 
@@ -107,6 +113,8 @@ void model_free(struct model *m)
         return;
     if (m->map)
         munmap(m->map, m->map_bytes);
+    if (m->shared)
+        close(m->map_fd);
     free((void *)(uintptr_t)m->layer);
     gguf_free(m->gguf);
     free(m);

@@ -56,12 +56,16 @@ struct model {
     /* private */
     void *map;
     uint64_t map_bytes;
+    int map_fd; /* of the mapped file, if it is shared; its lock keeps the file from being pruned */
 };
 
 struct model_opts {
     const char *path; /* NULL: the default model of the cache directory, see model_default_path */
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* packing, may be NULL */
     void *progress_arg;
+    bool verify; /* compare the packed weights with their checksums, even if that was done before */
+    void (*log)(void *arg, const char *text); /* a packed file or directory that is not used: a line; may be NULL */
+    void *log_arg;
 };
 
 /* Opens a model file. Blocks while this or another process packs it. ERR_NO names file and tensor or key: unknown

@@ -1,154 +1,16 @@
-/*
- * The packed file: a header, then every tensor in the kernels' layout. The header is written last and ends with a
- * digest of itself.
- *
- *   head | entry[n] | BLAKE2b-256 of all before | padding | tensors, each at a multiple of 64 | padding to 2 MiB
- */
-#include <assert.h>
+/* Packs a model: every tensor in the kernels' layout, in the order of the plan, then the header (pack_file.c). */
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
-#include "base/file.h"
 #include "model/model_impl.h"
 
-#define PACK_VERSION 2 /* 2: all weights are finite */
 #define READ_BYTES (1u << 20)
-
-struct head {
-    char magic[8];
-    uint32_t version, n;
-    uint64_t total_bytes;
-    uint8_t identity[32], fingerprint[32];
-};
-
-struct entry {
-    uint32_t type, vec;
-    int64_t rows, cols;
-    uint64_t offset, bytes;
-};
-
-static const char magic[8] = "PHPPACK\n";
-
-uint64_t pack_header_bytes(uint64_t n)
-{
-    return sizeof(struct head) + n * sizeof(struct entry) + 32;
-}
-
-static void digest(uint8_t out[32], const void *p, size_t n)
-{
-    crypto_generichash(out, 32, p, n, NULL, 0);
-}
-
-/* Makes the header of a plan in `buf`, pack_header_bytes(p->n) bytes. */
-static void header_make(uint8_t *buf, const struct pack_plan *p, const struct pack_identity *id,
-                        const uint8_t fingerprint[32])
-{
-    struct head h = {.version = PACK_VERSION, .n = (uint32_t)p->n, .total_bytes = p->total_bytes};
-    memcpy(h.magic, magic, sizeof h.magic);
-    memcpy(h.identity, id->whole, 32);
-    memcpy(h.fingerprint, fingerprint, 32);
-    memcpy(buf, &h, sizeof h);
-    size_t at = sizeof h;
-    for (uint64_t i = 0; i < p->n; i++, at += sizeof(struct entry)) {
-        const struct pack_item *it = &p->item[i];
-        struct entry en = {(uint32_t)it->dst_type, it->vec, it->rows, it->cols, it->offset, it->bytes};
-        memcpy(buf + at, &en, sizeof en);
-    }
-    digest(buf + at, buf, at);
-}
-
-/* ---- identity ---- */
-
-/* Packs sample rows of every type: a change of the layout changes the digest, so packed files of another layout do not
- * match. */
-static void hash_layout(crypto_generichash_state *st)
-{
-    enum { COLS = 256 };
-    uint8_t row[16][COLS * 4], group[COLS * 64];
-    const uint8_t *rows[16];
-    for (int r = 0; r < 16; r++) {
-        rows[r] = row[r];
-        for (int i = 0; i < COLS * 4; i++)
-            row[r][i] = (uint8_t)(((r * COLS * 4 + i) * 2654435761u) >> 13);
-    }
-    for (int t = 0; t < KERN_TYPES; t++) {
-        size_t n = kern_group_bytes((enum kern_type)t, COLS);
-        assert(n <= sizeof group && kern_type_row_bytes((enum kern_type)t, COLS) <= sizeof row[0]);
-        kern_pack_group(group, (enum kern_type)t, (enum kern_type)t, rows, COLS);
-        crypto_generichash_update(st, group, n);
-    }
-}
-
-int pack_identity(struct err *e, struct pack_identity *out, const struct gguf *g)
-{
-    struct stat st;
-    if (fstat(gguf_fd(g), &st) < 0)
-        return err_sys(e, "%s: stat", gguf_path(g));
-    char *real = realpath(gguf_path(g), NULL);
-    const char *path = real ? real : gguf_path(g);
-    uint64_t file[5] = {(uint64_t)st.st_dev, (uint64_t)st.st_ino, (uint64_t)st.st_size, (uint64_t)st.st_mtim.tv_sec,
-                        (uint64_t)st.st_mtim.tv_nsec};
-    crypto_generichash_state hash;
-    crypto_generichash_init(&hash, NULL, 0, 32);
-    uint32_t version = PACK_VERSION;
-    crypto_generichash_update(&hash, (const uint8_t *)&version, sizeof version);
-    hash_layout(&hash);
-    crypto_generichash_update(&hash, (const uint8_t *)path, strlen(path) + 1);
-    crypto_generichash_state place = hash;
-    crypto_generichash_final(&place, out->place, 32);
-    crypto_generichash_update(&hash, (const uint8_t *)file, sizeof file);
-    crypto_generichash_final(&hash, out->whole, 32);
-    free(real);
-    return 0;
-}
-
-/* ---- reading back ---- */
-
-/* Copies the types of matrices from the entries. Valid are the tensor's own type, and BF16 for F32 and F16. */
-static bool adopt_types(struct pack_plan *p, const uint8_t *entries)
-{
-    for (uint64_t i = 0; i < p->n; i++) {
-        struct pack_item *it = &p->item[i];
-        struct entry en;
-        memcpy(&en, entries + i * sizeof en, sizeof en);
-        if (!it->src || it->vec)
-            continue;
-        it->dst_type = it->src_type;
-        if (en.type == (uint32_t)it->src_type)
-            continue;
-        if (en.type != KERN_BF16 || (it->src_type != KERN_F32 && it->src_type != KERN_F16))
-            return false;
-        it->dst_type = KERN_BF16;
-    }
-    plan_place(p);
-    return true;
-}
-
-/* Compares the header with one made from the plan, so nothing in the file is trusted. */
-bool pack_check(uint8_t fingerprint[32], struct pack_plan *p, int fd, const struct pack_identity *id)
-{
-    size_t n = pack_header_bytes(p->n);
-    uint8_t *have = malloc(n), *want = malloc(n);
-    struct stat st;
-    struct head h;
-    bool ok = have && want && fstat(fd, &st) == 0 && file_read_at(fd, have, n, 0) && adopt_types(p, have + sizeof h);
-    if (ok) {
-        memcpy(&h, have, sizeof h);
-        header_make(want, p, id, h.fingerprint);
-        ok = memcmp(have, want, n) == 0 && (uint64_t)st.st_size == p->total_bytes;
-    }
-    if (ok)
-        memcpy(fingerprint, h.fingerprint, 32);
-    free(have);
-    free(want);
-    return ok;
-}
 
 /* ---- the fingerprint ---- */
 
@@ -206,6 +68,8 @@ static int flush(struct err *e, struct pack_sink *s, uint64_t from, size_t n, co
 /* Appends n bytes, zeros if p is NULL. A file is written one full buffer at a time. */
 static int put(struct err *e, struct pack_sink *s, const uint8_t *p, uint64_t n)
 {
+    if (p)
+        XXH3_64bits_update(s->sum, p, n);
     while (n) {
         uint64_t in_buf = s->fd < 0 ? s->at : s->at % PACK_BUFFER_BYTES;
         uint64_t room = s->fd < 0 ? n : PACK_BUFFER_BYTES - in_buf;
@@ -234,7 +98,7 @@ static int finish(struct err *e, struct pack_sink *s)
 
 struct worker {
     struct pack_sink *sink;
-    const struct pack_plan *plan;
+    struct pack_plan *plan;
     const struct gguf *g;
     const struct model_opts *o;
 };
@@ -340,12 +204,18 @@ static int pack_mat(struct err *e, const struct worker *w, const struct pack_ite
 static int pack_items(struct err *e, const struct worker *w)
 {
     int rc = 0;
+    w->sink->sum = XXH3_createState();
+    if (!w->sink->sum)
+        return err_nomem(e, "a checksum", 576);
     for (uint64_t i = 0; !rc && i < w->plan->n; i++) {
-        const struct pack_item *it = &w->plan->item[i];
+        struct pack_item *it = &w->plan->item[i];
         rc = put(e, w->sink, NULL, it->offset - w->sink->at);
+        XXH3_64bits_reset(w->sink->sum);
         if (!rc && it->src)
             rc = it->vec ? pack_vec(e, w, it) : pack_mat(e, w, it);
+        it->sum = it->src ? XXH3_64bits_digest(w->sink->sum) : 0;
     }
+    XXH3_freeState(w->sink->sum);
     if (!rc)
         rc = put(e, w->sink, NULL, w->plan->total_bytes - w->sink->at);
     return rc ? rc : finish(e, w->sink);
@@ -358,7 +228,7 @@ static int write_header(struct err *e, struct pack_sink *s, const struct pack_pl
     uint8_t *buf = malloc(n);
     if (!buf)
         return err_nomem(e, "a header", n);
-    header_make(buf, p, id, fingerprint);
+    pack_header_make(buf, p, id, fingerprint);
     int rc = 0;
     if (s->fd < 0)
         memcpy(s->mem, buf, n);
@@ -368,8 +238,8 @@ static int write_header(struct err *e, struct pack_sink *s, const struct pack_pl
     return rc;
 }
 
-int pack_write(struct err *e, uint8_t fingerprint[32], struct pack_sink *s, const struct pack_plan *p,
-               const struct gguf *g, const struct pack_identity *id, const struct model_opts *o)
+int pack_write(struct err *e, uint8_t fingerprint[32], struct pack_sink *s, struct pack_plan *p, const struct gguf *g,
+               const struct pack_identity *id, const struct model_opts *o)
 {
     struct worker w = {s, p, g, o};
     struct hasher h = {.g = g};

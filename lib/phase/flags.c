@@ -15,6 +15,8 @@ void phase_flags_table(struct cli_opt *table, struct phase_flags *f)
     const struct cli_opt opts[PHASE_FLAGS] = {
         {'m', "model", CLI_STR, &o->model, "MODEL", "GGUF file (default: the default model in the cache directory)",
          .lo = 0},
+        {0, "verify-weights", CLI_FLAG, &o->verify_weights, NULL,
+         "compare all packed weights with their checksums, even if that was done since the host started", .lo = 0},
         {0, "max-num-batched-tokens", CLI_U64, &o->batched_tokens, "N", "rows of a step at most (512)", .lo = 1,
          .hi = 65536},
         {0, "max-model-len", CLI_U64, &o->model_len, "N", "context length, if smaller than the model's", .lo = 1,

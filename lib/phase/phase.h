@@ -27,8 +27,9 @@ struct phase_opts {
     void *progress_arg;
     void (*log)(void *arg, const char *text); /* logs one line; may be NULL */
     void *log_arg;
-    bool verbose; /* logs the configuration at start */
-    bool profile; /* logs the time of each part of the steps at the end */
+    bool verbose;        /* logs the configuration at start */
+    bool profile;        /* logs the time of each part of the steps at the end */
+    bool verify_weights; /* compare the packed weights with their checksums at this start too */
 
     const char *cpus;       /* own processors, "0,2-3"; NULL: the kernel chooses */
     const char *cores;      /* with cpus: "lease" or "fixed" */
@@ -61,7 +62,7 @@ int phase_serve(struct err *e, const struct phase_opts *o, const char *role);
  * phase_flags_done checks them, reads the environment, and completes f->o except for the fields that only one program
  * has.
  */
-#define PHASE_FLAGS 21
+#define PHASE_FLAGS 22
 struct cli_opt;
 struct phase_flags {
     struct phase_opts o;

@@ -47,7 +47,12 @@ int stage_open(struct err *e, struct stage *s, const struct phase_opts *o)
     s->n_thread = o->threads ? o->threads : proc_cpus("");
     if (open_cores(e, s))
         return e->code;
-    struct model_opts mo = {.path = o->model, .progress = o->progress, .progress_arg = o->progress_arg};
+    struct model_opts mo = {.path = o->model,
+                            .progress = o->progress,
+                            .progress_arg = o->progress_arg,
+                            .verify = o->verify_weights,
+                            .log = o->log,
+                            .log_arg = o->log_arg};
     int rc = engine_model(e, &s->m, o->engine, &mo);
     rc = rc ? rc : kv_type_parse(e, &s->kv, o->kv_type);
     rc = rc ? rc : engine_kv_kind(e, &s->kind, o->engine, s->m, s->kv);

@@ -376,7 +376,7 @@ static void test_progress_is_reported(void **state)
     uint64_t last[2] = {0};
     struct err e;
     struct model *m;
-    assert_int_equal(model_open(&e, &m, &(struct model_opts){path, seen, last}), 0);
+    assert_int_equal(model_open(&e, &m, &(struct model_opts){.path = path, .progress = seen, .progress_arg = last}), 0);
     assert_true(last[1] >= 14 && last[0] > 0 && last[0] <= m->map_bytes);
     model_free(m);
 }
