@@ -1,7 +1,7 @@
 # Completion of options for bash: . scripts/completion.bash
 # The words come from the programs' own option tables, so they are never out of date.
 _phasepipe_programs='tokenize prefill decode stream frames kvstore sched sched-fcfs sched-colocate sched-exec simulate bench'
-_phasepipe_commands='chat up down ps top ctl tls-init unit-cores env'
+_phasepipe_commands='chat up down ps top ctl cache tls-init unit-cores env'
 _phasepipe_ctl='kv sched drain undrain hand-over role set restart sched-swap'
 _phasepipe() {
     local program=$1 words=

@@ -40,6 +40,7 @@ static const struct {
     {"ctl", "queries the services, drains workers, changes settings, swaps the policy", ctl},
     {"tls-init", "makes certificates for services on several hosts", tls_init},
     {"unit-cores", "gives the worker units of systemd their processors", unit_cores},
+    {"cache", "lists and prunes the packed weights of models", cache},
     {"env", "prints the line that puts the programs on the PATH: eval \"$(phasepipe env)\"", NULL},
 };
 

@@ -24,13 +24,14 @@ int pipeline_start(struct err *e, struct pipeline *p, const char *model, const c
  * names the first program that failed. */
 int pipeline_end(struct err *e, struct pipeline *p, int now);
 
-/* The commands: of up.c, ps.c, top.c, ctl.c, chat.c, tls_init.c and unit_cores.c. The exit status. */
+/* The commands: of cache.c, up.c, ps.c, top.c, ctl.c, chat.c, tls_init.c and unit_cores.c. The exit status. */
 int chat(int argc, char **argv);
 int up(int argc, char **argv);
 int ps(int argc, char **argv);
 int down(int argc, char **argv);
 int top(int argc, char **argv);
 int ctl(int argc, char **argv);
+int cache(int argc, char **argv);
 int tls_init(int argc, char **argv);
 int unit_cores(int argc, char **argv);
 

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "model/cache.h"
 #include "model/model_impl.h"
 
 #ifndef MADV_POPULATE_READ
@@ -218,6 +219,17 @@ static int map_or_make(struct err *e, struct opening *op)
     return rc || found ? rc : make_file(e, op);
 }
 
+/* Failing to prune delays nothing: the next packing tries again. */
+static void prune(const struct opening *op)
+{
+    struct model_cache_bounds b = model_cache_bounds();
+    struct model_cache_pruned p;
+    struct err none;
+    if (!model_cache_prune(&none, &p, &b) && p.n)
+        report(op, "%s: %zu packed models that were not used for long are removed (phasepipe cache --prune)",
+               op->at.path, p.n);
+}
+
 int cache_map(struct err *e, struct model *m, struct pack_plan *p, const struct model_opts *o)
 {
     struct opening op = {.m = m, .p = p, .o = o, .lock = -1};
@@ -229,6 +241,8 @@ int cache_map(struct err *e, struct model *m, struct pack_plan *p, const struct 
         cache_use_touch(op.at.dir, op.at.lock);
     if (op.lock >= 0)
         close(op.lock);
+    if (!rc && m->packed_now)
+        prune(&op);
     cache_at_close(&op.at);
     return rc;
 }

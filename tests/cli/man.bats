@@ -105,8 +105,8 @@ run_examples() {
     done
 }
 
-@test "the commands of phasepipe that run services have pages too, with the sections and their options" {
-    for command in up down ps top ctl tls-init unit-cores; do
+@test "the commands of phasepipe have pages too, with the sections and their options" {
+    for command in up down ps top ctl cache tls-init unit-cores; do
         page=$ROOT/docs/man/phasepipe-$command.1
         for section in NAME SYNOPSIS DESCRIPTION OPTIONS 'INPUT AND OUTPUT' SIGNALS ENVIRONMENT FILES 'EXIT STATUS' \
             EXAMPLES 'SEE ALSO'; do
@@ -158,6 +158,7 @@ run_examples() {
 @test "the examples of phasepipe-ps(1)" { examples_of_page "$ROOT/docs/man/phasepipe-ps.1" | run_examples; }
 @test "the examples of phasepipe-top(1)" { examples_of_page "$ROOT/docs/man/phasepipe-top.1" | run_examples; }
 @test "the examples of phasepipe-ctl(1)" { examples_of_page "$ROOT/docs/man/phasepipe-ctl.1" | run_examples; }
+@test "the examples of phasepipe-cache(1)" { examples_of_page "$ROOT/docs/man/phasepipe-cache.1" | run_examples; }
 @test "the examples of phasepipe-metrics(7)" { examples_of_page "$ROOT/docs/man/phasepipe-metrics.7" | run_examples; }
 @test "the pipelines of phasepipe(7)" { examples_of_page "$ROOT/docs/man/phasepipe.7" | run_examples; }
 @test "the pipelines of README.md" { examples_of_text "$ROOT/README.md" | run_examples; }
