@@ -16,7 +16,7 @@ def pre_tokenizer(kind):
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if kind == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if kind in ("gpt-2", "default"):
+    if kind == "gpt-2":
         return byte_level
     regex = {"llama-bpe": LLAMA3, "llama3": LLAMA3, "qwen2": QWEN2}.get(kind)
     if regex is None:

@@ -23,12 +23,11 @@ static const struct {
     enum text_split split;
     bool nfc, ignore_merges, add_bos;
 } kinds[] = {
-    {"gpt-2", SPLIT_GPT2, false, false, false},    {"gpt2", SPLIT_GPT2, false, false, false},
-    {"default", SPLIT_GPT2, false, false, false},  {"phi-2", SPLIT_GPT2, false, false, false},
-    {"smollm", SPLIT_SMOLLM, false, false, false}, {"starcoder", SPLIT_SMOLLM, false, false, false},
-    {"refact", SPLIT_SMOLLM, false, false, false}, {"llama-bpe", SPLIT_LLAMA3, false, true, true},
-    {"llama3", SPLIT_LLAMA3, false, true, true},   {"llama-v3", SPLIT_LLAMA3, false, true, true},
-    {"qwen2", SPLIT_QWEN2, true, false, false},
+    {"gpt-2", SPLIT_GPT2, false, false, false},       {"gpt2", SPLIT_GPT2, false, false, false},
+    {"phi-2", SPLIT_GPT2, false, false, false},       {"smollm", SPLIT_SMOLLM, false, false, false},
+    {"starcoder", SPLIT_SMOLLM, false, false, false}, {"refact", SPLIT_SMOLLM, false, false, false},
+    {"llama-bpe", SPLIT_LLAMA3, false, true, true},   {"llama3", SPLIT_LLAMA3, false, true, true},
+    {"llama-v3", SPLIT_LLAMA3, false, true, true},    {"qwen2", SPLIT_QWEN2, true, false, false},
 };
 
 static bool same(struct gguf_str a, const char *b)
@@ -36,18 +35,33 @@ static bool same(struct gguf_str a, const char *b)
     return a.n == strlen(b) && memcmp(a.p, b, a.n) == 0;
 }
 
-/* A file without tokenizer.ggml.pre is read as GPT-2. */
+/* "default", or no key at all, means that the program which wrote the file did not know how the model cuts text. What
+ * other programs then do is a guess, with other ids than those that the model was trained with. */
+static int refuse_guess(struct err *e, const struct text *t, const char *what)
+{
+    return err_set(e, ERR_NO,
+                   "%s: tokenizer.ggml.pre is %s, so how the model cuts text into words is not known: convert the "
+                   "model again, or set it with gguf-new-metadata --pre-tokenizer (supported: gpt-2, llama-bpe, qwen2, "
+                   "smollm)",
+                   t->path, what);
+}
+
 static int open_kind(struct err *e, struct text *t, const struct gguf *g)
 {
-    struct gguf_str model, pre = {"gpt-2", 5};
+    struct gguf_str model, pre;
     int rc = gguf_string(e, g, "tokenizer.ggml.model", &model);
     if (rc)
         return rc;
     if (!same(model, "gpt2"))
         return err_set(e, ERR_NO, "%s: tokenizer.ggml.model '%.*s' is not supported (supported: gpt2)", t->path,
                        model.n < 60 ? (int)model.n : 60, model.p);
-    if (gguf_has(g, "tokenizer.ggml.pre") && (rc = gguf_string(e, g, "tokenizer.ggml.pre", &pre)) != 0)
+    if (!gguf_has(g, "tokenizer.ggml.pre"))
+        return refuse_guess(e, t, "missing");
+    rc = gguf_string(e, g, "tokenizer.ggml.pre", &pre);
+    if (rc)
         return rc;
+    if (same(pre, "default"))
+        return refuse_guess(e, t, "'default'");
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         if (!same(pre, kinds[i].name))
             continue;

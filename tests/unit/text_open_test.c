@@ -199,8 +199,8 @@ static void unsupported_settings_are_named(void **state)
 static void common_names_are_supported(void **state)
 {
     (void)state;
-    static const char *const names[] = {NULL,        "default",   "gpt-2",  "phi-2",    "smollm",
-                                        "starcoder", "llama-bpe", "llama3", "llama-v3", "qwen2"};
+    static const char *const names[] = {"gpt-2",     "phi-2",  "smollm",   "starcoder",
+                                        "llama-bpe", "llama3", "llama-v3", "qwen2"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct err e;
         struct text *t;
@@ -210,6 +210,19 @@ static void common_names_are_supported(void **state)
         assert_int_equal(open_small(&e, &t, &s), 0);
         text_free(t);
     }
+}
+
+/* Without a name of the rule, or with the name that says that it is not known, ids would be a guess. */
+static void an_unknown_rule_is_refused(void **state)
+{
+    (void)state;
+    struct small s = letters_file();
+    s.pre = NULL;
+    refused(&s, "tokenizer.ggml.pre is missing");
+    s.pre = "default";
+    refused(&s, "tokenizer.ggml.pre is 'default'");
+    s.pre = "";
+    refused(&s, "tokenizer.ggml.pre '' is not supported");
 }
 
 static void fingerprint_of(uint8_t out[32], const struct small *s)
@@ -306,6 +319,7 @@ int main(void)
         cmocka_unit_test(markers_are_control_tokens_in_any_file),
         cmocka_unit_test(unsupported_settings_are_named),
         cmocka_unit_test(common_names_are_supported),
+        cmocka_unit_test(an_unknown_rule_is_refused),
         cmocka_unit_test(fingerprints_differ_between_vocabularies),
         cmocka_unit_test(blocks_are_named_by_blake2b),
         cmocka_unit_test(the_default_model_opens),
