@@ -319,7 +319,11 @@ static int render(struct err *e, struct chat *c, const struct text *t, const str
         return err_set(e, ERR_NO, "messages: %s has no chat template; send a formatted prompt as text instead",
                        text_file(t));
     if (t->chat.kind == CHAT_UNKNOWN)
-        return err_set(e, ERR_NO, "messages: the chat template of %s is not supported: %s", text_file(t), t->chat.head);
+        return err_set(
+            e, ERR_NO,
+            "messages: the chat template of %s is not supported: '%s' (digest %s) is none of those whose "
+            "rendering was verified; send a formatted prompt as text instead, or use another file of the model",
+            text_file(t), t->chat.head, t->chat.digest);
     if (n == 0)
         return err_set(e, ERR_NO, "messages: the list is empty");
     if (replace_developer(e, c, &m, n))

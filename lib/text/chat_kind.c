@@ -1,7 +1,9 @@
 /*
- * Recognises the chat template of a file. Templates are programs, but few kinds are in use: a kind is recognised by its
- * markers, and the variants of a kind by the phrases that cause them. A template that is not recognised is refused when
- * a chat is rendered, not when the file is opened, because text completion does not need it.
+ * The style of a chat template. Templates are programs, but few kinds are in use: a kind is recognised by its markers,
+ * and the variants of a kind by the phrases that cause them. That is true for many templates and wrong for others which
+ * look the same (one leaves out a default system message, one opens an answer with <think>). So a chat is rendered only
+ * if the template is one of those that were compared with their rendering by Jinja (chat_known.c). Any other is refused
+ * when a chat is rendered, not when the file is opened, because text completion does not need it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -117,12 +119,12 @@ static void set_mistral(struct text_chat_style *out, const struct tpl *t)
     out->system_last = has_any(t, last);
 }
 
-int text_chat_recognise(struct err *e, struct text_chat_style *out, const char *template, size_t n)
+int text_chat_style_of(struct err *e, struct text_chat_style *out, const char *template, size_t n)
 {
     static const char *const trim[] = {"| trim", "|trim", ".strip()", NULL};
     static const char *const bos[] = {"bos_token", "<|begin_of_text|>", "'<s>'", "'<bos>'", NULL};
     struct tpl t = {template, n};
-    out->kind = kind_of(&t);
+    out->kind = out->markers = kind_of(&t);
     out->writes_bos = has_any(&t, bos);
     out->trims = has_any(&t, trim);
     out->developer = has(&t, "developer");
@@ -134,18 +136,24 @@ int text_chat_recognise(struct err *e, struct text_chat_style *out, const char *
         return find_default_system(e, out, &t);
     case CHAT_LLAMA3:
         out->dated = has(&t, "Cutting Knowledge Date");
-        return 0;
+        break;
     case CHAT_GEMMA:
         out->no_system = has(&t, "System role not supported") || !has(&t, "system");
-        return 0;
+        break;
     case CHAT_MISTRAL:
         set_mistral(out, &t);
-        return 0;
+        break;
     case CHAT_ABSENT:
     case CHAT_UNKNOWN:
         break;
     }
+    return 0;
+}
+
+static int refuse(struct err *e, struct text_chat_style *out, const char *template, size_t n)
+{
     size_t head = n < 60 ? n : 60;
+    out->kind = CHAT_UNKNOWN;
     out->head = malloc(head + 1);
     if (!out->head)
         return err_nomem(e, "chat template", head + 1);
@@ -153,6 +161,13 @@ int text_chat_recognise(struct err *e, struct text_chat_style *out, const char *
         out->head[i] = (unsigned char)template[i] < ' ' ? ' ' : template[i];
     out->head[head] = 0;
     return 0;
+}
+
+int text_chat_recognise(struct err *e, struct text_chat_style *out, const char *template, size_t n)
+{
+    int rc = text_chat_style_of(e, out, template, n);
+    text_chat_digest(out->digest, template, n);
+    return !rc && !text_chat_known(out->digest) ? refuse(e, out, template, n) : rc;
 }
 
 void text_chat_style_free(struct text_chat_style *c)

@@ -77,7 +77,8 @@ enum text_chat_end {
 
 /* Renders messages by the file's chat template and appends ids. Template markers become control ids; the same
  * characters in a message become ordinary text ids. One BOS token is added if the template or the file requires it, and
- * none if `out` already has ids. ERR_NO: a template that is not supported, named.
+ * none if `out` already has ids. ERR_NO: a template that is not one of the known ones (chat_known.c), by its beginning
+ * and digest.
  *
  * Kinds: ChatML (with the template's default system message), Llama 3 (the dates of 3.1 are the template's fixed ones),
  * Mistral and Gemma. In the last two, turns must alternate, and a system message goes before the first or the last user

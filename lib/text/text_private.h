@@ -107,12 +107,23 @@ void text_added_free(struct text_added *a);
 /* The leftmost token in s[from, n), and the longest at that position: its id, position and length, or TEXT_NONE. */
 uint32_t text_added_find(const struct text_added *a, size_t *at, size_t *len, const char *s, size_t n, size_t from);
 
+/* ---- chat_known.c ---- */
+
+#define TEXT_CHAT_DIGEST 33 /* 32 digits and a zero */
+
+/* BLAKE2b-128 of a template without its last line feed, which Jinja drops. */
+void text_chat_digest(char out[TEXT_CHAT_DIGEST], const char *template, size_t n);
+/* Name of the model whose template has this digest, or NULL. */
+const char *text_chat_known(const char *digest);
+
 /* ---- chat_kind.c ---- */
 
 enum text_chat_kind { CHAT_ABSENT, CHAT_UNKNOWN, CHAT_CHATML, CHAT_LLAMA3, CHAT_MISTRAL, CHAT_GEMMA };
 
 struct text_chat_style {
     enum text_chat_kind kind;
+    enum text_chat_kind markers; /* whose markers the template has, even if it is not known */
+    char digest[TEXT_CHAT_DIGEST];
     char *head;           /* CHAT_UNKNOWN: the beginning of the template, for the error text; else NULL */
     char *default_system; /* added if the first message is not a system message; or NULL */
     size_t n_default_system;
@@ -127,6 +138,9 @@ struct text_chat_style {
     const char *inst_open, *inst_close; /* mistral: with the spaces of the template */
     const char *answer_open, *answer_close;
 };
+/* The style that its markers and phrases suggest; right only for templates that were compared with Jinja. */
+int text_chat_style_of(struct err *e, struct text_chat_style *out, const char *template, size_t n);
+/* The same, but CHAT_UNKNOWN if the template is not a known one. */
 int text_chat_recognise(struct err *e, struct text_chat_style *out, const char *template, size_t n);
 void text_chat_style_free(struct text_chat_style *c);
 /* Control tokens of the kind; the list ends with NULL. */

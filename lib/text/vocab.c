@@ -204,7 +204,7 @@ static int read_special(struct err *e, struct text *t, const struct gguf *g)
         if (!rc)
             mark_control(t, id, true);
     }
-    for (const char *const *m = text_chat_markers(t->chat.kind); !rc && *m; m++)
+    for (const char *const *m = text_chat_markers(t->chat.markers); !rc && *m; m++)
         mark_control(t, text_entry_find(&t->map, t->row, *m, strlen(*m)), false);
     for (size_t i = 0; !rc && i < sizeof end_marks / sizeof end_marks[0]; i++) {
         uint32_t id = text_entry_find(&t->map, t->row, end_marks[i], strlen(end_marks[i]));

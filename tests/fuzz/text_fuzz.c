@@ -8,6 +8,7 @@
 
 #include "text/text_private.h"
 #include "unit/text_gguf.h"
+#include "unit/text_templates.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -47,7 +48,7 @@ static struct text *open_kind(const char *pre)
         tiny_str(&w, merges[i], strlen(merges[i]));
     tiny_key_u32(&w, "tokenizer.ggml.eos_token_id", 256 + 8);
     tiny_key_bool(&w, "tokenizer.ggml.add_bos_token", 0);
-    tiny_key_str(&w, "tokenizer.chat_template", "<|im_start|><|im_end|>");
+    tiny_key_str(&w, "tokenizer.chat_template", TEMPLATE_CHATML);
     if (tiny_open(&e, &g, &w) != 0 || text_open(&e, &t, g) != 0)
         abort();
     gguf_free(g);

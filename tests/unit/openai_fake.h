@@ -15,6 +15,7 @@
 #include "request/ask.h"
 #include "text/text_private.h"
 #include "unit/text_gguf.h"
+#include "unit/text_templates.h"
 
 enum { SAY_HELLO = 256, SAY_WORLD = 257, SAY_HALF = 258, SAY_START = 259, SAY_END = 260, SAY_N = 261 };
 
@@ -82,7 +83,7 @@ static inline struct text *fake_text(void)
     tiny_array(&w, "tokenizer.ggml.merges", 8, 0);
     tiny_key_u32(&w, "tokenizer.ggml.eos_token_id", SAY_END);
     tiny_key_bool(&w, "tokenizer.ggml.add_bos_token", 0);
-    tiny_key_str(&w, "tokenizer.chat_template", "<|im_start|><|im_end|>");
+    tiny_key_str(&w, "tokenizer.chat_template", TEMPLATE_CHATML);
     if (tiny_open(&e, &g, &w) || text_open(&e, &t, g)) {
         fprintf(stderr, "%s\n", e.text);
         abort();

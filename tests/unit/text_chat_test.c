@@ -12,6 +12,7 @@
 
 #include "unit/text_gguf.h"
 #include "unit/text_model.h"
+#include "unit/text_templates.h"
 
 static int set_up(void **state)
 {
@@ -154,9 +155,7 @@ static void messages_make_no_control_ids(void **state)
 /* OpenAI: developer messages replace system messages; a server may treat either as the other. */
 static void developer_is_system_unless_the_template_mentions_it(void **state)
 {
-    static const char named[] =
-        "{% for m in messages %}{# system, user, assistant, developer #}<|im_start|>{{ m.role }}\n"
-        "{{ m.content }}<|im_end|>\n{% endfor %}";
+    static const char named[] = "{# system, developer, user, assistant #}" TEMPLATE_CHATML;
     struct other o = {.pre = "smollm", .template = named, .add_bos = -1, .eos = 2};
     struct err e;
     struct text *t[2];
@@ -201,8 +200,7 @@ static size_t count_bos(const struct text *t, bool chat)
 /* add_bos_token is true, false and absent, with a template that writes the BOS token and with one that does not. */
 static void there_is_one_bos_token_or_none(void **state)
 {
-    static const char writes[] = "{{ bos_token }}<|start_header_id|><|end_header_id|><|eot_id|>";
-    static const char silent[] = "<|im_start|><|im_end|>";
+    static const char writes[] = TEMPLATE_LLAMA3, silent[] = TEMPLATE_CHATML;
     static const struct {
         const char *pre, *template;
         int add_bos;
@@ -237,6 +235,41 @@ static void a_bos_token_is_not_added_twice(void **state)
     text_free(t);
 }
 
+/* Templates that have the markers of a kind and mean another prompt: a known one, changed in a way that changes what it
+ * renders, or in any other byte. */
+static void templates_that_only_look_known_are_refused(void **state)
+{
+    static const struct {
+        const char *from, *to;
+    } change[] = {
+        {"<|im_start|>assistant\\n", "<|im_start|>assistant\\n<think>\\n"}, /* the answer starts with reasoning */
+        {"{% for m in messages %}", "{{ 'You are kind.' }}{% for m in messages %}"},
+        {"m['content']", "m['content'] | trim"},
+        {"'<|im_start|>' + m", "'<|im_start|> ' + m"},
+        {"{% endfor %}", "{% endfor %} "},
+    };
+    struct text_message m = {"user", "hi", 2};
+    for (size_t i = 0; i <= sizeof change / sizeof change[0]; i++) {
+        char template[1024] = TEMPLATE_CHATML "\n"; /* Jinja drops a last line feed */
+        struct text_ids v = {0};
+        struct err e;
+        if (i > 0) {
+            static const char whole[] = TEMPLATE_CHATML;
+            const char *at = strstr(whole, change[i - 1].from);
+            assert_non_null(at);
+            snprintf(template, sizeof template, "%.*s%s%s", (int)(at - whole), whole, change[i - 1].to,
+                     at + strlen(change[i - 1].from));
+        }
+        struct other o = {.pre = "smollm", .template = template, .add_bos = -1, .eos = 2};
+        struct text *t = open_other(need_model(state), &o);
+        assert_int_equal(text_chat(&e, t, &v, &m, 1, TEXT_CHAT_ANSWER), i == 0 ? 0 : ERR_NO);
+        if (i > 0)
+            assert_non_null(strstr(e.text, "is none of those whose rendering was verified"));
+        text_ids_free(&v);
+        text_free(t);
+    }
+}
+
 /* The error names the file and the beginning of the template. */
 static void unknown_templates_are_refused(void **state)
 {
@@ -244,6 +277,7 @@ static void unknown_templates_are_refused(void **state)
         "{% for m in messages %}<|user|>{{ m.content }}</s>{% endfor %} and so on and on until the end",
         "<|im_start|>user<|im_sep|>x<|im_end|>",
         "<s>[INST] <<SYS>>x<</SYS>> [/INST]",
+        "<|im_start|>user<|im_end|>",
         "",
     };
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
@@ -294,6 +328,7 @@ int main(void)
         cmocka_unit_test(developer_is_system_unless_the_template_mentions_it),
         cmocka_unit_test(there_is_one_bos_token_or_none),
         cmocka_unit_test(a_bos_token_is_not_added_twice),
+        cmocka_unit_test(templates_that_only_look_known_are_refused),
         cmocka_unit_test(unknown_templates_are_refused),
         cmocka_unit_test(broken_bytes_in_messages_are_repaired),
     };
