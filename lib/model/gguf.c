@@ -372,10 +372,12 @@ static int open_file(struct err *e, struct gguf *g, const char *path)
         return err_nomem(e, "a path", strlen(path));
     g->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
-    if (g->fd < 0 && errno == ENOENT)
-        return err_set(e, ERR_NO, "%s: no such file", path);
+    if (g->fd < 0 && (errno == ENOENT || errno == ENOTDIR))
+        return gguf_refuse_missing(e, path);
     if (g->fd < 0 || fstat(g->fd, &st) < 0)
         return err_sys(e, "%s: open", path);
+    if (S_ISDIR(st.st_mode))
+        return gguf_refuse_directory(e, path);
     if (!S_ISREG(st.st_mode))
         return err_set(e, ERR_NO, "%s: not a regular file", path);
     g->file_bytes = (uint64_t)st.st_size;

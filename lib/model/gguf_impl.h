@@ -61,6 +61,10 @@ struct gguf {
     uint32_t *kv_order, *tensor_order; /* indexes sorted by key and by name */
 };
 
+/* ERR_NO for a path that does not exist, or that is a directory: what is needed, and how to get it (gguf_path.c). */
+int gguf_refuse_missing(struct err *e, const char *path);
+int gguf_refuse_directory(struct err *e, const char *path);
+
 /* Text of a file for use in an error: truncated, with unprintable characters as '?'. */
 struct gguf_shown {
     char s[72];
