@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -311,14 +312,41 @@ static int set_affinity(uint32_t tid, const uint64_t *set)
     return rc;
 }
 
+/* "0,2-63"; "none" for an empty set. What does not fit is left out. */
+static void set_text(char *out, size_t n, const uint64_t *set)
+{
+    size_t at = (size_t)snprintf(out, n, "none");
+    bool first = true;
+    for (int i = 0, end; i < CORES_CPU_MAX; i = end + 1) {
+        end = i;
+        if (!has(set, i))
+            continue;
+        while (end + 1 < CORES_CPU_MAX && has(set, end + 1))
+            end++;
+        at = first ? 0 : at;
+        if (at + 16 > n)
+            return;
+        at += (size_t)snprintf(out + at, n - at, end > i ? "%s%d-%d" : "%s%d", first ? "" : ",", i, end);
+        first = false;
+    }
+}
+
+/* The kernel ignores cores that are absent if one of the set is there, and all threads would share that one. */
 int cores_stay(struct err *e, const struct cores *c)
 {
-    uint64_t set[WORDS] = {0};
+    uint64_t set[WORDS] = {0}, all[WORDS] = {0}, absent[WORDS] = {0}, any = 0;
+    char names[160], allowed[160];
     int rc = set_of(e, set, c->own, c->n_own);
     if (rc)
         return rc;
-    return set_affinity(0, set) ? err_set(e, ERR_USAGE, "none of these cores exists and is allowed to this process")
-                                : 0;
+    allowed_cpus(all);
+    for (int i = 0; i < WORDS; i++)
+        any |= absent[i] = set[i] & ~all[i];
+    if (!any)
+        return set_affinity(0, set) ? err_sys(e, "the processors of this process") : 0;
+    set_text(names, sizeof names, absent);
+    set_text(allowed, sizeof allowed, all);
+    return err_set(e, ERR_USAGE, "%s: absent, or not allowed to this process, which may use %s", names, allowed);
 }
 
 /* Best effort: an error is ignored if the core went offline, or if a container no longer allows it. */

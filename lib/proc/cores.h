@@ -46,8 +46,8 @@ int cores_list(struct err *e, int **cpu, int *n, const char *text);
 int cores_own(const struct cores *c, const int **cpu);   /* returns the number; *cpu is borrowed */
 int cores_other(const struct cores *c, const int **cpu); /* those it may borrow */
 
-/* Restricts the calling thread, and threads that it creates, to the own cores. ERR_USAGE: this process may use none of
- * them. */
+/* Restricts the calling thread, and threads that it creates, to the own cores. ERR_USAGE: one of them does not exist,
+ * or this process may not use it. */
 int cores_stay(struct err *e, const struct cores *c);
 
 /* Pins the calling thread to a core. Best effort. */

@@ -173,3 +173,13 @@ setup() {
         [[ " ${COMPREPLY[*]} " == *" $c "* ]] || { echo "$c is not completed"; false; }
     done
 }
+
+@test "workers refuse processors that are absent, by name, before they read anything" {
+    local program first
+    first=$(taskset -cp $$ | sed 's/.*: //; s/[,-].*//')
+    for program in prefill decode; do
+        run -100 bash -c "$program --cpus $first,900-963 < /dev/null 2>&1 > /dev/null | cat; exit \${PIPESTATUS[0]}"
+        [[ ${lines[0]} == "$program: --cpus $first,900-963: 900-963: absent, or not allowed to this process, which may use $first"* ]] ||
+            { echo "$output"; false; }
+    done
+}

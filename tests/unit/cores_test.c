@@ -369,6 +369,33 @@ static void alone(void **state)
     cores_close(c);
 }
 
+/* Among cores of this process, and some that no machine has here: each of these is named, and nothing is restricted. */
+static void absent_cores_are_refused(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    cpu_set_t before, after;
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    int here = 0;
+    while (!CPU_ISSET(here, &before))
+        here++;
+    const int want[] = {here, 1000, 1001, 1002, 1010}, one[] = {here};
+    char text[32];
+    struct cores *c = NULL;
+    assert_int_equal(cores_open(&e, &c, &(struct cores_opts){.cpu = want, .n = 5}), 0);
+    assert_int_equal(cores_stay(&e, c), ERR_USAGE);
+    assert_ptr_equal(strstr(e.text, "1000-1002,1010: absent"), e.text);
+    snprintf(text, sizeof text, "may use %d", here);
+    assert_non_null(strstr(e.text, text));
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+    cores_close(c);
+    assert_int_equal(cores_open(&e, &c, &(struct cores_opts){.cpu = one, .n = 1}), 0);
+    assert_int_equal(cores_stay(&e, c), 0);
+    cores_close(c);
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -382,6 +409,7 @@ int main(void)
         cmocka_unit_test_setup(no_thread_takes_a_core_late, set_free),
         cmocka_unit_test_setup(invalid_options_are_refused, set_free),
         cmocka_unit_test_setup(alone, set_free),
+        cmocka_unit_test(absent_cores_are_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
