@@ -246,6 +246,8 @@ int main(int argc, char **argv)
             l.fd = open(f.file, O_RDONLY | O_CLOEXEC);
             r = l.fd < 0 ? err_sys(&e, "open %s", f.file) : 0;
         }
+        if (f.ids || f.back)
+            proc_text_output();
         proc_wake_soon(f.listen != NULL);
         if (!r && f.peer_tls)
             r = peer_tls_open(&e, &f.security.tls, f.peer_tls, "tokenize");

@@ -66,6 +66,11 @@ void proc_write_errors(void)
     signal(SIGXFSZ, SIG_IGN);
 }
 
+void proc_text_output(void)
+{
+    signal(SIGPIPE, SIG_DFL);
+}
+
 uint64_t proc_descriptors(void)
 {
     struct rlimit r;

@@ -41,4 +41,8 @@ int proc_term_count(void);
  * returns an error (EPIPE, EFBIG) instead of raising a signal. proc_signals does this too. */
 void proc_write_errors(void);
 
+/* For filters that write text, after proc_signals: if the reader has what it wants (head), the program ends by SIGPIPE
+ * without a message, as its neighbours in a shell do. Not for programs that write to sockets or write frames. */
+void proc_text_output(void);
+
 #endif

@@ -511,3 +511,18 @@ P
     kill -TERM "$pid"
     wait "$pid"
 }
+
+@test "head ends tokenize --ids and -d without a message; a stage that leaves is an error of tokenize" {
+    set +o pipefail
+    yes hi | head -5000 > in
+    { rc=0; tokenize --lines --ids in 2> err || rc=$?; echo $rc > rc; } | head -1 > out
+    [ "$(cat rc)" = 141 ] # 128 and SIGPIPE, as of cat
+    [ ! -s err ] && [ "$(wc -l < out)" = 1 ]
+    yes 1 9690 198 | head -30000 > ids
+    { rc=0; tokenize -d ids 2> err || rc=$?; echo $rc > rc; } | head -1 > out
+    [ "$(cat rc)" = 141 ]
+    [ ! -s err ]
+    { rc=0; tokenize --lines in 2> err || rc=$?; echo $rc > rc; } | head -c 1 > out
+    [ "$(cat rc)" = 111 ]
+    grep -q '^tokenize: stdout: ' err
+}
