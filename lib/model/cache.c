@@ -24,7 +24,7 @@
 #define MADV_POPULATE_READ 22
 #endif
 
-/* One attempt to open a model: what is opened, and where it is. */
+/* One attempt to open a model: what is opened, and its place. */
 struct opening {
     struct model *m;
     struct pack_plan *p;

@@ -145,7 +145,7 @@ struct cache_at {
 int cache_at_open(struct err *e, struct cache_at *at, const struct gguf *g);
 void cache_at_close(struct cache_at *at);
 
-/* Opens the directory alone. -1: the error says why. */
+/* Opens the directory alone. -1: the error states why. */
 int cache_dir_open(struct err *e, char *path, size_t n);
 
 /* True if this user or root owns it and nobody else may write to it; otherwise `reason` has the reason. */

@@ -59,7 +59,7 @@ static struct bytes read_file(const char *name)
     return b;
 }
 
-/* Opens once more: the model is packed again, with one line that says why, and then it is used. */
+/* Opens once more: the model is packed again, with one line that states why, and then it is used. */
 static void packed_again(bool verify, const char *part, const struct bytes *right)
 {
     struct model *m = open_with(verify);

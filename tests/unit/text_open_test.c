@@ -212,7 +212,7 @@ static void common_names_are_supported(void **state)
     }
 }
 
-/* Without a name of the rule, or with the name that says that it is not known, ids would be a guess. */
+/* Without a name of the rule, or with the name that states that it is not known, ids would be a guess. */
 static void an_unknown_rule_is_refused(void **state)
 {
     (void)state;
