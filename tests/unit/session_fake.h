@@ -387,6 +387,12 @@ const char *session_listener_url(const struct session_listener *l)
     return l->url;
 }
 
+void session_listener_line(char *out, size_t n, const struct session_listener *l)
+{
+    (void)n, (void)l;
+    *out = 0;
+}
+
 static int fake_dial(struct err *e, struct session **out, struct session_hub *h, const char *url, const char *role,
                      bool plain, void *arg)
 {
