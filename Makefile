@@ -59,7 +59,7 @@ $(B)/tests/%_test: $(B)/obj/tests/%_test.o $(LIB)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 
 # Those that compare the scheduler's counts with all that it keeps.
-SCHED_CHECKED := sched_machine sched_pool worker_world sched_poison sched_tenant
+SCHED_CHECKED := sched_machine sched_pool worker_world sched_poison sched_tenant sched_bytes
 $(SCHED_CHECKED:%=$(B)/tests/unit/%_test): $(B)/obj/tests/unit/sched_check.o
 
 .SECONDARY: $(UNIT:$(B)/%=$(B)/obj/%.o)

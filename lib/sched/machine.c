@@ -23,16 +23,17 @@ int str_index(struct wire_str s, const char *const *names, int n)
 /* ---- settings ---- */
 
 static const struct sched_setting own_settings[] = {
-    {"heartbeat_ms", 1000},   /* a session without a frame for three of these is closed */
-    {"grace_ms", 3000},       /* after a restart: how long workers and gateways wait for each other */
-    {"lease_ms", 10000},      /* how long a disconnected worker keeps its work items */
-    {"retry_ms", 1000},       /* the least delay before a refused request is submitted again */
-    {"queue_max", 100000},    /* requests that wait for prefill */
-    {"queue_bytes", 1 << 30}, /* bytes of the bodies of all requests */
-    {"tenant_share", 0.5},    /* the share of these two that one tenant may have */
-    {"retries", 3},           /* of a request, after failures of its workers */
-    {"deaths", 2},            /* workers that may die while they begin to compute a request, before it fails */
-    {"reserve", 1},           /* share of max_tokens for which blocks must be free */
+    {"heartbeat_ms", 1000},    /* a session without a frame for three of these is closed */
+    {"grace_ms", 3000},        /* after a restart: how long workers and gateways wait for each other */
+    {"lease_ms", 10000},       /* how long a disconnected worker keeps its work items */
+    {"retry_ms", 1000},        /* the least delay before a refused request is submitted again */
+    {"queue_max", 100000},     /* requests that wait for prefill */
+    {"queue_bytes", 1 << 30},  /* bytes of the bodies of all requests */
+    {"worker_bytes", 1 << 28}, /* bytes of the bodies of the work items of a worker, unless it has only one */
+    {"tenant_share", 0.5},     /* the share of queue_max and queue_bytes that one tenant may have */
+    {"retries", 3},            /* of a request, after failures of its workers */
+    {"deaths", 2},             /* workers that may die while they begin to compute a request, before it fails */
+    {"reserve", 1},            /* share of max_tokens for which blocks must be free */
 };
 
 static uint64_t ns_of(const struct sched *s, const char *name)
@@ -54,6 +55,7 @@ static void read_settings(struct sched *s)
     s->retry_ns = ns_of(s, "retry_ms");
     s->queue_max = count_of(s, "queue_max");
     s->queue_bytes = count_of(s, "queue_bytes");
+    s->worker_bytes = count_of(s, "worker_bytes");
     s->retries_max = (uint32_t)(count_of(s, "retries") < 1000 ? count_of(s, "retries") : 1000);
     s->deaths_max = (uint32_t)(count_of(s, "deaths") < 1000 ? count_of(s, "deaths") : 1000);
     s->tenant_share = sched_get(s, "tenant_share");

@@ -82,6 +82,7 @@ struct attempt {            /* a work item that a worker has, or may have */
     uint64_t blocks;
     uint64_t est_ns; /* prefill that is left, estimated */
     uint32_t cached, n_new, context, chunk;
+    uint64_t bytes; /* of the body; 0: unknown, it came with the join */
 };
 
 struct gateway {
@@ -149,6 +150,7 @@ struct worker {              /* from its join to the end of its session */
     uint32_t steps[WIRE_STEPS_MAX], n_steps; /* of its newest capacity */
     uint64_t step_tokens;
     struct list attempts;
+    uint64_t bytes;              /* of the bodies of its attempts */
     uint32_t n_fresh, n_suspect; /* of its attempts */
     uint32_t at;                 /* index in sched.worker */
 };
@@ -174,7 +176,7 @@ struct sched {
     size_t n_setting;
     /* values of the scheduler's own settings, updated when one changes */
     uint64_t grace_ns, lease_ns, retry_ns;
-    uint64_t queue_max, queue_bytes;
+    uint64_t queue_max, queue_bytes, worker_bytes;
     uint64_t bytes; /* of the bodies of all requests */
     uint32_t retries_max, deaths_max;
     double reserve;
@@ -254,6 +256,7 @@ int attempt_new(struct err *e, struct attempt **out, struct sched *s, struct req
 void attempt_close(struct sched *s, struct attempt *a);    /* the worker has ended it; does not free the request */
 void attempt_cancel(struct sched *s, struct attempt *a);   /* no longer current; sends cancel to the worker */
 void attempt_clear(struct attempt *a);                     /* it has produced something: no longer fresh */
+void attempt_set_bytes(struct attempt *a, uint64_t n);     /* of its body */
 void attempt_set_left(struct attempt *a, uint64_t est_ns); /* prefill that is left */
 
 /* ---- tenant.c: fair queueing ---- */

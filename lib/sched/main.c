@@ -107,6 +107,8 @@ static int run(struct err *e, const struct sched_policy *p, struct flags *f)
         return rc;
     if (f->listen)
         rc = sched_set(e, s, "queue_bytes", (double)proc_memory_part(8, 0, (uint64_t)sched_get(s, "queue_bytes")));
+    if (f->listen && !rc)
+        rc = sched_set(e, s, "worker_bytes", (double)proc_memory_part(32, 0, (uint64_t)sched_get(s, "worker_bytes")));
     for (size_t i = 0; i < f->settings.n && !rc; i++)
         rc = set_setting(e, s, f->settings.v[i]);
     if (!rc && f->peer_tls)

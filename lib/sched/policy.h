@@ -90,7 +90,8 @@ uint32_t sched_n_store(const struct sched *s);
 /* Slots that the request needs at most on a worker in a phase, in addition to those it holds there. */
 uint64_t sched_need(const struct sched *s, const struct sched_request *r, const struct sched_worker *w,
                     enum sched_phase phase);
-/* True if the worker can take the request now: it is not draining and has capacity for its sequence, tokens and slots.
+/* True if the worker can take the request now: it is not draining and has capacity for its sequence, tokens and slots,
+ * and for the bytes of its body (setting worker_bytes).
  * Tokens are not checked for SCHED_ON_DECODE. False also on the worker where the request last failed, if others exist
  * and it has waited less than the setting grace_ms; and for a while after workers died with a request (setting deaths).
  */

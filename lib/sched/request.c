@@ -249,6 +249,7 @@ int attempt_new(struct err *e, struct attempt **out, struct sched *s, struct req
     list_push_back(&w->attempts, &a->of_worker);
     a->blocks = req_more_blocks(s, r, w->pub.store, w->pub.max_len, phase);
     a->context = r->pub.n_prompt + r->pub.n_out;
+    attempt_set_bytes(a, r->n_body);
     w->pub.n_prefill += phase == SCHED_ON_PREFILL;
     w->pub.n_decode += phase == SCHED_ON_DECODE;
     w->pub.n_whole += phase == SCHED_ON_WHOLE;
@@ -256,6 +257,12 @@ int attempt_new(struct err *e, struct attempt **out, struct sched *s, struct req
         w->pub.context += a->context;
     *out = a;
     return 0;
+}
+
+void attempt_set_bytes(struct attempt *a, uint64_t n)
+{
+    a->w->bytes += n - a->bytes;
+    a->bytes = n;
 }
 
 void attempt_set_left(struct attempt *a, uint64_t est_ns)
@@ -276,6 +283,7 @@ void attempt_close(struct sched *s, struct attempt *a)
 {
     struct worker *w = a->w;
     attempt_set_left(a, 0);
+    attempt_set_bytes(a, 0);
     attempt_clear(a);
     w->pub.n_prefill -= a->phase == SCHED_ON_PREFILL;
     w->pub.n_decode -= a->phase == SCHED_ON_DECODE;

@@ -188,6 +188,8 @@ static int claim(struct err *e, struct sched *s, struct request *r, const struct
     if (rc)
         return rc;
     r->unclaimed = false;
+    if (r->current)
+        attempt_set_bytes(r->current, r->n_body);
     s->submitted++;
     s->n_running++;
     list_push_back(&s->unacked, &r->unacked);

@@ -152,6 +152,9 @@ bool sched_room(const struct sched *s, const struct sched_request *p, const stru
         return false;
     if (!suspect_room(s, r, worker_of(w)))
         return false;
+    uint64_t bytes = worker_of(w)->bytes;
+    if (bytes && bytes + r->n_body > s->worker_bytes)
+        return false;
     return req_more_blocks(s, r, w->store, w->max_len, phase) <= w->blocks;
 }
 

@@ -35,19 +35,22 @@ static const char *check_request(const struct request *r, struct totals *c)
 
 static const char *check_worker(const struct worker *w, uint64_t *n)
 {
-    uint64_t context = 0, left = 0;
+    uint64_t context = 0, bytes = 0, left = 0;
     uint32_t n_attempt = 0, kind[3] = {0};
     list_each (struct attempt, a, &w->attempts, of_worker) {
         n_attempt++;
         kind[a->phase]++;
         left += a->est_ns;
         context += a->phase != SCHED_ON_PREFILL ? a->context : 0;
+        bytes += a->bytes;
         if (a->w != w || a->of_worker.next->prev != &a->of_worker)
             return "the list of a worker's attempts is broken";
     }
     *n += n_attempt;
     if (kind[0] != w->pub.n_prefill || kind[1] != w->pub.n_decode || kind[2] != w->pub.n_whole)
         return "the count of a worker's attempts is wrong";
+    if (bytes != w->bytes)
+        return "the bytes of a worker's bodies are wrong";
     if (context != w->pub.context || left != w->pub.prefill_left_ns)
         return "the load of a worker is wrong";
     if (w->seqs > w->pub.seqs_all || w->pub.seqs != (w->full ? 0 : w->seqs) || w->pub.blocks > w->pub.blocks_all)
