@@ -131,6 +131,7 @@ const struct plan_http_option plan_http_option[PLAN_HTTP_OPTIONS] = {
     {"max-body", "B", "limit of a request body (16M)"},
     {"max-bodies", "B", "limit of all request bodies together (a 16th of the memory)"},
     {"max-outputs", "B", "limit of all unread output together (a 16th of the memory)"},
+    {"max-prompts", "B", "limit of the prompts of all requests together (an eighth of the memory)"},
     {"max-connections", "N", "limit of open connections (4096)"},
     {"max-connections-per-address", "N", "limit of open connections of a client address (3/4 of all)"},
     {"max-waiting", "N", "limit of answers without a first token (4096)"},

@@ -134,7 +134,7 @@ void status_words(char *out, size_t n, int status);
 /* ---- the plan (plan.c) ---- */
 
 /* Options of stream that are passed to it as they are. */
-#define PLAN_HTTP_OPTIONS 9
+#define PLAN_HTTP_OPTIONS 10
 struct plan_http_option {
     const char *name, *arg, *help;
 };

@@ -136,6 +136,7 @@ int http_serve(struct err *e, const struct http_flags *f, const struct service_o
         .body_bytes_max = f->body_bytes,
         .bodies_bytes_max = f->bodies_bytes,
         .outputs_bytes_max = f->outputs_bytes,
+        .prompts_bytes_max = f->prompts_bytes,
         .connections_max = connections(f, &r.lost),
         .address_connections_max = (uint32_t)f->address_connections,
         .keepalive_s = f->keepalive_s,

@@ -24,7 +24,7 @@ struct flags {
     char url[2][URL_BYTES];
 };
 
-#define HTTP_FLAGS_N 23
+#define HTTP_FLAGS_N 24
 
 #define OPT(l, nm, k, o, a, ...)                                                                                       \
     {                                                                                                                  \
@@ -67,6 +67,9 @@ static void http_options(struct cli_opt out[HTTP_FLAGS_N], struct flags *f)
         OPT(0, "max-outputs", CLI_SIZE, &h->outputs_bytes, "B",
             "limit of all unread output together; default: a 16th of the memory, 64M to 1G", .lo = 1u << 20,
             .hi = (uint64_t)1 << 40, .given = &h->given),
+        OPT(0, "max-prompts", CLI_SIZE, &h->prompts_bytes, "B",
+            "limit of the prompts of all requests together; default: an eighth of the memory, 64M to 1G",
+            .lo = 1u << 20, .hi = (uint64_t)1 << 40, .given = &h->given),
         OPT(0, "max-connections", CLI_U64, &h->connections, "N", "limit of open connections; default 4096", .lo = 1,
             .hi = 65536, .given = &h->given),
         OPT(0, "max-connections-per-address", CLI_U64, &h->address_connections, "N",

@@ -74,8 +74,8 @@ struct http_flags {
     struct cli_list listen, name;
     const char *ollama, *kv, *key_file, *tls_cert, *tls_key, *origins, *hosts;
     bool ollama_if_free, access_log, shared_cache, metrics_by_key;
-    uint64_t body_bytes, bodies_bytes, outputs_bytes, connections, address_connections, waiting, logprob_entries,
-        ready_fd;
+    uint64_t body_bytes, bodies_bytes, outputs_bytes, prompts_bytes, connections, address_connections, waiting,
+        logprob_entries, ready_fd;
     double drain_s, keepalive_s;
     bool ready_given, given; /* given: an option that only HTTP has */
 };

@@ -86,6 +86,7 @@ static int open_gateway(struct err *e, struct api *a)
         .listen = a->o.listen,
         .security = a->o.security,
         .deadline_ns = (uint64_t)(a->o.deadline_s * 1e9),
+        .bytes_max = a->o.prompts_bytes_max,
         .frame = api_on_frame,
         .parsed = api_on_read,
         .refused = api_on_full,
@@ -115,6 +116,8 @@ int api_open(struct err *e, struct api **out, const struct api_opts *o)
         a->o.bodies_bytes_max = part;
     if (!a->o.outputs_bytes_max)
         a->o.outputs_bytes_max = part;
+    if (!a->o.prompts_bytes_max)
+        a->o.prompts_bytes_max = proc_memory_part(8, API_BYTES_LEAST, API_BYTES_MOST);
     if (!a->o.default_max_tokens)
         a->o.default_max_tokens = 16;
     int rc = api_model_info_open(e, a);

@@ -45,7 +45,8 @@ struct api_opts {
     const char *tls_cert, *tls_key, *origins;
     const char *hosts; /* names allowed as Host at loopback addresses, separated by commas, or "*"; NULL: none */
     uint64_t body_bytes_max;
-    uint64_t bodies_bytes_max, outputs_bytes_max;      /* of all requests, as in http.h; 0: a part of the memory */
+    uint64_t bodies_bytes_max, outputs_bytes_max; /* of all requests, as in http.h; 0: a part of the memory */
+    uint64_t prompts_bytes_max;                   /* of all requests until their answers end; 0: a part of the memory */
     uint32_t connections_max, address_connections_max; /* as in http.h */
     double keepalive_s;                                /* as in http.h */
     uint32_t waiting_max;                              /* choices without a first token; beyond it 429. 0: 4096 */

@@ -13,7 +13,7 @@
 #include "base/time.h"
 
 #define API_BODY_BYTES_MAX (16u << 20)       /* as the limit of a line in gateway/gateway.h */
-#define API_BYTES_LEAST ((uint64_t)64 << 20) /* bounds of the default limits of all bodies and of all output */
+#define API_BYTES_LEAST ((uint64_t)64 << 20) /* bounds of the default limits of all bodies, output and prompts */
 #define API_BYTES_MOST ((uint64_t)1 << 30)
 #define API_LOGPROBS_MAX 262144 /* a quarter of a million: 25 to 40 MB of JSON */
 #define API_WAITING_MAX 4096

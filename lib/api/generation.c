@@ -260,6 +260,11 @@ static int admit(struct err *e, const struct api *a, const struct http_request *
         snprintf(text, sizeof text, "too many requests are waiting: the limit is %u; retry later", a->o.waiting_max);
         return refuse(e, why, 429, 1, text);
     }
+    if (gateway_bytes(a->gateway) > a->o.prompts_bytes_max / 4 * 3) { /* the rest is for those that tokenize has */
+        snprintf(text, sizeof text, "the prompts of running requests have %llu MiB, the limit is %llu; retry later",
+                 (unsigned long long)gateway_bytes(a->gateway) >> 20, (unsigned long long)a->o.prompts_bytes_max >> 20);
+        return refuse(e, why, 429, 1, text);
+    }
     return 0;
 }
 

@@ -46,6 +46,8 @@ struct metrics_now {
     struct http_stats http;
     uint64_t held_bytes;     /* of responses that are being built */
     const struct keys *keys; /* whose numbers are written; NULL: none */
+    uint64_t prompt_bytes;   /* gateway_bytes */
+    uint64_t body_limit_bytes, output_limit_bytes, prompt_limit_bytes;
 };
 /* Writes the exposition, text format 0.0.4. *out: malloc'd, *n bytes. */
 int metrics_text(struct err *e, char **out, size_t *n, const struct metrics *m, const struct metrics_now *now,

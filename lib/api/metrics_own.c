@@ -69,6 +69,12 @@ static void http_limits(struct page *p, const struct metrics_now *now)
           (double)s->queued_bytes);
     gauge(p, "phasepipe:response_bytes", "Bytes of responses that are collected before they are sent.", true,
           (double)now->held_bytes);
+    gauge(p, "phasepipe:prompt_bytes", "Bytes of the prompts of requests whose answers have not ended.", true,
+          (double)now->prompt_bytes);
+    gauge(p, "phasepipe:http_body_limit_bytes", "Limit of http_body_bytes.", true, (double)now->body_limit_bytes);
+    gauge(p, "phasepipe:http_queued_limit_bytes", "Limit of http_queued_bytes, and of response_bytes.", true,
+          (double)now->output_limit_bytes);
+    gauge(p, "phasepipe:prompt_limit_bytes", "Limit of prompt_bytes.", true, (double)now->prompt_limit_bytes);
     counter(p, "phasepipe:http_replaced_connections_total", "Idle connections closed for a new one.", s->replaced);
     counter(p, "phasepipe:http_refused_connections_total",
             "Connections refused because of a limit or for lack of descriptors.", s->refused);

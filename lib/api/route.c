@@ -30,8 +30,14 @@ static void metrics_route(struct api *a, struct http_request *r)
     struct err e;
     const struct api_request *q = http_get(r);
     bool by_key = a->o.metrics_by_key && q->key && q->key->role == KEY_ROLE_ADMIN;
-    struct metrics_now now = {
-        .running = a->n_running, .waiting = a->n_waiting, .held_bytes = a->n_held, .keys = by_key ? a->keys : NULL};
+    struct metrics_now now = {.running = a->n_running,
+                              .waiting = a->n_waiting,
+                              .held_bytes = a->n_held,
+                              .keys = by_key ? a->keys : NULL,
+                              .prompt_bytes = gateway_bytes(a->gateway),
+                              .body_limit_bytes = a->o.bodies_bytes_max + PARSE_BYTES_MAX,
+                              .output_limit_bytes = a->o.outputs_bytes_max,
+                              .prompt_limit_bytes = a->o.prompts_bytes_max};
     http_stats(a->http, &now.http);
     now.http.body_bytes += a->n_parsing;
     if (metrics_text(&e, &text, &n, a->metrics, &now, a->poller)) {

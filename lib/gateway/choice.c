@@ -18,6 +18,36 @@ static void emit(struct gateway *g, const struct wire_frame *f)
     g->o.frame(g->o.arg, f);
 }
 
+/* ---- bytes ---- */
+
+static void line_free(struct gateway *g, struct gw_request *r)
+{
+    g->bytes -= r->line ? r->n_line : 0;
+    free(r->line);
+    r->line = NULL;
+}
+
+static void frame_free(struct gateway *g, struct gw_choice *c)
+{
+    g->bytes -= c->frame ? c->n_frame : 0;
+    free(c->frame);
+    free(c->out);
+    c->frame = NULL;
+    c->out = NULL;
+}
+
+static bool refuse_bytes(struct err *e, struct gateway *g, const struct gw_request *r, size_t n)
+{
+    if (!g->o.bytes_max || g->n_running < 2 || g->bytes + n <= g->o.bytes_max)
+        return false;
+    if (g->o.refused)
+        g->o.refused(g->o.arg, r->seq, BYTES_RETRY_NS, false);
+    err_set(e, ERR_NO,
+            "the prompts of all requests would have %" PRIu64 " bytes, the limit is %" PRIu64 "; retry later",
+            g->bytes + n, g->o.bytes_max);
+    return true;
+}
+
 /* ---- requests ---- */
 
 struct gw_request *gw_request_find(const struct gateway *g, uint64_t seq)
@@ -48,6 +78,7 @@ int gw_request_new(struct err *e, struct gateway *g, const char *tenant, uint64_
         free(r);
         return err_nomem(e, "a request", n);
     }
+    g->bytes += r->n_line;
     r->seq = seq;
     snprintf(r->tenant, sizeof r->tenant, "%s", tenant);
     r->too_long = n > GATEWAY_LINE_BYTES_MAX;
@@ -87,10 +118,10 @@ static void request_unlink(struct gateway *g, struct gw_request *r)
     g->n_running--;
 }
 
-void gw_request_drop_choices(struct gw_request *r)
+void gw_request_drop_choices(struct gateway *g, struct gw_request *r)
 {
     while (!list_empty(&r->choices))
-        gw_choice_free(list_entry(r->choices.next, struct gw_choice, node));
+        gw_choice_free(g, list_entry(r->choices.next, struct gw_choice, node));
     r->n_choice = 0;
 }
 
@@ -107,8 +138,8 @@ static void request_end(struct gateway *g, struct gw_request *r, const struct wi
 {
     request_unlink(g, r);
     emit(g, f);
-    gw_request_drop_choices(r);
-    free(r->line);
+    gw_request_drop_choices(g, r);
+    line_free(g, r);
     free(r);
 }
 
@@ -138,8 +169,7 @@ void gw_request_refused(struct gateway *g, struct gw_request *r, const struct wi
 
 void gw_request_parsed(struct gateway *g, struct gw_request *r)
 {
-    free(r->line);
-    r->line = NULL;
+    line_free(g, r);
     gw_request_move(g, r, GW_PARSED);
     g->n_running += r->n_choice - 1;
     list_each (struct gw_choice, c, &r->choices, node)
@@ -166,6 +196,8 @@ static void assign_job(struct gateway *g, struct gw_choice *c)
 int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const struct session_event *ev,
                   const struct wire_prompt *q)
 {
+    if (refuse_bytes(e, g, r, ev->n))
+        return ERR_NO;
     struct gw_choice *c = calloc(1, sizeof *c);
     if (!c || !(c->frame = malloc(ev->n))) {
         free(c);
@@ -173,6 +205,7 @@ int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const 
     }
     memcpy(c->frame, ev->p, ev->n);
     c->n_frame = ev->n;
+    g->bytes += ev->n;
     c->r = r;
     c->index = q->index;
     c->max_tokens = q->max_tokens;
@@ -206,13 +239,12 @@ void gw_choice_renumber(struct gateway *g, struct gw_choice *c, bool may_run)
 
 /* ---- ends ---- */
 
-void gw_choice_free(struct gw_choice *c)
+void gw_choice_free(struct gateway *g, struct gw_choice *c)
 {
     list_remove(&c->node);
     list_remove(&c->hash);
     list_remove(&c->to_send);
-    free(c->frame);
-    free(c->out);
+    frame_free(g, c);
     free(c);
 }
 
@@ -234,13 +266,10 @@ static void finish(struct gateway *g, struct gw_choice *c, const struct wire_fra
     if (last)
         free(r);
     if (!c->submitted) {
-        gw_choice_free(c);
+        gw_choice_free(g, c);
         return;
     }
-    free(c->frame);
-    free(c->out);
-    c->frame = NULL;
-    c->out = NULL;
+    frame_free(g, c);
     c->ended = reason;
     gw_send_add(g, c);
 }
@@ -330,10 +359,10 @@ void gw_free_all(struct gateway *g)
 {
     for (int state = 0; state < GW_STATES; state++)
         list_each_safe (struct gw_request, r, &g->requests[state], node) {
-            gw_request_drop_choices(r);
-            free(r->line);
+            gw_request_drop_choices(g, r);
+            line_free(g, r);
             free(r);
         }
     while (!list_empty(&g->to_send)) /* those that have ended */
-        gw_choice_free(list_entry(g->to_send.next, struct gw_choice, to_send));
+        gw_choice_free(g, list_entry(g->to_send.next, struct gw_choice, to_send));
 }

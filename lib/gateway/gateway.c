@@ -252,6 +252,11 @@ uint64_t gateway_running(const struct gateway *g)
     return g->n_running;
 }
 
+uint64_t gateway_bytes(const struct gateway *g)
+{
+    return g->bytes;
+}
+
 const char *gateway_absent(const struct gateway *g, uint64_t *since_ns)
 {
     *since_ns = g->sched_down_ns ? g->sched_down_ns : g->tokenize_down_ns;

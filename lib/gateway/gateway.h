@@ -25,6 +25,9 @@ struct gateway_opts {
     /* A request that the scheduler refuses for now is submitted again after the time that it states, until the
      * deadline; without a deadline for this long (0: not at all, UINT64_MAX: for ever). Then it fails. */
     uint64_t patience_ns;
+    /* Limit of gateway_bytes: a request that would exceed it when tokenize responds is refused for now, unless there is
+     * no other. 0: none. */
+    uint64_t bytes_max;
     /* Receives the output, in frames as decode writes them: hello (again if the vocabulary of tokenize changes), then
      * out, end and err, with the seq of the request and the index of the choice. A request that ends before tokenize
      * has parsed it has one err or end frame, of index 0. Borrowed. The callback may call gateway_submit and
@@ -36,8 +39,9 @@ struct gateway_opts {
     /* tokenize has parsed the line. q: the prompt of its first choice, borrowed; the ids are only in the body. May be
      * NULL. */
     void (*parsed)(void *arg, uint64_t seq, const struct wire_prompt *q);
-    /* Called before an err frame if the scheduler has refused the request for now; retry_ns is its advice. ending: the
-     * scheduler is shutting down, so it was not submitted again; otherwise there is too much work. May be NULL. */
+    /* Called before an err frame if the scheduler has refused the request for now, or bytes_max has; retry_ns is its
+     * advice. ending: the scheduler is shutting down, so it was not submitted again; otherwise there is too much work.
+     * May be NULL. */
     void (*refused)(void *arg, uint64_t seq, uint64_t retry_ns, bool ending);
     /* Receives log lines. May be NULL. */
     void (*log)(void *arg, const char *text);
@@ -65,6 +69,8 @@ int gateway_set_weight(struct err *e, struct gateway *g, const char *tenant, flo
 void gateway_cancel(struct gateway *g, uint64_t seq); /* the next step emits its end frames, with reason cancelled */
 /* The number of answers that have not ended; a request that tokenize has not parsed yet counts as one. */
 uint64_t gateway_running(const struct gateway *g);
+/* Bytes of the lines and prompts of all requests that have not ended. */
+uint64_t gateway_bytes(const struct gateway *g);
 /* The URL of a service that is not connected, and since when (CLOCK_MONOTONIC); NULL: both are connected. */
 const char *gateway_absent(const struct gateway *g, uint64_t *since_ns);
 

@@ -22,7 +22,8 @@
 #define END_NS NS_S      /* limit from `done` to the end frame */
 #define RETRIES_MAX 5    /* of a line at tokenize; of a choice with new jobs */
 #define IN_FLIGHT_MAX 64 /* lines sent to tokenize and not answered */
-#define ENDED_N 4096     /* jobs to remember after their end */
+#define BYTES_RETRY_NS NS_S
+#define ENDED_N 4096 /* jobs to remember after their end */
 
 enum gw_state {
     GW_WAITING, /* to be sent to tokenize */
@@ -98,6 +99,7 @@ struct gateway {
     struct list by_seq[BUCKETS], by_job[BUCKETS];
     struct list requests[GW_STATES], to_send;
     uint64_t n_running, next_job, next_ask;
+    uint64_t bytes;       /* of the lines of all requests, and of the frames of their choices */
     uint32_t n_in_flight; /* lines in flight at tokenize, including those of requests that have ended */
     uint64_t timer_ns;    /* the earliest timer */
     struct gw_ended ended[ENDED_N];
@@ -142,11 +144,12 @@ void gw_request_move(struct gateway *g, struct gw_request *r, enum gw_state stat
  * with one frame for all. Frees r. */
 void gw_request_end(struct gateway *g, struct gw_request *r, const struct err *error);
 void gw_request_refused(struct gateway *g, struct gw_request *r, const struct wire_frame *f); /* f: tokenize's err */
-void gw_request_parsed(struct gateway *g, struct gw_request *r); /* all choices were received */
-void gw_request_drop_choices(struct gw_request *r);              /* before GW_PARSED */
+void gw_request_parsed(struct gateway *g, struct gw_request *r);       /* all choices were received */
+void gw_request_drop_choices(struct gateway *g, struct gw_request *r); /* before GW_PARSED */
 
 struct gw_choice *gw_choice_find(const struct gateway *g, uint64_t job);
-/* ev: the SESSION_FRAME event of f, a prompt frame; it is copied. */
+/* ev: the SESSION_FRAME event of f, a prompt frame; it is copied. ERR_NO: over bytes_max, which was reported to
+ * `refused`. */
 int gw_choice_new(struct err *e, struct gateway *g, struct gw_request *r, const struct session_event *ev,
                   const struct wire_prompt *q);
 /* Decodes its prompt frame; *f is valid until the next call. */
@@ -158,7 +161,7 @@ void gw_choice_renumber(struct gateway *g, struct gw_choice *c, bool may_run);
  * c is freed, or stays in to_send until its end is reported; its request is freed with its last choice. */
 void gw_choice_forward_end(struct gateway *g, struct gw_choice *c, const struct wire_end *w);
 void gw_choice_end(struct gateway *g, struct gw_choice *c, enum wire_reason reason, const struct err *error);
-void gw_choice_free(struct gw_choice *c); /* emits nothing */
+void gw_choice_free(struct gateway *g, struct gw_choice *c); /* emits nothing */
 void gw_free_all(struct gateway *g);
 
 /* ---- line.c: tokenize ---- */

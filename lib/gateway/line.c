@@ -132,7 +132,7 @@ static void on_down(struct gateway *g, const struct err *reason)
     g->has_hello = false;
     g->n_in_flight = 0;
     list_each (struct gw_request, r, &g->requests[GW_SENT], node) {
-        gw_request_drop_choices(r);
+        gw_request_drop_choices(g, r);
         r->state = GW_WAITING;
         r->retries++;
     }

@@ -138,7 +138,7 @@ void gw_send_all(struct gateway *g, uint64_t now)
         if (rc == ERR_SYS)
             gw_fail(g, &e);
         else if (!c->r)
-            gw_choice_free(c);
+            gw_choice_free(g, c);
         else if (rc)
             gw_choice_end(g, c, 0, &e); /* a frame that can never be sent */
     }
@@ -260,7 +260,7 @@ static void on_down(struct gateway *g, const struct err *reason)
     gw_suspects_down(g, reason);
     list_each_safe (struct gw_choice, c, &g->to_send, to_send)
         if (!c->r)
-            gw_choice_free(c);
+            gw_choice_free(g, c);
     list_each (struct gw_request, r, &g->requests[GW_PARSED], node)
         list_each (struct gw_choice, c, &r->choices, node) {
             c->again = c->again || c->submitted;

@@ -94,6 +94,40 @@ static void test_lines_in_flight_are_limited(void **state)
     close_world(w);
 }
 
+static int n_refused;
+
+static void on_refused(void *arg, uint64_t seq, uint64_t retry_ns, bool ending)
+{
+    (void)arg;
+    assert_int_equal(seq, 2);
+    assert_true(retry_ns >= NS_MS && !ending);
+    n_refused++;
+}
+
+/* The prompts of two requests exceed the limit: the second is refused for now, and what ends is no longer counted. */
+static void test_the_bytes_of_prompts_have_a_limit(void **state)
+{
+    (void)state;
+    struct world *w = open_world(&(struct gateway_opts){.bytes_max = 3 << 20, .refused = on_refused});
+    w->n_body = 2 << 20;
+    uint64_t job = submit(w, 1);
+    assert_in_range(gateway_bytes(w->g), 2 << 20, (2 << 20) + 4096);
+    OK(gateway_submit(&e, w->g, 2, none, "{}", 2));
+    UNTIL(n_refused == 1 && gateway_running(w->g) == 1);
+    assert_non_null(strstr(text(nth(w->frames, "err", 0), "text"), "the limit is 3145728; retry later"));
+    assert_in_range(gateway_bytes(w->g), 2 << 20, (2 << 20) + 4096);
+    end(w, job, 0);
+    UNTIL(!gateway_running(w->g));
+    assert_int_equal(gateway_bytes(w->g), 0);
+    w->n_body = 4 << 20; /* alone it is accepted */
+    submit(w, 3);
+    gateway_cancel(w->g, 3);
+    UNTIL(!gateway_running(w->g));
+    assert_int_equal(gateway_bytes(w->g), 0);
+    assert_int_equal(n_refused, 1);
+    close_world(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -101,6 +135,7 @@ int main(void)
         cmocka_unit_test(test_a_line_is_sent_again_after_a_restart_of_tokenize),
         cmocka_unit_test(test_a_line_fails_after_five_lost_connections_to_tokenize),
         cmocka_unit_test(test_lines_in_flight_are_limited),
+        cmocka_unit_test(test_the_bytes_of_prompts_have_a_limit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -394,7 +394,14 @@ static void the_page_is_complete_without_services(void **state)
     (void)state;
     struct bench b;
     bench_new(&b, "m", 8192);
-    b.now = (struct metrics_now){.running = 3, .waiting = 2, .http = {9, 4, 1000, 2000, 5, 6, 7}, .held_bytes = 3000};
+    b.now = (struct metrics_now){.running = 3,
+                                 .waiting = 2,
+                                 .http = {9, 4, 1000, 2000, 5, 6, 7},
+                                 .held_bytes = 3000,
+                                 .prompt_bytes = 4000,
+                                 .body_limit_bytes = 5000,
+                                 .output_limit_bytes = 6000,
+                                 .prompt_limit_bytes = 7000};
     look(&b);
     near("vllm:num_requests_running", 3);
     near("vllm:num_requests_waiting", 2);
@@ -406,6 +413,10 @@ static void the_page_is_complete_without_services(void **state)
     near("phasepipe:http_body_bytes", 1000);
     near("phasepipe:http_queued_bytes", 2000);
     near("phasepipe:response_bytes", 3000);
+    near("phasepipe:prompt_bytes", 4000);
+    near("phasepipe:http_body_limit_bytes", 5000);
+    near("phasepipe:http_queued_limit_bytes", 6000);
+    near("phasepipe:prompt_limit_bytes", 7000);
     near("phasepipe:http_replaced_connections_total", 5);
     near("phasepipe:http_refused_connections_total", 6);
     near("phasepipe:http_timeouts_total", 7);
