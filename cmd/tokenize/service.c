@@ -19,15 +19,18 @@
 #include "proc/notify.h"
 #include "proc/proc.h"
 
-#define LONG_BYTES 65536                      /* lines of this size and more are tokenized in the background */
-#define WAITING_BYTES_MAX ((size_t)256 << 20) /* limit of queued long lines, and of queued responses; then refused */
-#define PEER_BYTES_MAX ((size_t)64 << 20)     /* limit of queued responses per peer; then its requests are refused */
-#define WAITING_MAX 16384                     /* limit of queued responses per peer; beyond it the session is closed */
-#define ANSWER_BYTES_MAX ((size_t)64 << 20)   /* limit of the response to one request */
-#define TICK_MS 250                           /* limit of a wait, since a signal may arrive just before it */
-#define QUIET_MS 100                          /* after SIGTERM: ends when nothing was received for this time */
-#define DRAIN_NS (2 * NS_S)                   /* after SIGTERM: limit of the drain */
-#define BYE_MS 1000                           /* after the drain: limit for queued frames to be acknowledged */
+#define LONG_BYTES 65536 /* lines of this size and more are tokenized in the background */
+#define QUEUE_BYTES_LEAST                                                                                              \
+    ((uint64_t)64 << 20)                       /* bounds of the limit of queued long lines, and of queued responses:   \
+                                                */
+#define QUEUE_BYTES_MOST ((uint64_t)256 << 20) /* beyond it requests are refused */
+#define PEER_BYTES_MAX ((size_t)64 << 20)      /* limit of queued responses per peer; then its requests are refused */
+#define WAITING_MAX 16384                      /* limit of queued responses per peer; beyond it the session is closed */
+#define ANSWER_BYTES_MAX ((size_t)64 << 20)    /* limit of the response to one request */
+#define TICK_MS 250                            /* limit of a wait, since a signal may arrive just before it */
+#define QUIET_MS 100                           /* after SIGTERM: ends when nothing was received for this time */
+#define DRAIN_NS (2 * NS_S)                    /* after SIGTERM: limit of the drain */
+#define BYE_MS 1000                            /* after the drain: limit for queued frames to be acknowledged */
 
 struct bytes { /* frames with their length prefixes */
     uint8_t *p;
@@ -71,8 +74,10 @@ struct server {
     struct job_queue *slow_lines;
     struct list peers;
     struct log_limit peer_log;
-    size_t n_waiting; /* bytes of responses that wait for a window */
-    bool ending;      /* new requests are ignored */
+    uint64_t bytes_max; /* limit of the next two */
+    size_t n_waiting;   /* bytes of responses that wait for a window */
+    size_t n_long;      /* bytes of long lines in the background thread */
+    bool ending;        /* new requests are ignored */
 };
 
 /* ---- a line to frames ---- */
@@ -280,6 +285,7 @@ static void long_done(void *arg, bool ran)
 {
     struct answer *a = arg;
     (void)ran;
+    a->server->n_long -= a->ask.n;
     deliver(a->server, a);
 }
 
@@ -292,18 +298,32 @@ static int add_long(struct err *e, struct server *s, struct answer *a, const str
     a->ask.n = ev->n;
     a->job = (struct job){.run = run_long, .done = long_done, .arg = a, .n_bytes = ev->n};
     int rc = job_add(e, s->slow_lines, &a->job);
-    if (!rc)
+    if (!rc) {
         list_push_back(&a->peer->jobs, &a->node);
+        s->n_long += a->ask.n;
+    }
     return rc;
 }
 
 /* ---- the loop ---- */
+
+static void send_stat(const struct server *s, const struct peer *p)
+{
+    struct err e;
+    const struct wire_frame f = {.kind = WIRE_STAT,
+                                 .stat = {.bytes = s->n_waiting + s->n_long, .bytes_max = 2 * s->bytes_max}};
+    (void)session_send(&e, p->s, &f); /* a peer that does not read gets no statistics */
+}
 
 static void on_ask(struct server *s, struct peer *p, const struct session_event *ev)
 {
     struct err e;
     struct wire_frame f;
     int rc = read_ask(&e, &s->fast, &f, ev->p, ev->n);
+    if (!rc && f.kind == WIRE_STAT) {
+        send_stat(s, p);
+        return;
+    }
     if (!rc && f.kind != WIRE_ASK)
         rc = err_set(&e, ERR_PROTO, "a frame of kind %s: tokenize takes ask", wire_kind_name(f.kind));
     struct answer *a = rc ? NULL : calloc(1, sizeof *a);
@@ -316,14 +336,15 @@ static void on_ask(struct server *s, struct peer *p, const struct session_event 
     list_init(&a->node);
     a->server = s;
     a->peer = p;
-    bool peer_full = p->bytes > PEER_BYTES_MAX, full = peer_full || s->n_waiting > WAITING_BYTES_MAX;
+    bool peer_full = p->bytes > PEER_BYTES_MAX, full = peer_full || s->n_waiting > s->bytes_max;
     bool is_long = !full && ev->n >= LONG_BYTES;
     if (is_long && !add_long(&e, s, a, ev))
         return;
-    answer_ask(&s->fast, &a->frames, &f.ask,
-               peer_full         ? "tokenize is busy: 64 MiB of responses to this gateway are queued; retry later"
-               : full || is_long ? "tokenize is busy: 256 MiB of long prompts are queued; retry later"
-                                 : NULL);
+    char busy[100];
+    snprintf(busy, sizeof busy, "tokenize is busy: %llu MiB of %s are queued; retry later",
+             (unsigned long long)((peer_full ? PEER_BYTES_MAX : s->bytes_max) >> 20),
+             peer_full ? "responses to this gateway" : "long prompts");
+    answer_ask(&s->fast, &a->frames, &f.ask, full || is_long ? busy : NULL);
     deliver(s, a);
 }
 
@@ -437,7 +458,8 @@ static int server_open(struct err *e, struct server *s, const struct tokenize *t
     rc = rc ? rc : tokenizer_open(e, &s->fast, t, base, &s->hello);
     rc = rc ? rc : tokenizer_open(e, &s->slow, t, base, &s->hello);
     rc = rc ? rc : loop_new(e, &s->loop);
-    rc = rc ? rc : job_queue_open(e, &s->slow_lines, s->loop, WAITING_BYTES_MAX, "long prompts");
+    s->bytes_max = proc_memory_part(32, QUEUE_BYTES_LEAST, QUEUE_BYTES_MOST);
+    rc = rc ? rc : job_queue_open(e, &s->slow_lines, s->loop, s->bytes_max, "long prompts");
     rc = rc ? rc : session_hub_new(e, &s->hub, &o);
     rc = rc ? rc : loop_fd_add(e, s->loop, &s->hub_fd, session_hub_fd(s->hub), EPOLLIN, on_hub, NULL);
     return rc ? rc : session_listen(e, &s->listener, s->hub, url, "gateway monitor tool", NULL);

@@ -189,6 +189,26 @@ static double of_blocks_free(const struct wire_worker *w)
     return (double)w->blocks;
 }
 
+static double of_bytes(const struct wire_worker *w)
+{
+    return (double)w->bytes;
+}
+
+static double of_bytes_max(const struct wire_worker *w)
+{
+    return (double)w->bytes_max;
+}
+
+static double of_out_bytes(const struct wire_worker *w)
+{
+    return (double)w->out_bytes;
+}
+
+static double of_out_bytes_max(const struct wire_worker *w)
+{
+    return (double)w->out_bytes_max;
+}
+
 static double of_step(const struct wire_worker *w)
 {
     return (double)w->step_ns / 1e9;
@@ -228,6 +248,11 @@ static void worker_rows(struct page *p, const struct row *r, size_t n)
                  of_blocks);
     worker_gauge(p, r, n, "phasepipe:worker_blocks_free", "KV blocks that are free or cached without a lease.",
                  of_blocks_free);
+    worker_gauge(p, r, n, "phasepipe:worker_request_bytes", "Bytes of the requests assigned to it.", of_bytes);
+    worker_gauge(p, r, n, "phasepipe:worker_request_limit_bytes", "Limit of worker_request_bytes.", of_bytes_max);
+    worker_gauge(p, r, n, "phasepipe:worker_output_bytes", "Bytes of answers that gateways have not acknowledged.",
+                 of_out_bytes);
+    worker_gauge(p, r, n, "phasepipe:worker_output_limit_bytes", "Limit of worker_output_bytes.", of_out_bytes_max);
     worker_gauge(p, r, n, "phasepipe:worker_step_seconds", "Its newest step without prompts: duration.", of_step);
     worker_gauge(p, r, n, "phasepipe:worker_step_sequences", "The same step: sequences.", of_batch);
     worker_gauge(p, r, n, "phasepipe:worker_step_context_tokens", "The same step: tokens of context.", of_context);
@@ -268,6 +293,12 @@ void metrics_sched(struct page *p, const struct stats_poller *w)
     gauge(p, "phasepipe:sched_up", "1: the scheduler responded within 5 s.", true, s != NULL);
     gauge(p, "phasepipe:sched_running", "Requests assigned to workers.", s, s ? (double)s->running : 0);
     gauge(p, "phasepipe:sched_waiting", "Requests that wait for a worker.", s, s ? (double)s->waiting : 0);
+    gauge(p, "phasepipe:sched_request_bytes", "Bytes of the requests that it has.", s, s ? (double)s->bytes : 0);
+    gauge(p, "phasepipe:sched_request_limit_bytes", "Limit of sched_request_bytes.", s, s ? (double)s->bytes_max : 0);
+    uint64_t bytes, bytes_max;
+    bool known = poller_tokenize(w, &bytes, &bytes_max);
+    gauge(p, "phasepipe:tokenize_queued_bytes", "Bytes of prompts that wait in tokenize.", known, (double)bytes);
+    gauge(p, "phasepipe:tokenize_queued_limit_bytes", "Limit of tokenize_queued_bytes.", known, (double)bytes_max);
     gauge(p, "phasepipe:sched_workers", "Workers known to the scheduler.", s, s ? s->workers : 0);
     gauge(p, "phasepipe:sched_gateways", "Gateways known to the scheduler.", s, s ? s->gateways : 0);
     gauge(p, "phasepipe:sched_stores", "Stores whose events it reads.", s, s ? s->stores : 0);

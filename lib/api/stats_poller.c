@@ -31,8 +31,9 @@ struct stats_poller {
     bool in_flight;           /* a request to sched is in flight on this connection */
     struct session *tokenize; /* NULL: none */
     bool tokenize_in_flight;
-    uint64_t tokenize_ns;         /* time of the request in flight; if none is, when the next one is due */
-    struct link_stat received[2]; /* the newest, and a buffer for the next */
+    uint64_t tokenize_ns; /* time of the request in flight; if none is, when the next one is due */
+    uint64_t tokenize_bytes, tokenize_bytes_max, tokenize_stat_ns; /* of its newest statistics; ns 0: none */
+    struct link_stat received[2];                                  /* the newest, and a buffer for the next */
     unsigned newest;
     uint64_t period_ns;
     uint64_t next_ns, received_ns, store_ns; /* 0: never received */
@@ -206,8 +207,9 @@ static void send_line(struct stats_poller *w)
 {
     static const char line[] = "{\"prompt\":\"a\",\"max_tokens\":1}";
     const struct wire_frame f = {.kind = WIRE_ASK, .ask = {.what = {"line", 4}, .text = {line, sizeof line - 1}}};
+    const struct wire_frame stat = {.kind = WIRE_STAT};
     struct err e;
-    if (session_is_up(w->tokenize))
+    if (session_is_up(w->tokenize) && !session_send(&e, w->tokenize, &stat))
         (void)session_send(&e, w->tokenize, &f);
 }
 
@@ -233,7 +235,15 @@ static void on_tokenize(struct stats_poller *w, const struct session_event *v, u
     wire_arena_reset(w->arena);
     if (v->type == SESSION_UP && w->tokenize_in_flight)
         request_tokenize(w, now);
-    if (v->type != SESSION_FRAME || (!session_frame(&e, &f, w->arena, v) && f.kind == WIRE_HELLO))
+    if (v->type != SESSION_FRAME)
+        return;
+    bool known = !session_frame(&e, &f, w->arena, v);
+    if (known && f.kind == WIRE_STAT) {
+        w->tokenize_bytes = f.stat.bytes;
+        w->tokenize_bytes_max = f.stat.bytes_max;
+        w->tokenize_stat_ns = now;
+    }
+    if (known && (f.kind == WIRE_HELLO || f.kind == WIRE_STAT))
         return;
     w->tokenize_in_flight = false;
     w->tokenize_ns = now + w->period_ns;
@@ -295,6 +305,13 @@ const struct wire_worker *poller_workers(const struct stats_poller *w, size_t *n
 const struct wire_kv_stat *poller_store(const struct stats_poller *w)
 {
     return fresh(w, w->store_ns) ? &w->store_stat : NULL;
+}
+
+bool poller_tokenize(const struct stats_poller *w, uint64_t *bytes, uint64_t *bytes_max)
+{
+    *bytes = w->tokenize_bytes;
+    *bytes_max = w->tokenize_bytes_max;
+    return fresh(w, w->tokenize_stat_ns);
 }
 
 const struct wire_stat *poller_stat_sum(const struct stats_poller *w)

@@ -29,6 +29,8 @@ void poller_step(struct stats_poller *w); /* does not block */
 const struct wire_stat *poller_stat(const struct stats_poller *w);
 const struct wire_worker *poller_workers(const struct stats_poller *w, size_t *n);
 const struct wire_kv_stat *poller_store(const struct stats_poller *w);
+/* Bytes of the queues of tokenize, and their limit. False: none yet, or older than 5 periods. */
+bool poller_tokenize(const struct stats_poller *w, uint64_t *bytes, uint64_t *bytes_max);
 
 /* Since when tokenize has not responded (CLOCK_MONOTONIC), if that is 5 periods or more; time in which nobody called
  * poller_step does not count. 0: it responds. */

@@ -72,6 +72,8 @@ static int start_thread(struct err *e, struct worker_link *w)
 static int copy_opts(struct err *e, struct worker_link *w, const struct worker_link_opts *o)
 {
     w->o = *o;
+    if (!w->o.out_bytes_max)
+        w->o.out_bytes_max = WORKER_OUT_BYTES_MAX;
     w->mem = wire_arena_new();
     if (!w->mem)
         return err_nomem(e, "a worker", sizeof *w);

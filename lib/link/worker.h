@@ -14,8 +14,8 @@
  * reconnect; the gateway deduplicates tokens by their position.
  *
  * The link cancels an item when the scheduler has been disconnected for longer than the item's lease. When more than
- * WORKER_GATEWAY_BYTES_MAX bytes wait for a gateway, or a frame is too long for a session, the link cancels the item
- * and reports it as failed, whatever the caller reports.
+ * WORKER_GATEWAY_BYTES_MAX bytes wait for a gateway, or out_bytes_max for all of them, or a frame is too long for a
+ * session, the link cancels the item and reports it as failed, whatever the caller reports.
  */
 #ifndef LINK_WORKER_H
 #define LINK_WORKER_H
@@ -28,7 +28,8 @@
 #include "link/session.h"
 #include "wire/wire.h"
 
-#define WORKER_GATEWAY_BYTES_MAX (64u << 20)
+#define WORKER_GATEWAY_BYTES_MAX (64u << 20) /* of one gateway */
+#define WORKER_OUT_BYTES_MAX ((uint64_t)256 << 20)
 
 struct worker_link;
 
@@ -42,7 +43,8 @@ struct worker_link_opts { /* the strings are borrowed until worker_link_close */
     uint32_t seqs;
     uint64_t blocks;
     uint32_t max_len, chunk;
-    float pre[3], dec[3]; /* coefficients of wire_join, 0: the scheduler learns them */
+    uint64_t out_bytes_max; /* limit of the frames that gateways have not acknowledged; 0: WORKER_OUT_BYTES_MAX */
+    float pre[3], dec[3];   /* coefficients of wire_join, 0: the scheduler learns them */
 };
 
 /* Does not wait for a connection. While the scheduler is unreachable or refuses this worker, the link retries; see

@@ -159,6 +159,8 @@ static void add_message(struct worker_link *w, struct work_item *item, struct me
         item_fail(w, item, ERR_NO, "a frame of the answer exceeds 32 MiB or cannot be encoded");
     else if (t->bytes && t->bytes + m->n > WORKER_GATEWAY_BYTES_MAX)
         item_fail(w, item, ERR_SYS, "the gateway does not read: its queue would exceed 64 MiB");
+    else if (t->bytes && w->queued + m->n > w->o.out_bytes_max)
+        item_fail(w, item, ERR_SYS, "gateways do not read: the queues of this worker would exceed their limit");
     if (!m || item->cancelled) {
         free(m);
         return;

@@ -136,6 +136,8 @@ static void send_capacity(struct worker_link *w, uint64_t now_ns)
     c->inc = w->inc;
     c->orders = w->n_counted;
     c->drain = w->drain;
+    c->out_bytes = w->queued;
+    c->out_bytes_max = w->o.out_bytes_max;
     c->steps = w->steps;
     c->n_steps = WIRE_STEPS_MAX;
     bool same = c->orders == s->orders && c->seqs == s->seqs && c->tokens == s->tokens && c->blocks == s->blocks &&

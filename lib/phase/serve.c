@@ -60,7 +60,8 @@ static int join(struct err *e, struct serve *v)
                                  .seqs = (uint32_t)o->seqs,
                                  .blocks = (uint64_t)kv_pool_slots(v->r.s.pool),
                                  .max_len = (uint32_t)v->r.s.context,
-                                 .chunk = (uint32_t)o->batched_tokens};
+                                 .chunk = (uint32_t)o->batched_tokens,
+                                 .out_bytes_max = proc_memory_part(32, WORKER_GATEWAY_BYTES_MAX, WORKER_OUT_BYTES_MAX)};
     set_names(v);
     struct engine_cost cost;
     bool known = engine_cost(v->r.s.g, &cost);

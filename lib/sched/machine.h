@@ -147,8 +147,8 @@ struct worker {              /* from its join to the end of its session */
     bool full;
     uint64_t last_step_ns, last_context;
     uint32_t last_batch;
-    uint32_t steps[WIRE_STEPS_MAX], n_steps; /* of its newest capacity */
-    uint64_t step_tokens;
+    uint32_t steps[WIRE_STEPS_MAX], n_steps;        /* of its newest capacity */
+    uint64_t step_tokens, out_bytes, out_bytes_max; /* of the same */
     struct list attempts;
     uint64_t bytes;              /* of the bodies of its attempts */
     uint32_t n_fresh, n_suspect; /* of its attempts */

@@ -96,6 +96,10 @@ static void send_worker(struct serve *v, const struct worker *w)
         .steps = w->steps,
         .n_steps = w->n_steps,
         .step_tokens = w->step_tokens,
+        .bytes = w->bytes,
+        .bytes_max = v->s->worker_bytes,
+        .out_bytes = w->out_bytes,
+        .out_bytes_max = w->out_bytes_max,
     };
     peer_send(v, v->sender, &f);
 }

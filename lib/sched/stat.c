@@ -50,7 +50,9 @@ void sched_stat(const struct sched *s, struct wire_stat *out)
                               .gateways = s->n_gateway,
                               .stores = s->n_store,
                               .tombs = (uint32_t)s->n_ended,
-                              .policy = wire_str_of(s->policy->name)};
+                              .policy = wire_str_of(s->policy->name),
+                              .bytes = s->bytes,
+                              .bytes_max = s->queue_bytes};
     percentiles(&out->ttft_p50_ns, &out->ttft_p99_ns, &s->ttft);
     percentiles(&out->itl_p50_ns, &out->itl_p99_ns, &s->itl);
 }

@@ -180,6 +180,8 @@ int capacity_event(struct sched *s, const struct wire_capacity *f)
             break;
         reserve_room(w, a); /* not received when the worker sent this frame */
     }
+    w->out_bytes = f->out_bytes;
+    w->out_bytes_max = f->out_bytes_max;
     add_steps(s, w, f);
     if (f->drain)
         worker_drain(s, w, true);

@@ -93,6 +93,7 @@ struct wire_capacity { /* free capacity of a worker and statistics of its steps:
     const uint32_t *steps; /* steps since its start by number of tokens (prompts and answers), modulo 2^32 */
     uint32_t n_steps;      /* 0 or WIRE_STEPS_MAX */
     uint64_t step_tokens;  /* the sum of their tokens */
+    uint64_t out_bytes, out_bytes_max; /* that gateways have not acknowledged; and the limit */
     struct wire_extra extra;
 };
 
@@ -223,6 +224,7 @@ struct wire_stat { /* the request (empty), and the response */
     uint64_t ttft_p50_ns, ttft_p99_ns; /* from submit to the gateway's first report of tokens */
     uint64_t itl_p50_ns, itl_p99_ns;   /* of decode steps */
     struct wire_str policy;
+    uint64_t bytes, bytes_max; /* of the bodies of all requests; of tokenize: of its queues; and the limit */
     struct wire_extra extra;
 };
 
@@ -240,6 +242,8 @@ struct wire_worker { /* follows the response stat, once for each worker that has
     const uint32_t *steps;  /* of its last capacity */
     uint32_t n_steps;
     uint64_t step_tokens;
+    uint64_t bytes, bytes_max;         /* of the bodies of its work items; and the limit */
+    uint64_t out_bytes, out_bytes_max; /* that gateways have not acknowledged, by its last capacity; and the limit */
     struct wire_extra extra;
 };
 

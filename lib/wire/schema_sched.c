@@ -203,6 +203,8 @@ static const struct wire_field stat_fields[] = {
     U64(wire_stat, "itl_p50_ns", itl_p50_ns),
     U64(wire_stat, "itl_p99_ns", itl_p99_ns),
     WHO(wire_stat, "policy", policy),
+    U64(wire_stat, "bytes", bytes),
+    U64(wire_stat, "bytes_max", bytes_max),
 };
 
 static const struct wire_field worker_fields[] = {
@@ -226,6 +228,10 @@ static const struct wire_field worker_fields[] = {
     WHO(wire_worker, "compat", compat),
     LIST(wire_worker, "steps", TY_IDS, steps, n_steps, WIRE_STEPS_MAX),
     U64(wire_worker, "step_tokens", step_tokens),
+    U64(wire_worker, "bytes", bytes),
+    U64(wire_worker, "bytes_max", bytes_max),
+    U64(wire_worker, "out_bytes", out_bytes),
+    U64(wire_worker, "out_bytes_max", out_bytes_max),
 };
 
 static const struct wire_field session_hello_fields[] = {
@@ -256,6 +262,8 @@ static const struct wire_field capacity_fields[] = {
     BOOL(wire_capacity, "drain", drain),
     LIST(wire_capacity, "steps", TY_IDS, steps, n_steps, WIRE_STEPS_MAX),
     U64(wire_capacity, "step_tokens", step_tokens),
+    U64(wire_capacity, "out_bytes", out_bytes),
+    U64(wire_capacity, "out_bytes_max", out_bytes_max),
 };
 
 static const struct wire_field prompt_fields[] = {

@@ -156,6 +156,13 @@ static void answer_line(struct world *x, const struct session_event *v)
     struct wire_frame f;
     struct wire_arena *a = wire_arena_new();
     OK(session_frame(&e, &f, a, v));
+    if (f.kind == WIRE_STAT) {
+        f.stat = (struct wire_stat){.bytes = 1234, .bytes_max = 5678};
+        if (!x->deaf)
+            OK(session_send(&e, v->s, &f));
+        wire_arena_free(a);
+        return;
+    }
     assert_int_equal(f.kind, WIRE_ASK);
     assert_int_equal(f.ask.what.n, 4);
     assert_memory_equal(f.ask.what.p, "line", 4);
@@ -237,7 +244,11 @@ static struct wire_worker worker(const char *name, const char *role)
                                 .n_decode = 2,
                                 .step_ns = 2000000,
                                 .batch = 5,
-                                .context = 100};
+                                .context = 100,
+                                .bytes = 31,
+                                .bytes_max = 32,
+                                .out_bytes = 33,
+                                .out_bytes_max = 34};
 }
 
 /* ---- tests ---- */
@@ -262,6 +273,8 @@ static void statistics_of_scheduler_and_store_are_shown(void **state)
                                 .retried = 2,
                                 .preempted = 3,
                                 .stale = 1,
+                                .bytes = 1000,
+                                .bytes_max = 2000,
                                 .workers = 3,
                                 .ttft_p50_ns = 5000000};
     x.worker[0] = worker("p0", "prefill");
@@ -308,6 +321,13 @@ static void statistics_of_scheduler_and_store_are_shown(void **state)
     assert_true(value("phasepipe:worker_step_seconds", "worker=p0") == 0.002);
     assert_int_equal(value("phasepipe:worker_sequences_free", "worker=odd,role=other"), 3);
     assert_int_equal(value("phasepipe:workers_not_shown", ""), 0);
+    assert_int_equal(value("phasepipe:sched_request_bytes", ""), 1000);
+    assert_int_equal(value("phasepipe:sched_request_limit_bytes", ""), 2000);
+    assert_int_equal(value("phasepipe:worker_request_bytes", "worker=p0,role=prefill"), 31);
+    assert_int_equal(value("phasepipe:worker_request_limit_bytes", "worker=p0"), 32);
+    assert_int_equal(value("phasepipe:worker_output_bytes", "worker=p0"), 33);
+    assert_int_equal(value("phasepipe:worker_output_limit_bytes", "worker=p0"), 34);
+    assert_null(expo_find(&page, "phasepipe:tokenize_queued_bytes", "")); /* it is not polled */
     world_free(&x);
 }
 
@@ -504,6 +524,9 @@ static void a_stopped_tokenize_is_detected(void **state)
     for (uint64_t end = now_ms() + WAIT_MS; x.n_line < 2 && now_ms() < end;)
         serve(&x);
     assert_int_equal(x.n_line, 2);
+    look(&x);
+    assert_int_equal(value("phasepipe:tokenize_queued_bytes", ""), 1234);
+    assert_int_equal(value("phasepipe:tokenize_queued_limit_bytes", ""), 5678);
     assert_true(poller_silent_ns(x.w) == 0);
     x.deaf = true;
     for (uint64_t end = now_ms() + WAIT_MS; !x.held && now_ms() < end;)
