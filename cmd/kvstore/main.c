@@ -162,6 +162,7 @@ static int turn(struct err *e, struct kvstore *k, bool absent)
         wait = DRAIN_MS_STEP;
     kvstore_notify_watchers(k);
     proc_alive();
+    proc_trim();
     return loop_step(e, k->loop, NULL, wait);
 }
 

@@ -412,6 +412,7 @@ static int step(struct err *e, struct server *s, int most_ms, bool *any)
 {
     int due = session_hub_timeout_ms(s->hub);
     proc_alive();
+    proc_trim();
     int rc = loop_step(e, s->loop, NULL, due >= 0 && due < most_ms ? due : most_ms);
     *any = !rc && take_events(s);
     return rc;

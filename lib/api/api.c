@@ -376,6 +376,7 @@ int api_run(struct err *e, struct api *a, int signal_fd, double drain_s, void (*
     while (!rc && is_running(&l, now)) {
         bool was = l.connected;
         proc_alive();
+        proc_trim();
         rc = loop_step(e, a->loop, NULL, wait_ms(&l));
         rc = rc ? rc : step(e, &l);
         if (!was && l.connected && ready)

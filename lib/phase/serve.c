@@ -207,6 +207,7 @@ static int take(struct err *e, struct runner *r, bool idle, bool *over)
 {
     struct serve *v = serve_of(r);
     proc_alive();
+    proc_trim();
     int rc = drain(e, v, over);
     if (rc || *over)
         return rc;

@@ -89,6 +89,7 @@ int proc_signals(struct err *e)
 {
     struct sigaction term = {.sa_handler = on_term};
     (void)proc_descriptors();
+    proc_trim_open();
     sigemptyset(&term.sa_mask);
     proc_write_errors();
     /* Without SA_RESTART: a blocking read returns, so that the main loop sees the count. */

@@ -235,6 +235,7 @@ static int run(struct err *e, struct serve *v)
             return e->code;
         }
         proc_alive();
+        proc_trim();
         wait_for_events(v);
     }
 }

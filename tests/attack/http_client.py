@@ -365,6 +365,26 @@ def large():
     assert worst < 0.25 * SLOW, worst
 
 
+def rounds():
+    """Three rounds of eight requests with 15 MB of stop texts, of token ids or of text, at once: each has an answer."""
+    stop = json.dumps({"prompt": "a", "max_tokens": 1, "stop": ["x" * 3_700_000] * 4})
+    ids = json.dumps({"prompt": [17] * 3_700_000, "max_tokens": 1})
+    text = json.dumps({"prompt": "ab " * 5_000_000, "max_tokens": 1})
+    status = []
+
+    def ask(body):
+        status.append(send(request("POST", "/v1/completions", body.encode())).status)
+
+    for _ in range(3):
+        threads = [threading.Thread(target=ask, args=([stop, ids, text][i % 3],)) for i in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    print(sorted(status))
+    assert len(status) == 24 and set(status) <= {200, 400, 413, 429, 503}, status
+
+
 def early():
     """The headers of a stream come when it is accepted, and comments while no worker runs (--sse-keepalive)."""
     body = json.dumps({"prompt": "a", "max_tokens": 2, "stream": True, "ignore_eos": True}).encode()

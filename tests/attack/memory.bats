@@ -108,6 +108,34 @@ ask() {
     within "kvstore of changed blocks" "$store" 160
 }
 
+# resident NAME SERVICE: MiB of its own memory that is resident, without the shared mapping of the weights and of the KV
+resident() { awk '/^RssAnon:/ { print int($2 / 1024) }' "/proc/$(pid_of "$1" "$2")/status"; }
+
+# given_back: each service has at most 48 MiB more than before
+given_back() {
+    local s
+    for s in stream tokenize sched prefill-0 decode-0 kvstore; do
+        [ "$(resident run $s)" -le $(($(cat "before.$s") + 48)) ] || return 1
+    done
+}
+
+@test "memory is given back after rounds of requests of 15 MB" {
+    up run --kv-cache-memory-bytes 64M --engine fake:20000,100,0,100000,0,1000 --prefill 1 --decode 1
+    for s in stream tokenize sched prefill-0 decode-0 kvstore; do resident run $s > before.$s; done
+    timeout 100 python3 "$BATS_TEST_DIRNAME/http_client.py" "$PWD/run.s" rounds
+    for _ in $(seq 40); do
+        ! given_back || break
+        sleep 0.1
+    done
+    for s in stream tokenize sched prefill-0 decode-0 kvstore; do echo "$s: $(cat before.$s) $(resident run $s) MiB"; done
+    given_back
+    within "gateway, rounds of 15 MB" "$(pid_of run stream)" 640
+    within "tokenize, rounds of 15 MB" "$(pid_of run tokenize)" 448
+    within "sched, rounds of 15 MB" "$(pid_of run sched)" 192
+    within "prefill, rounds of 15 MB" "$(pid_of run prefill-0)" 256
+    within "decode, rounds of 15 MB" "$(pid_of run decode-0)" 256
+}
+
 @test "five thousand random cancellations leave nothing held, and down ends at once" {
     up run --kv-cache-memory-bytes 64M --engine fake:20000,100,0,100000,0,1000 --prefill 1 --decode 1
     timeout 300 "$tools/cancel_load" "ipc://$PWD/run/sched.sock" "ipc://$PWD/run/tokenize.sock" 5300 100 9 > load

@@ -242,6 +242,44 @@ static void test_a_part_of_the_memory_has_bounds(void **state)
     assert_true(proc_memory_part(4, 0, 5) == 5);
 }
 
+/* Bytes of anonymous memory that are resident, by the kernel. */
+static uint64_t anonymous(void)
+{
+    char line[256];
+    unsigned long long kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "RssAnon: %llu", &kib) == 1)
+            break;
+    assert_non_null(f);
+    fclose(f);
+    return kib << 10;
+}
+
+/* Freed blocks between some that stay: free() alone keeps them. */
+static void test_freed_memory_is_given_back(void **state)
+{
+    (void)state;
+    enum { N = 65536, SIZE = 1000 };
+    static char *block[N];
+    struct err e;
+    assert_int_equal(proc_signals(&e), 0);
+    proc_trim();
+    uint64_t before = anonymous();
+    for (int i = 0; i < N; i++)
+        memset(block[i] = malloc(SIZE), 1, SIZE);
+    for (int i = 0; i < N; i++)
+        if (i % 4096 != 4095)
+            free(block[i]);
+    uint64_t kept = anonymous();
+    assert_true(kept > before + N * SIZE / 2);
+    usleep(1100000); /* it is examined once a second */
+    proc_trim();
+    assert_true(anonymous() < before + (8 << 20));
+    for (int i = 4095; i < N; i += 4096)
+        free(block[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -256,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_the_second_signal_ends_the_process),
         cmocka_unit_test(test_wake_soon_sets_the_slice),
         cmocka_unit_test(test_the_limit_of_descriptors_is_raised),
+        cmocka_unit_test(test_freed_memory_is_given_back),
     };
     return cmocka_run_group_tests_name("proc", tests, NULL, NULL);
 }
