@@ -258,7 +258,7 @@ static double decode_ahead(const struct kv *k, const struct sched *s, uint32_t n
     uint64_t context = more;
     uint32_t batch = n_more + (uint32_t)sched_n_waiting(s, true);
     const struct sched_worker *any = NULL;
-    double mean = batch ? (double)more / n_more : 0;
+    double mean = n_more ? (double)more / n_more : 0;
     for (uint32_t i = 0; i < sched_n_worker(s); i++) {
         const struct sched_worker *w = sched_worker_at(s, i);
         context += w->context;
