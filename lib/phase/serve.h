@@ -47,6 +47,7 @@ struct assignment {
     size_t cap_digest;
 
     bool cached_known;
+    bool token_reported; /* the scheduler was informed that this attempt has produced a token */
     uint64_t retry_ns, pending_ns, starved_ns;
     uint64_t busy_ns, progress_ns;
 };

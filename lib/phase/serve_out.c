@@ -131,6 +131,20 @@ int out_transfer(struct err *e, struct runner *r, struct request *q)
 
 /* ---- answers ---- */
 
+/* Reports the first token of an attempt: if the worker dies later, the request is not suspected (sched/suspect.c). The
+ * report of a transfer has it too. Later tokens are reported by the gateway. */
+static int report_first(struct err *e, struct runner *r, struct request *q)
+{
+    struct assignment *a = assignment_of(q);
+    if (a->token_reported || q->transfers_out)
+        return 0;
+    a->token_reported = true;
+    struct wire_report w = report_of(a, "tokens");
+    w.out += w.n_out_id - 1;
+    w.n_out_id = 1;
+    return worker_link_report(e, serve_of(r)->link, a->order, &w);
+}
+
 int out_frame(struct err *e, struct runner *r, struct request *q, struct wire_frame *f)
 {
     uint32_t n = f->out.prompt ? 0 : request_n_answer(q);
@@ -138,7 +152,8 @@ int out_frame(struct err *e, struct runner *r, struct request *q, struct wire_fr
         f->out.cached = n == 1 ? q->cached : 0;
         f->out.at = n - 1;
     }
-    return worker_link_send(e, serve_of(r)->link, assignment_of(q)->order, f, n);
+    int rc = worker_link_send(e, serve_of(r)->link, assignment_of(q)->order, f, n);
+    return rc || !n ? rc : report_first(e, r, q);
 }
 
 int out_end(struct err *e, struct runner *r, struct request *q, struct wire_frame *f)

@@ -74,6 +74,29 @@ begin() {
     sched_says '.submitted == 14 and .ended.length == 14 and .retried > 0'
 }
 
+# decoding: a worker runs an answer, and has computed steps of it; its name is in the file `decodes`
+decoding() {
+    sched_stat | jq -re '.workers[] | select(.decode + .whole > 0 and .batch > 0).name' > decodes
+}
+
+# bats test_tags=quick
+@test "a long answer outlives more deaths of its workers than would be suspected of a request that kills them" {
+    services
+    jq -cn '{id: "long", prompt: "It rains", max_tokens: 7000, ignore_eos: true, temperature: 0}' > one
+    tokenize -m "$model" --jsonl < one | prefill -m "$model" | decode -m "$model" | stream -m "$model" --jsonl | answers > "$BATS_FILE_TMPDIR/one.want"
+    gateway g < one
+    for _ in 1 2 3; do
+        until_true 30 decoding
+        sleep 0.2
+        kill_service "$(cat decodes)"
+        case $(cat decodes) in d0) worker d0 decode ;; p0) worker p0 prefill ;; esac
+    done
+    finish g
+    right g one.want
+    accounts
+    sched_says '.retried >= 3 and .ended.error == 0'
+}
+
 @test "decode is killed repeatedly, with a second decode worker" {
     sched_opts=(--knob retries=100)
     D=2 services

@@ -335,6 +335,8 @@ int worker_link_report(struct err *e, struct worker_link *w, const struct wire_o
     MUST(j->w == w && r->n_out <= j->log.n);
     if (is(r->what, "progress")) {
         MUST(r->n_done <= j->r.n_id + j->log.n);
+    } else if (is(r->what, "tokens")) { /* the first of the attempt */
+        MUST(r->n_out >= 1 && r->n_out_id == 1 && (int64_t)*r->out == (int64_t)j->log.token[r->n_out - 1].id);
     } else if (is(r->what, "prefilled")) {
         MUST(j->at == JOB_AT_PREFILL && r->n_out >= 1 && r->n_out_id == r->n_out);
         j->at = JOB_WAITS;
@@ -359,7 +361,7 @@ int worker_link_report(struct err *e, struct worker_link *w, const struct wire_o
         j->log.cancelled = true;
         j->at = JOB_DONE;
     }
-    if (!is(r->what, "progress")) {
+    if (!is(r->what, "progress") && !is(r->what, "tokens")) {
         j->order = 0;
         j->closing = false;
     }
