@@ -72,7 +72,8 @@ uint32_t sched_n_worker(const struct sched *s);
 const struct sched_worker *sched_worker_at(const struct sched *s, uint32_t i);
 
 /* Iterates over waiting requests by priority, fair share of their tenant, deadline and arrival; NULL begins and ends.
- * Read the next request before you place or refuse one. */
+ * Read the next request before you place or refuse one. A policy may place them in another order; priorities and fair
+ * shares are then its own concern. */
 const struct sched_request *sched_waiting(const struct sched *s, bool prefilled, const struct sched_request *before);
 uint64_t sched_n_waiting(const struct sched *s, bool prefilled);
 uint64_t sched_waiting_tokens(const struct sched *s); /* prompt tokens that wait for prefill */
