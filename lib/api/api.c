@@ -290,7 +290,7 @@ static int wait_ms(const struct run *l)
     return (int)ms;
 }
 
-/* During the shutdown the loop runs while requests are in flight, or responses unread by clients that still read. */
+/* During the shutdown the loop runs while requests are in flight, or while clients read the rest of their responses. */
 static bool is_running(struct run *l, uint64_t now)
 {
     if (!l->a->draining)

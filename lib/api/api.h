@@ -138,7 +138,7 @@ struct generation_ops {
     bool (*work)(struct generation *c);
     /* All choices have ended: must write the end of the response and call http_end or http_reply. */
     void (*done)(struct generation *c);
-    /* Frees the state at the end, also after a disconnect, without `done` before. May be NULL. */
+    /* Frees the state at the end; after a disconnect `done` was not called. May be NULL. */
     void (*free)(void *state);
 };
 

@@ -150,7 +150,8 @@ void api_on_parsed(struct api *a, struct http_request *r, const struct api_route
 /* ---- generation_submit.c ---- */
 /* Submits all prompts, or none; n_bytes: those of the body. */
 int generation_submit(struct err *e, struct generation *c, const json_t *const *line, size_t n_bytes);
-void generation_submit_forget(struct generation *c); /* c->submit is not NULL, and c ends */
+/* Detaches c, which ends, from its unfinished submission; c->submit must not be NULL. */
+void generation_submit_forget(struct generation *c);
 
 /* ---- generation.c: callbacks of the gateway ---- */
 void generation_hash(struct generation_prompt *l); /* its frames are passed to it from now on */
@@ -164,7 +165,8 @@ void api_on_accepted(void *arg, uint64_t seq, uint32_t n_before, uint64_t eta_ns
 void generation_disconnected(struct generation *c); /* the client disconnected; generation_free follows */
 void generation_free(struct generation *c);
 void generation_flush_all(struct api *a);
-void generation_work_all(struct api *a); /* for some milliseconds; api.work is empty afterwards if all is done */
+void generation_work_all(
+    struct api *a); /* runs some milliseconds at most; if all is done, api.work is empty afterwards */
 enum generation_filter {
     GENERATIONS_ALL,
     GENERATIONS_WAITING,     /* no token yet */

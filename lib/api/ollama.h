@@ -44,8 +44,8 @@ int ollama_pass(struct err *e, json_t *line, const char *key);
 /* Adds the sampling options, or Ollama's defaults if `options` is NULL, as fields of the line. */
 int ollama_options(struct err *e, json_t *line, const struct api_model *m, const json_t *options);
 
-/* Continues a conversation: its ids, the end of an answer by the chat template, then the new turn without what only
- * begins a conversation. *out: a new list of ids. n_system 0: no system message. */
+/* Continues a conversation: its ids, the chat template's end of an answer, then the new turn without the tokens that
+ * the template puts only at the start of a conversation. *out: a new list of ids. n_system 0: no system message. */
 int ollama_continue(struct err *e, json_t **out, const struct api_model *m, const json_t *context, const char *system,
                     size_t n_system, const char *prompt, size_t n_prompt);
 

@@ -7,7 +7,7 @@
 #include "api/openai.h"
 #include "request/reply.h"
 
-#define ENTRIES_AT_ONCE 2048 /* written at once; more of a frame are stored */
+#define ENTRIES_AT_ONCE 2048 /* positions that one callback writes; the others of a frame are stored */
 
 /* The positions of a frame that are not written yet. */
 struct openai_pending {

@@ -119,8 +119,9 @@ void http_stats(const struct http *h, struct http_stats *out);
  * something within the last stall_ns. Progress is observed by these calls only, so call it repeatedly. */
 uint32_t http_unsent(struct http *h, uint64_t stall_ns);
 
-int http_fd(const struct http *h);            /* poll for reading: readable when http_step has work */
-uint64_t http_next_ms(const struct http *h);  /* milliseconds after which http_step has work anyhow; UINT64_MAX: none */
+int http_fd(const struct http *h); /* poll for reading: readable when http_step has work */
+uint64_t
+http_next_ms(const struct http *h); /* milliseconds until http_step has a timeout to process; UINT64_MAX: none */
 int http_step(struct err *e, struct http *h); /* does not block; sends what was queued since the last call */
 
 /* ---- a request; returned pointers are borrowed for its lifetime ---- */

@@ -19,7 +19,7 @@
 #define BODIES_BYTES_MAX ((uint64_t)512 << 20)
 #define QUEUED_BYTES_MAX ((uint64_t)64 << 20)
 #define OUTPUTS_BYTES_MAX ((uint64_t)1 << 30)
-#define OUTPUT_SHARE ((uint64_t)1 << 20) /* of one connection, if all together have too much */
+#define OUTPUT_SHARE ((uint64_t)1 << 20) /* unsent bytes of one connection while all exceed OUTPUTS_BYTES_MAX */
 #define CONNECTIONS_MAX 4096
 #define IDLE_S 60
 #define HEAD_S 15
@@ -166,9 +166,10 @@ void conn_arm(struct conn *k); /* sets its timer */
 void conn_set_idle(struct conn *k, bool idle);
 
 /* ---- send.c ---- */
-void send_bytes(struct conn *k, const void *p, size_t n); /* queues a copy; kills the connection without memory */
-void send_count(struct conn *k);                          /* updates the counts of queued bytes */
-bool send_queued(struct conn *k);                         /* passes to the kernel what it takes; false: an error */
+void send_bytes(struct conn *k, const void *p,
+                size_t n);        /* queues a copy; closes the connection if memory allocation fails */
+void send_count(struct conn *k);  /* updates the counts of queued bytes */
+bool send_queued(struct conn *k); /* passes to the kernel what it takes; false: an error */
 size_t send_left(const struct conn *k);
 uint64_t send_unsent(const struct conn *k); /* including the kernel's buffer; for comparison only */
 
@@ -188,7 +189,7 @@ void send_interim(struct conn *k); /* 100 Continue */
 void guard_cors(const struct http_request *r, struct str *head);
 bool guard_is_preflight(const struct http_request *r);
 void guard_preflight(struct http_request *r); /* responds */
-/* Whether a page of another site may have sent it: false, with the reason. */
+/* False: a web page of another site may have sent r, so r must be refused; `why` receives the reason. */
 bool guard_passes(const struct http_request *r, char *why, size_t n);
 
 /* ---- tls.c ---- */
