@@ -133,7 +133,7 @@ static struct wire_error error_of(uint64_t seq, struct wire_str id, const struct
                                .text = wire_str_of(error->text)};
 }
 
-/* Before GW_PARSED: one frame for all choices. */
+/* Ends a request that has no choices yet (its state is before GW_PARSED): f, one end or error, is for all of them. */
 static void request_end(struct gateway *g, struct gw_request *r, const struct wire_frame *f)
 {
     request_unlink(g, r);
@@ -309,7 +309,7 @@ void gw_choice_forward_end(struct gateway *g, struct gw_choice *c, const struct 
     f.end.seq = c->r->seq;
     f.end.index = c->index;
     if (w->n_span < WIRE_SPANS_MAX && sched_span(&added, c, w) &&
-        (span = malloc((w->n_span + 1) * sizeof *span))) { /* without memory the span is left out */
+        (span = malloc((w->n_span + 1) * sizeof *span))) { /* omitted if memory allocation fails */
         memcpy(span, w->span, w->n_span * sizeof *span);
         span[w->n_span] = added;
         f.end.span = span;

@@ -87,7 +87,8 @@ static int make_name(struct err *e, struct gateway *g, uint64_t *random)
     return 0;
 }
 
-/* A socket in the directory of the scheduler's. The path is absolute, since workers have other working directories. */
+/* Places the socket of this gateway in the directory of the scheduler's socket. The path is absolute, since workers
+ * have other working directories. */
 static int ipc_url(struct err *e, char **out, const char *sched, uint64_t random)
 {
     char dir[PATH_MAX], full[PATH_MAX];

@@ -2,9 +2,9 @@
  * Poison containment. A request whose frame makes the scheduler die would, by resubmission, end one scheduler after
  * another. So the choices that were at a scheduler when it died, and had at most one token, are suspects: they are
  * submitted one at a time, before all choices without a token. A suspect is cleared by a token, an end, a refusal, or
- * TRIAL_NS at a scheduler that lives. If the scheduler dies instead, that suspect fails by name.
+ * TRIAL_NS at a scheduler that lives. If the scheduler dies instead, that suspect fails with an error that names it.
  *
- * A planned end (a reason in session_bye) is no death, and neither is a broken connection: the scheduler of the next
+ * Neither a planned end (a reason in session_bye) nor a broken connection counts as a death: the scheduler of the next
  * session has the same incarnation.
  */
 #include <inttypes.h>

@@ -55,8 +55,8 @@ struct core {
     uint64_t unacknowledged_bytes;
 
     struct buf out, writing; /* queued; in writing, whose bytes must not move */
-    uint64_t sent, acked;    /* frames of ours, without session_* */
-    uint64_t unacked_bytes;  /* of ours */
+    uint64_t sent, acked;    /* frames that this side sent, without session_* */
+    uint64_t unacked_bytes;  /* that this side sent */
     struct buf sizes;        /* a uint32_t for each frame that is sent and not acked */
 
     uint64_t born_ms;      /* connected */

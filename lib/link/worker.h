@@ -61,8 +61,8 @@ enum worker_link_state worker_link_state(struct worker_link *w, struct err *reas
 
 /* Sets the free capacity of the worker. It must count every item that worker_link_take has returned as running; the
  * scheduler subtracts the items in flight. Sent at once when it changes, and every second. Before the first call: none.
- * From c: seqs, tokens, blocks, step_ns, context, batch, steps (NULL, or all WIRE_STEPS_MAX) and step_tokens; the link
- * sets the rest. Copied. */
+ * Reads from c: seqs, tokens, blocks, step_ns, context, batch, steps (NULL, or all WIRE_STEPS_MAX) and step_tokens; the
+ * link sets the rest. Copied. */
 void worker_link_capacity(struct worker_link *w, const struct wire_capacity *c);
 void worker_link_drain(struct worker_link *w, bool on); /* on: requests that the scheduler assigns no more items */
 

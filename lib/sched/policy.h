@@ -35,7 +35,7 @@ struct sched_worker {
     uint32_t seqs, seqs_all;     /* sequences it can take now (0 while its session is full); sequences in all */
     uint32_t tokens;             /* prompt tokens it can take now */
     uint64_t blocks, blocks_all; /* free slots; slots of its pool */
-    uint32_t max_len, chunk;     /* tokens of a sequence, tokens of a step */
+    uint32_t max_len, chunk;     /* limits: tokens of a sequence, tokens of a step */
     int store;                   /* -1: unknown */
     uint32_t n_prefill, n_decode, n_whole;
     uint64_t context;         /* tokens of its decoding requests, estimated */

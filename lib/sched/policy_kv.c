@@ -271,7 +271,8 @@ static double decode_ahead(const struct kv *k, const struct sched *s, uint32_t n
                : 0;
 }
 
-/* The expected ns until the pool has prefilled what it has, and n waiting requests of `tokens` tokens in sum. */
+/* Estimates the ns that the pool needs to finish its current prefills and then n waiting requests with `tokens` tokens
+ * in total. */
 static double prefill_ahead(const struct kv *k, const struct sched *s, uint64_t tokens, size_t n)
 {
     double ns = 0;
@@ -308,8 +309,8 @@ static bool admit_one(struct kv *k, struct sched *s, const struct sched_request 
     return true;
 }
 
-/* A request of this instant waits only for those before it. With all of them counted, nearly none of a burst would be
- * admitted. */
+/* Requests that arrive together are admitted in order, and the estimate for each counts only those before it. If it
+ * counted all of them, nearly none of a burst would be admitted. */
 static void admit(struct kv *k, struct sched *s)
 {
     double share = sched_get(s, "admit_share");

@@ -178,7 +178,7 @@ struct wire_order { /* to a worker: a work item */
     struct wire_str phase; /* prefill, decode, or whole: prefill in chunks, then decode */
     uint32_t n_prompt, max_tokens;
     uint32_t cached;   /* prompt tokens that its store is expected to have */
-    uint32_t chunk;    /* of whole: prompt tokens in a step */
+    uint32_t chunk;    /* if phase is whole: prompt tokens per step, at most */
     uint64_t lease_ns; /* a worker whose session has been down for this long cancels the item */
     int32_t priority;
     struct wire_str from; /* of decode: the store that has the KV */
