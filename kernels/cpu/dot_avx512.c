@@ -106,8 +106,9 @@ INLINE int64_t tile_time(bool dot)
 }
 
 /*
- * Compares the minimum over some alternating rounds of each, because other load only adds to a time. Where this was
- * measured, the two differed by a factor near 2, in one direction or the other; if they are equal, fma is used.
+ * Times the dot-product instruction and fma in alternating rounds and compares the minimum of each, because other load
+ * only adds to a time. On the CPUs measured, the two differed by a factor near 2, in one direction or the other; if
+ * they are equal, fma is used.
  */
 bool dot_is_faster_avx512(void)
 {

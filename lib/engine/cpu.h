@@ -25,7 +25,7 @@ struct thread_ctx {               /* buffers of one thread */
     uint8_t *q;                   /* [attn_rows] prepared rows */
     const uint8_t **tile, **next; /* [8] */
 
-    /* of a block of rows: BLOCK_ROWS rows each */
+    /* activations of a block of rows; each buffer has BLOCK_ROWS rows */
     struct kern_act norm_act, out_act, h_act;
     float *qkv, *out, *h;
 };

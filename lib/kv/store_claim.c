@@ -170,7 +170,7 @@ void seq_grow(struct kv_store *s, uint32_t i)
     s->miss_blocks += q->n_want - n;
     for (; n < q->n_want; n++)
         if (!claim_find(s, q->digests + n * KV_DIGEST) && !claim_make(s, i, q->digests + n * KV_DIGEST))
-            break; /* without memory for a claim, another sequence may compute it too */
+            break; /* memory allocation failed: without a claim, another sequence may compute the block too */
     free_plan(q);
 }
 

@@ -45,7 +45,8 @@ struct runner_io {
     int (*out)(struct err *e, struct runner *r, struct request *q, struct wire_frame *f);
     /* The results of a step were output, and q continues. May be NULL. */
     int (*progress)(struct err *e, struct runner *r, struct request *q);
-    /* The three ends of a request; the runner closes q afterwards. */
+    /* One of these three is called when q ends here: complete, failed, or transferred. The runner closes q afterwards.
+     */
     int (*end)(struct err *e, struct runner *r, struct request *q, struct wire_frame *f);
     int (*fail)(struct err *e, struct runner *r, struct request *q); /* with q->err */
     int (*transfer_out)(struct err *e, struct runner *r,

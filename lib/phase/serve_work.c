@@ -1,4 +1,4 @@
-/* Assignments: decoding, begin, and the ends other than that of the answer. */
+/* Work items: decodes the frame, begins the request, and ends it when the scheduler or a failure stops it. */
 #include <stdlib.h>
 #include <string.h>
 
