@@ -64,7 +64,7 @@ int kvstore_open_store(struct err *e, struct kvstore *k, struct kv_arena *a)
 
 /* ---- watchers ---- */
 
-/* Without memory the digest is omitted. */
+/* Omits the digest if memory allocation fails. */
 static void add_digest(void *arg, const uint8_t *digest)
 {
     struct digests *d = arg;

@@ -68,7 +68,8 @@ static int read_setting(struct err *e, bool *whole, const struct session_event *
     return rc;
 }
 
-/* *done: the response is complete. After a broken connection the request is sent again: both kinds are idempotent. */
+/* *done: the response is complete. After a broken connection the request is sent again: both kinds of request are
+ * idempotent. */
 static int on_event(struct err *e, struct asker *a, bool *done, const struct wire_frame *f,
                     const struct session_event *v)
 {

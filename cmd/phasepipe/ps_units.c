@@ -1,5 +1,5 @@
-/* The services of a runtime directory that no supervisor of ours started, as those of systemd: found by their sockets,
- * and the workers by the scheduler. */
+/* Lists services of a runtime directory that `phasepipe up` did not start, such as systemd units: finds them by their
+ * sockets, and workers by the report of the scheduler. */
 #include <ctype.h>
 #include <dirent.h>
 #include <stdio.h>

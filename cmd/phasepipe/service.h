@@ -250,7 +250,7 @@ int state_read(struct err *e, struct json_t **out, const char *run);
 /* Ends the processes that a killed supervisor left running; *n: their number. */
 int state_end_stale(struct err *e, size_t *n, const char *run);
 
-/* ---- services without a supervisor of ours, as those of systemd (ps_units.c) ---- */
+/* ---- services that `phasepipe up` did not start, such as systemd units (ps_units.c) ---- */
 
 /* A list of objects as in state.json, owned by the caller; restarts is null, pid 0 if it is not known. ERR_NO: no
  * service listens in the directory run. */

@@ -55,7 +55,7 @@ static int failed(struct err *e, const char *what, int rc)
 
 /* ---- files ---- */
 
-/* A new file for the owner alone, in pieces a, b. ERR_NO: it exists. */
+/* Creates a file with the contents a, then b. ERR_NO: it exists. */
 static int write_new(struct err *e, const char *dir, const char *name, mode_t mode, gnutls_datum_t a, gnutls_datum_t b)
 {
     char path[PATH_MAX];

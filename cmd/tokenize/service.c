@@ -442,7 +442,7 @@ static int serve(struct err *e, struct server *s)
     return rc;
 }
 
-static void on_hub(void *arg, uint32_t events) /* events are processed after the step */
+static void on_hub(void *arg, uint32_t events) /* only wakes the loop, which then takes the events of the hub */
 {
     (void)arg, (void)events;
 }
