@@ -49,7 +49,9 @@ static int line_of_ids(struct err *e, struct str *b, const struct text *t, int64
             return err_set(e, ERR_NO, "line %" PRIu64 ": '%.*s' is not a list of token ids", number,
                            (int)(n - first > 40 ? 40 : n - first), s + first);
         if (id >= (uint64_t)n_row)
-            return err_set(e, ERR_NO, "line %" PRIu64 ": id %" PRIu64 ", the model has %" PRId64, number, id, n_row);
+            return err_set(e, ERR_NO,
+                           "line %" PRIu64 ": token id %" PRIu64 " is out of vocabulary: the model has %" PRId64 " ids",
+                           number, id, n_row);
         if (add_id(e, b, t, (uint32_t)id))
             return e->code;
     }

@@ -240,19 +240,26 @@ int ask_check_ids(struct err *e, const struct ask *a, int64_t n_row)
 {
     for (size_t i = 0; i < a->n_ids; i++)
         if (a->ids[i] >= n_row)
-            return err_set(e, ERR_NO, "prompt[%zu]: id %u, the model has %" PRId64, i, a->ids[i], n_row);
+            return err_set(e, ERR_NO, "prompt[%zu]: token id %u is out of vocabulary: the model has %" PRId64 " ids", i,
+                           a->ids[i], n_row);
     for (size_t i = 0; i < a->n_prefix; i++)
         if (a->prefix[i] >= n_row)
-            return err_set(e, ERR_NO, "prefix_token_ids[%zu]: id %u, the model has %" PRId64, i, a->prefix[i], n_row);
+            return err_set(e, ERR_NO,
+                           "prefix_token_ids[%zu]: token id %u is out of vocabulary: the model has %" PRId64 " ids", i,
+                           a->prefix[i], n_row);
     for (uint32_t i = 0; i < a->s.n_stop_id; i++)
         if (a->s.stop_ids[i] >= n_row)
-            return err_set(e, ERR_NO, "stop_token_ids[%u]: id %u, the model has %" PRId64, i, a->s.stop_ids[i], n_row);
+            return err_set(e, ERR_NO,
+                           "stop_token_ids[%u]: token id %u is out of vocabulary: the model has %" PRId64 " ids", i,
+                           a->s.stop_ids[i], n_row);
     for (uint32_t i = 0; i < a->s.n_allowed; i++)
         if (a->s.allowed[i] >= n_row)
-            return err_set(e, ERR_NO, "allowed_token_ids[%u]: id %u, the model has %" PRId64, i, a->s.allowed[i],
-                           n_row);
+            return err_set(e, ERR_NO,
+                           "allowed_token_ids[%u]: token id %u is out of vocabulary: the model has %" PRId64 " ids", i,
+                           a->s.allowed[i], n_row);
     for (uint32_t i = 0; i < a->s.n_bias; i++)
         if (a->s.bias[i].id >= n_row)
-            return err_set(e, ERR_NO, "logit_bias.%u: the model has %" PRId64 " ids", a->s.bias[i].id, n_row);
+            return err_set(e, ERR_NO, "logit_bias.%u: token id out of vocabulary: the model has %" PRId64 " ids",
+                           a->s.bias[i].id, n_row);
     return 0;
 }

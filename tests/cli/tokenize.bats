@@ -211,7 +211,7 @@ J
     cat > want <<'T'
 line 1: temperature: expected a number from 0 to 10000, got a string
 line 7: stop[0]: expected a string, got 1
-line 9: logit_bias.99999999: the model has 49152 ids
+line 9: logit_bias.99999999: token id out of vocabulary: the model has 49152 ids
 line 16: prompt[0]: -1 is not a token id
 line 27: messages[0].role: expected a string, got nothing
 line 30: messages[0].content[0].type: 'image_url' is not supported, only text
@@ -285,7 +285,7 @@ the messages, 1 in the completion\\). Please reduce the length of the messages o
     [ "$(t "{\"prompt\":$long,\"truncate_prompt_tokens\":-1,\"max_tokens\":100}")" = "$(seq -s' ' 908 8999)" ]
     [ "$(t "{\"prompt\":$long,\"truncate_prompt_tokens\":-1,\"max_tokens\":4294967295}")" = "$(seq -s' ' 809 8999)" ]
     jsonl '{"prompt":[7],"prefix_token_ids":[1,49152]}' |
-        has 'select(.k=="err").text=="line 1: prefix_token_ids[1]: id 49152, the model has 49152"'
+        has 'select(.k=="err").text=="line 1: prefix_token_ids[1]: token id 49152 is out of vocabulary: the model has 49152 ids"'
     # the digests are those of the remaining ids
     [ "$(jsonl "{\"prompt\":$long,\"truncate_prompt_tokens\":70}" | jq -r 'select(.k=="tok").digests')" = \
         "$(jsonl "{\"prompt\":$(jq -cn '[range(8930;9000)]')}" | jq -r 'select(.k=="tok").digests')" ]
@@ -340,7 +340,7 @@ the messages, 1 in the completion\\). Please reduce the length of the messages o
     jsonl '{"prompt":"a","allowed_token_ids":[5,49152]}' '{"prompt":"a","bad_words":["\u0004"]}' |
         jq -r 'select(.k=="err").text' > text
     cat > want << 'T'
-line 1: allowed_token_ids[1]: id 49152, the model has 49152
+line 1: allowed_token_ids[1]: token id 49152 is out of vocabulary: the model has 49152 ids
 line 2: bad_words[0]: the vocabulary cannot spell it
 T
     diff want text

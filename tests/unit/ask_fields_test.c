@@ -135,7 +135,7 @@ static void values_reach_the_request(void **state)
     assert_true(a.strict_window && a.has_max_tokens);
     assert_int_equal(ask_check_ids(&e, &a, 10), 0);
     assert_int_equal(ask_check_ids(&e, &a, 9), ERR_NO);
-    assert_non_null(strstr(e.text, "prefix_token_ids[0]: id 9, the model has 9"));
+    assert_non_null(strstr(e.text, "prefix_token_ids[0]: token id 9 is out of vocabulary: the model has 9 ids"));
     ask_free(&a);
     assert_int_equal(read_line(&e, &a, "{\"prompt\":\"x\",\"strict_window\":true}"), 0);
     assert_false(a.has_max_tokens);
@@ -166,7 +166,7 @@ static void allowed_ids_and_bad_words_are_read(void **state)
     assert_memory_equal(a.bad[0].p, "of  it", 6);
     assert_true(a.s.special_text && a.s.keep_stop && a.s.prompt_logprobs == 3);
     assert_int_equal(ask_check_ids(&e, &a, 9), ERR_NO);
-    assert_non_null(strstr(e.text, "allowed_token_ids[0]: id 9, the model has 9"));
+    assert_non_null(strstr(e.text, "allowed_token_ids[0]: token id 9 is out of vocabulary: the model has 9 ids"));
     ask_free(&a);
     assert_int_equal(read_line(&e, &a, "{\"prompt\":\"x\"}"), 0);
     assert_true(!a.s.special_text && !a.s.keep_stop && a.s.prompt_logprobs == -1 && !a.s.n_allowed && !a.n_bad);

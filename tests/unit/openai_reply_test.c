@@ -332,12 +332,13 @@ static void a_failure_is_a_status_or_an_event(void **state)
     (void)state;
     /* before the first byte: a status */
     begin(COMPLETIONS, "{\"prompt\":\"a\"," STREAM "}");
-    fake_fail(0, 400, 0, "stop_token_ids[0]: id 9, the model has 5");
+    fake_fail(0, 400, 0, "stop_token_ids[0]: token id 9 is out of vocabulary: the model has 5 ids");
     assert_int_equal(r.status, 400);
     assert_string_equal(r.type, "application/json");
-    assert_string_equal((str_add(&r.out, "", 1), r.out.p),
-                        "{\"error\":{\"message\":\"stop_token_ids[0]: id 9, the model has 5\",\"type\":"
-                        "\"BadRequestError\",\"param\":\"stop_token_ids[0]\",\"code\":400}}");
+    assert_string_equal(
+        (str_add(&r.out, "", 1), r.out.p),
+        "{\"error\":{\"message\":\"stop_token_ids[0]: token id 9 is out of vocabulary: the model has 5 ids\",\"type\":"
+        "\"BadRequestError\",\"param\":\"stop_token_ids[0]\",\"code\":400}}");
     fake_free(&r);
     begin(COMPLETIONS, "{\"prompt\":\"a\"}");
     fake_fail(0, 429, 2, "full");
@@ -346,7 +347,7 @@ static void a_failure_is_a_status_or_an_event(void **state)
     fake_free(&r);
     /* the index of the prompt is named */
     begin(COMPLETIONS, "{\"prompt\":[[1],[2],[9]]}");
-    fake_fail(2, 400, 0, "prompt[0]: id 9, the model has 5");
+    fake_fail(2, 400, 0, "prompt[0]: token id 9 is out of vocabulary: the model has 5 ids");
     assert_non_null(memmem(r.out.p, r.out.n, "\"param\":\"prompt[2][0]\"", 22));
     fake_free(&r);
     /* an error that the request did not cause names no field */
