@@ -161,7 +161,8 @@ void kvstore_notify_watchers(struct kvstore *k)
 static int name_of(struct err *e, char *out, struct wire_str s, const char *what)
 {
     if (s.n >= KV_NAME_BYTES)
-        return err_set(e, ERR_PROTO, "the name of the %s is too long", what);
+        return err_set(e, ERR_PROTO, "the name of the %s has %zu bytes, the limit is %d", what, (size_t)s.n,
+                       KV_NAME_BYTES - 1);
     memset(out, 0, KV_NAME_BYTES);
     memcpy(out, s.p, s.n);
     return 0;
@@ -216,7 +217,7 @@ static int join(struct err *e, struct kvstore *k, struct peer *p, const struct w
         adopt_from(k, p);
     *why = k->draining ? KV_WHY_DRAINING : KV_WHY_NOT_NOW;
     if (!k->store)
-        return err_set(e, ERR_NO, "kvstore is starting");
+        return err_set(e, ERR_NO, "kvstore is starting: retry");
     if (o->client) {
         rc = kv_store_rejoin(e, k->store, &p->client, o->client, o->key, time_now_ns());
         *kept = !rc;

@@ -195,7 +195,7 @@ static int end_transfer(struct err *e, struct kvstore *k, struct peer *p, const 
     if (r->gen || r->n_slot)
         return err_set(e, ERR_PROTO, "a kv_free frame with a handle and with a sequence or slots");
     int rc = k->store ? kv_store_end_transfer(e, k->store, r->handle.p, r->handle.n)
-                      : err_set(e, ERR_NO, "kvstore is starting");
+                      : err_set(e, ERR_NO, "kvstore is starting: retry");
     if (!rc)
         link_send(p->conn, &f, NULL);
     return rc;

@@ -44,8 +44,8 @@ int kv_kind_layout(struct err *e, struct kv_layout *out, const struct kv_kind *k
         return err_set(e, ERR_PROTO, "KV of unknown type %d", (int)k->type);
     if (k->n_layer < 1 || k->n_layer > 65536 || k->n_kv_head < 1 || k->n_kv_head > 65536 || k->head_dim < 1 ||
         k->head_dim > 65536)
-        return err_set(e, ERR_PROTO, "KV of an impossible shape: %u layers, %u heads of %u", k->n_layer, k->n_kv_head,
-                       k->head_dim);
+        return err_set(e, ERR_PROTO, "KV of an impossible shape: %u layers with %u KV heads of size %u", k->n_layer,
+                       k->n_kv_head, k->head_dim);
     kv_layout_init(out, k->type, k->n_layer, (int)k->n_kv_head, (int)k->head_dim);
     return 0;
 }
@@ -64,7 +64,9 @@ int kv_kind_check(struct err *e, const struct kv_kind *have, const struct kv_kin
         return err_set(e, ERR_PROTO, "%s has KV in layout %.63s, this store has %.63s", whose, theirs->layout,
                        have->layout);
     if (have->n_layer != theirs->n_layer || have->n_kv_head != theirs->n_kv_head || have->head_dim != theirs->head_dim)
-        return err_set(e, ERR_PROTO, "%s has KV of %u layers, %u heads of %u; this store has %u layers, %u heads of %u",
+        return err_set(e, ERR_PROTO,
+                       "%s has KV of %u layers with %u KV heads of size %u, this store has %u with %u of %u: start "
+                       "both with the same -m",
                        whose, theirs->n_layer, theirs->n_kv_head, theirs->head_dim, have->n_layer, have->n_kv_head,
                        have->head_dim);
     return 0;

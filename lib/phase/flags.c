@@ -78,7 +78,7 @@ static int name_fits(struct err *e, const char *flag, const char *name)
     bool good = !name || (*name && strlen(name) <= 64);
     for (const char *c = name; c && *c; c++)
         good = good && *c > ' ' && *c <= '~';
-    return good ? 0 : err_set(e, ERR_USAGE, "%s is 1 to 64 printable ASCII characters without blanks", flag);
+    return good ? 0 : err_set(e, ERR_USAGE, "%s: must be 1 to 64 printable ASCII characters without blanks", flag);
 }
 
 static int service_done(struct err *e, struct phase_flags *f)

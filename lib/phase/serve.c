@@ -185,7 +185,7 @@ static void log_refused(struct serve *v)
     struct err why;
     bool refused = worker_link_state(v->link, &why) == WORKER_REFUSED;
     if (refused && !v->refused)
-        serve_log(v, "the scheduler refuses this worker: %s; it tries again every second", why.text);
+        serve_log(v, "the scheduler refuses this worker: %s; the worker retries every second", why.text);
     v->refused = refused;
 }
 

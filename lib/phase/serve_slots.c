@@ -59,7 +59,7 @@ static void log_preempted(struct serve *v, const struct request *victim, uint64_
     v->n_preempted++;
     if (now < v->log_ns)
         return;
-    serve_log(v, "kvstore is full: a request with %u tokens of answer is preempted (%llu preemptions so far)",
+    serve_log(v, "kvstore is full: a request with %u output tokens is preempted (%llu preemptions so far)",
               request_n_answer(victim), (unsigned long long)v->n_preempted);
     v->log_ns = now + LOG_NS;
 }

@@ -230,8 +230,8 @@ int stage_check_hello(struct err *e, const struct stage *s, const struct wire_he
         return err_set(e, ERR_PROTO, "KV of %.*s has layout %.*s, here it is %s", from, h->from.p, (int)h->layout.n,
                        h->layout.p, s->kind.layout);
     if (h->n_layer != c->n_layer || (int)h->n_kv_head != c->n_kv_head || (int)h->head_dim != c->head_dim)
-        return err_set(e, ERR_PROTO, "KV of %.*s has shape %u layers, %u heads of %u; %s has %lld, %d of %d", from,
-                       h->from.p, h->n_layer, h->n_kv_head, h->head_dim, s->m->path, (long long)c->n_layer,
+        return err_set(e, ERR_PROTO, "KV of %.*s has %u layers with %u KV heads of size %u; %s has %lld with %d of %d",
+                       from, h->from.p, h->n_layer, h->n_kv_head, h->head_dim, s->m->path, (long long)c->n_layer,
                        c->n_kv_head, c->head_dim);
     return 0;
 }

@@ -257,8 +257,7 @@ static int event(struct err *e, struct sched *s, const struct wire_frame *f)
         stat_event(s, f->stat.to);
         return 0;
     default:
-        return err_set(e, ERR_PROTO, "%s is no event: the scheduler does not receive this kind",
-                       wire_kind_name(f->kind));
+        return err_set(e, ERR_PROTO, "a %s frame: the scheduler does not accept this kind", wire_kind_name(f->kind));
     }
 }
 

@@ -143,7 +143,7 @@ int report_event(struct err *e, struct sched *s, const struct wire_report *f)
 {
     int what = str_index(f->what, words, N_WHAT);
     if (what < 0)
-        return err_set(e, ERR_PROTO, "report: '%.*s' is no kind of report", (int)f->what.n, f->what.p);
+        return err_set(e, ERR_PROTO, "report: '%.*s' is not a kind of report", (int)f->what.n, f->what.p);
     if (f->n_out_id > f->n_out)
         return err_set(e, ERR_PROTO, "report: has %u ids, more than its n_out of %u tokens", f->n_out_id, f->n_out);
     struct worker *w = NULL;

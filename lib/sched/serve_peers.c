@@ -140,7 +140,7 @@ int peer_check(struct err *e, const struct peer *p, const struct wire_frame *f)
         }
         break;
     default:
-        return err_set(e, ERR_PROTO, "a %s frame: the scheduler does not receive this kind", kind);
+        return err_set(e, ERR_PROTO, "a %s frame: the scheduler does not accept this kind", kind);
     }
     if (role != (int)p->role)
         return err_set(e, ERR_PROTO, "a %s frame: only a %s may send it", kind, roles[role]);

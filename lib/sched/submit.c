@@ -226,7 +226,7 @@ int submit_event(struct err *e, struct sched *s, const struct wire_submit *f)
     struct gateway *g;
     struct request *r;
     if (f->digests.n % 32)
-        return err_set(e, ERR_PROTO, "submit: digests have %zu bytes, which is no multiple of 32", f->digests.n);
+        return err_set(e, ERR_PROTO, "submit: digests have %zu bytes, which is not a multiple of 32", f->digests.n);
     if (f->n_out_id > f->n_out)
         return err_set(e, ERR_PROTO, "submit: has %u ids, more than its n_out of %u tokens", f->n_out_id, f->n_out);
     int rc = gateway_get(e, &g, s, f->gw);

@@ -69,7 +69,7 @@ not json
 .
     run --separate-stderr sched --jsonl < events
     [ "$status" -eq 0 ]
-    [[ "$stderr" == *"line 1: join: role 'cook'"*"line 2: report: 'sung'"*"line 3: tok is no event"*"line 4: knob"*"line 5"* ]]
+    [[ "$stderr" == *"line 1: join: role 'cook'"*"line 2: report: 'sung'"*"line 3: a tok frame"*"line 4: knob"*"line 5"* ]]
     [ "$(jq -r .k <<< "$output" | xargs)" = "refuse stat" ]
     run sched -k nonsense=1 < /dev/null
     [ "$status" -eq 100 ]

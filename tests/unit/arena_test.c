@@ -73,7 +73,7 @@ static void adopts_an_arena_from_its_descriptors(void **state)
     assert_int_not_equal(kv_arena_sum(a, 3), kv_arena_sum(b, 4));
     kv_arena_free(b);
     k.head_dim = 32;
-    IS_NO(kv_arena_adopt(&e, &b, dup_fds(a), &k) == ERR_PROTO, "1 heads of 16");
+    IS_NO(kv_arena_adopt(&e, &b, dup_fds(a), &k) == ERR_PROTO, "1 KV heads of size 16");
     k = small_kind();
     k.model[0]++;
     IS_NO(kv_arena_adopt(&e, &b, dup_fds(a), &k) == ERR_PROTO, "another model");
