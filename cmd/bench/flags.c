@@ -146,7 +146,7 @@ static int range(struct err *e, struct opts *o, const char *text)
         else
             rc = cli_f64(e, "--random-range-ratio", text, both[i], 0, 0.999999);
         if (!rc && !(*both[i] >= 0 && *both[i] < 1))
-            rc = err_set(e, ERR_USAGE, "--random-range-ratio: %g is outside 0 to below 1", *both[i]);
+            rc = err_set(e, ERR_USAGE, "--random-range-ratio: %g must be at least 0 and less than 1", *both[i]);
     }
     json_decref(j);
     return rc;
@@ -177,7 +177,7 @@ static int workload(struct err *e, struct opts *o, const struct words *w)
         if (!good)
             return err_set(e, ERR_USAGE, "--extra-body: '%.200s' is not a JSON object", o->extra_body);
         if (!whole)
-            return err_set(e, ERR_USAGE, "--extra-body: prompt and messages are set by the workload");
+            return err_set(e, ERR_USAGE, "--extra-body: must not have prompt or messages, which the workload sets");
     }
     if (!w->has_n && !o->duration_s && o->dataset == DATA_PREFIX && o->n_prompts < o->n_prefixes)
         o->n_prompts = o->n_prefixes;

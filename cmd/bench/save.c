@@ -221,7 +221,11 @@ static int file_name(struct err *e, char *out, size_t n, const struct result *r)
         return err_sys(e, "%.200s", o->result_dir);
     int used = snprintf(out, n, "%s%s%s", o->result_dir ? o->result_dir : "", o->result_dir ? "/" : "",
                         o->result_name ? o->result_name : name);
-    return used < 0 || (size_t)used >= n ? err_set(e, ERR_USAGE, "the name of the result is too long") : 0;
+    return used < 0 || (size_t)used >= n
+               ? err_set(e, ERR_USAGE,
+                         "the path of the result file exceeds %zu bytes: shorten --result-dir or --result-filename",
+                         n - 1)
+               : 0;
 }
 
 static int write_file(struct err *e, const char *path, const json_t *j)
