@@ -151,7 +151,7 @@ static int run_command(struct err *e, struct super *s, struct client *c, const j
         return err_set(e, ERR_NO, "the services are shutting down");
     struct service *v = super_find(s, swaps ? "sched" : name ? name : "");
     if (!v)
-        return err_set(e, ERR_NO, "unknown service '%.60s'", name ? name : "");
+        return err_set(e, ERR_NO, "unknown service '%.60s': phasepipe ps lists the services", name ? name : "");
     c->service = (int)(v - s->service);
     if (swaps)
         return swap(e, s, v, json_string_value(json_object_get(o, "policy")));

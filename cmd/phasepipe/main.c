@@ -53,7 +53,9 @@ int programs_dir(struct err *e, char *out, size_t n)
     self[len] = 0;
     char *slash = strrchr(self, '/');
     if (!slash)
-        return err_set(e, ERR_SYS, "the directory of this program: '%.200s' has none", self);
+        return err_set(e, ERR_SYS,
+                       "cannot find the directory of this program: /proc/self/exe is '%.200s', without a directory",
+                       self);
     *slash = 0;
     static const char *const beside[] = {"", "/../libexec/phasepipe"};
     for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
@@ -62,7 +64,7 @@ int programs_dir(struct err *e, char *out, size_t n)
             continue;
         int used = snprintf(out, n, "%s%s", self, beside[i]);
         if (used < 0 || (size_t)used >= n)
-            return err_set(e, ERR_SYS, "the name of the folder of the programs is too long");
+            return err_set(e, ERR_SYS, "the path of the programs in %.150s exceeds %zu bytes", self, n - 1);
         return 0;
     }
     return err_set(e, ERR_SYS, "the programs are neither in %.150s nor in %.150s/../libexec/phasepipe", self, self);

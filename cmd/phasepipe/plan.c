@@ -44,7 +44,7 @@ static int begin(struct err *e, struct command *c, const char *program)
         n = snprintf(c->path, sizeof c->path, "%s/%s", dir, program);
     }
     if (n < 0 || (size_t)n >= sizeof c->path)
-        return err_set(e, ERR_USAGE, "the name of program %.80s is too long", program);
+        return err_set(e, ERR_USAGE, "the path of program %.80s exceeds %zu bytes", program, sizeof c->path - 1);
     if (access(c->path, X_OK))
         return err_sys(e, "%s", c->path);
     return command_add(e, c, command_program(c));

@@ -24,7 +24,8 @@ int run_name(struct err *e, char out[RUN_BYTES_MAX + 1], const char *flag)
     else
         n = snprintf(name, sizeof name, "/tmp/phasepipe-%u", (unsigned)geteuid());
     if (n < 0 || (size_t)n >= sizeof name)
-        return err_set(e, ERR_USAGE, "the name of the runtime directory is too long");
+        return err_set(e, ERR_USAGE, "the path of the runtime directory exceeds %zu bytes: shorten --run",
+                       sizeof name - 1);
     const char *best = realpath(name, full) ? full : name;
     size_t size = strlen(best) + 1;
     if (size > RUN_BYTES_MAX + 1)

@@ -33,7 +33,7 @@
 #define SLOW_MS 10000   /* starts that take longer are logged, since a large model may */
 #define DRAIN_MS 40000  /* default time from SIGTERM to SIGKILL; workers stop draining after 30 s */
 #define WATCHDOG_S 10   /* default of --watchdog-seconds */
-#define QUIT_MS 300     /* the same, if the services end before all were ready */
+#define QUIT_MS 300     /* the same, if the services end before all are ready */
 #define LOG_BYTES_MAX (4u << 20)
 #define KEPT_MAX 4
 
@@ -201,7 +201,7 @@ struct super {
     void (*ready)(void *arg);
     void *ready_arg;
     bool ending;
-    bool at_once; /* shutdown before all were ready: all services at once, without draining */
+    bool at_once; /* shutdown before all services are ready: all services at once, without draining */
     int turn;     /* shutdown_order of the services that are ending */
     uint64_t end_ns;
     unsigned terms;

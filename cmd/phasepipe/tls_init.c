@@ -60,7 +60,7 @@ static int write_new(struct err *e, const char *dir, const char *name, mode_t mo
 {
     char path[PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "%s/%s.pem", dir, name) >= sizeof path)
-        return err_set(e, ERR_USAGE, "%s: the path is too long", dir);
+        return err_set(e, ERR_USAGE, "%s: the path exceeds %d bytes", dir, PATH_MAX - 1);
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     if (fd < 0 && errno == EEXIST)
         return err_set(e, ERR_NO, "%s exists: remove it first to replace it", path);
@@ -187,7 +187,7 @@ static int open_authority(struct err *e, struct init *t)
 {
     char path[PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "%s/ca-key.pem", t->dir) >= sizeof path)
-        return err_set(e, ERR_USAGE, "%s: the path is too long", t->dir);
+        return err_set(e, ERR_USAGE, "%s: the path exceeds %d bytes", t->dir, PATH_MAX - 1);
     int rc = gnutls_x509_crt_init(&t->ca.crt);
     if (rc < 0)
         return failed(e, "a certificate", rc);

@@ -47,7 +47,7 @@ static int write_drop_in(struct err *e, const char *dir, const char *role, uint6
     char path[PATH_MAX];
     int n = snprintf(path, sizeof path, "%s/phasepipe-%s@%u.service.d", dir, role, (unsigned)i);
     if (n < 0 || (size_t)n + sizeof "/" CONF > sizeof path)
-        return err_set(e, ERR_USAGE, "%s: the path is too long", dir);
+        return err_set(e, ERR_USAGE, "%s: the path exceeds %d bytes", dir, PATH_MAX - 1);
     if (mkdir(path, 0755) && errno != EEXIST)
         return err_sys(e, "%s", path);
     memcpy(path + n, "/" CONF, sizeof "/" CONF);

@@ -144,7 +144,7 @@ static int wait_ready(pid_t pid, int words, int status)
     while ((n = read(status, &code, sizeof code)) < 0 && errno == EINTR)
         ;
     if (n != (ssize_t)sizeof code) {
-        cli_warn(UP, "the supervisor was killed before all were ready");
+        cli_warn(UP, "the supervisor was killed before all services were ready");
         return ERR_SYS;
     }
     return code;
@@ -190,7 +190,7 @@ static int supervise(struct err *e, struct super *s, const struct plan *p)
     rc = rc ? rc : super_run(e, s);
     http_front_close(s);
     if (!rc && p->detach && !s->all_ready)
-        rc = err_set(e, ERR_NO, "ended before all were ready");
+        rc = err_set(e, ERR_NO, "ended before all services were ready");
     if (held)
         run_clean(s->run, made);
     if (rc && *s->log.path)

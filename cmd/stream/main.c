@@ -158,7 +158,7 @@ static int url_of(struct err *e, const char **out, char buf[URL_BYTES], const ch
         return err_set(e, ERR_USAGE, "requests need --%s URL, or --run DIR", name);
     int n = snprintf(buf, URL_BYTES, "ipc://%s/%s.sock", run, name);
     if (n < 0 || n >= URL_BYTES)
-        return err_set(e, ERR_USAGE, "--run: the name of the directory is too long");
+        return err_set(e, ERR_USAGE, "--run: the path of %s.sock exceeds %d bytes", name, URL_BYTES - 1);
     *out = buf;
     return 0;
 }

@@ -209,7 +209,7 @@ static void check_quiet(struct service *s, bool *logged)
     }
     if (!*logged)
         cli_warn(PROG, "no token received for %d s, %" PRIu64 " %s: phasepipe ctl sched shows the workers",
-                 (int)(LOG_QUIET_NS / 1000000000), running, running == 1 ? "answer waits" : "answers wait");
+                 (int)(LOG_QUIET_NS / 1000000000), running, running == 1 ? "request waits" : "requests wait");
     *logged = true;
 }
 

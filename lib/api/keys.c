@@ -118,7 +118,7 @@ static int read_setting(struct err *e, struct key *k, unsigned *given, struct wo
     char value[VALUE_BYTES_MAX + 1];
     size_t at = setting_of(w);
     if (at == SETTINGS) /* not printed: it may be part of a key with a space */
-        return err_set(e, ERR_NO, "word %u is no setting NAME=VALUE; the settings are " SETTINGS_TEXT, n_word);
+        return err_set(e, ERR_NO, "word %u is not a setting NAME=VALUE; the settings are " SETTINGS_TEXT, n_word);
     size_t n_name = strlen(settings[at].name) + 1, n = w.n - n_name;
     if (*given >> at & 1)
         return err_set(e, ERR_NO, "%s is given twice", settings[at].name);

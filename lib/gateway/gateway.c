@@ -95,7 +95,7 @@ static int ipc_url(struct err *e, char **out, const char *sched, uint64_t random
     const char *path = sched + strlen("ipc://"), *slash = strrchr(path, '/');
     int n = slash ? (int)(slash - path) + (slash == path) : 0;
     if (n >= (int)sizeof dir)
-        return err_set(e, ERR_USAGE, "%.100s: the path is too long", sched);
+        return err_set(e, ERR_USAGE, "%.100s: the path exceeds %d bytes", sched, PATH_MAX - 1);
     snprintf(dir, sizeof dir, "%.*s", n ? n : 1, n ? path : ".");
     if (!realpath(dir, full))
         return err_sys(e, "%s", dir);

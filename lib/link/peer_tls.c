@@ -76,7 +76,7 @@ bool peer_list_has(const char *list, const char *word, size_t n)
 static int path_of(struct err *e, char path[PATH_MAX], const char *dir, const char *name, const char *suffix)
 {
     int n = snprintf(path, PATH_MAX, "%s/%s%s", dir, name, suffix);
-    return n > 0 && n < PATH_MAX ? 0 : err_set(e, ERR_USAGE, "%s: the path is too long", dir);
+    return n > 0 && n < PATH_MAX ? 0 : err_set(e, ERR_USAGE, "%s: the path exceeds %d bytes", dir, PATH_MAX - 1);
 }
 
 /* The authorities are public, but who may change them decides whom to trust. */

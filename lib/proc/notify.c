@@ -24,7 +24,8 @@ int proc_notify(struct err *e, const char *text, int fd)
         return 0;
     size_t n = strlen(path);
     if (n >= sizeof a.sun_path || (*path != '/' && *path != '@'))
-        return err_set(e, ERR_USAGE, "NOTIFY_SOCKET is no path");
+        return err_set(e, ERR_USAGE, "NOTIFY_SOCKET: must be an absolute path or @NAME, of less than %zu bytes",
+                       sizeof a.sun_path);
     memcpy(a.sun_path, path, n);
     if (*path == '@') /* abstract */
         a.sun_path[0] = 0;

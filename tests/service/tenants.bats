@@ -283,7 +283,7 @@ END
     ln -s open link
     refused link "link: other users can read"
     printf 'k-first\nk-secret nmae=x\n' > wrong
-    refused wrong "wrong:2: word 2 is no setting NAME=VALUE; the settings are name, role"
+    refused wrong "wrong:2: word 2 is not a setting NAME=VALUE; the settings are name, role"
     [[ $output != *secret* ]] && [[ $output != *nmae* ]]
     echo k-plain > plain
     refused plain "plain: no key has role=admin" --metrics-by-key

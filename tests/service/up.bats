@@ -309,7 +309,7 @@ P
     rc=0
     wait "$(cat up.pid)" || rc=$?
     [ "$rc" -eq 1 ]
-    grep -q "ended before all were ready" up.err
+    grep -q "ended before all services were ready" up.err
     nothing_left
 }
 

@@ -80,9 +80,9 @@ static void a_wrong_line_is_refused_by_number_and_without_the_key(void **state)
     refused("", "f: the key file contains no API key");
     refused("# only\n \n", "f: the key file contains no API key");
     refused("a\nsecret key\n",
-            "f:2: word 2 is no setting NAME=VALUE; the settings are name, role, requests-per-minute, "
+            "f:2: word 2 is not a setting NAME=VALUE; the settings are name, role, requests-per-minute, "
             "tokens-per-minute, concurrent and weight");
-    refused("secret name=a Name=b\n", "f:1: word 3 is no setting NAME=VALUE; the settings are name, role, "
+    refused("secret name=a Name=b\n", "f:1: word 3 is not a setting NAME=VALUE; the settings are name, role, "
                                       "requests-per-minute, tokens-per-minute, concurrent and weight");
     refused("name=alice secret\n", "f:1: the line begins with a setting; the key comes first");
     refused("k name=\n", "f:1: name: 0 bytes, expected 1 to 48");
