@@ -54,10 +54,10 @@ static int fingerprint(struct err *e, uint8_t out[32], const char *hex)
     for (int i = 0; i < 64; i++) {
         int d = hex_digit(hex[i]);
         if (d < 0)
-            return err_set(e, ERR_USAGE, "--model-fingerprint is 64 digits of 0-9a-f");
+            return err_set(e, ERR_USAGE, "--model-fingerprint: must be 64 digits of 0-9a-f");
         out[i / 2] = (uint8_t)(out[i / 2] << 4 | d);
     }
-    return hex[64] ? err_set(e, ERR_USAGE, "--model-fingerprint is 64 digits of 0-9a-f") : 0;
+    return hex[64] ? err_set(e, ERR_USAGE, "--model-fingerprint: must be 64 digits of 0-9a-f") : 0;
 }
 
 static int kind_of(struct err *e, struct kv_kind *k, const struct flags *f)

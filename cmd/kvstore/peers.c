@@ -198,7 +198,7 @@ static void adopt_from(struct kvstore *k, struct peer *p)
     int rc = kv_arena_adopt(&e, &a, fd, &k->kind);
     rc = rc ? rc : kvstore_open_store(&e, k, a);
     if (rc)
-        cli_warn(PROG, "the arena that %s brings is not used: %s", p->name, e.text);
+        cli_warn(PROG, "the arena that %s transferred is not used: %s", p->name, e.text);
     else
         kvstore_report_arena(k, "adopted from a client");
 }

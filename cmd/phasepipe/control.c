@@ -210,7 +210,7 @@ int control_ask(struct err *e, const char *run, json_t *request, int timeout_ms)
     char text[MESSAGE_BYTES_MAX];
     size_t n = request ? json_dumpb(request, text, sizeof text, JSON_COMPACT) : 0;
     if (!n || n > sizeof text)
-        return err_set(e, ERR_USAGE, "the request is too long");
+        return err_set(e, ERR_USAGE, "the request to the supervisor exceeds %zu bytes", sizeof text);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), rc = 0;
     if (fd < 0)
         rc = err_sys(e, "socket");

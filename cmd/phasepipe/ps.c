@@ -142,7 +142,7 @@ static int end_by_force(struct err *e, pid_t pid, const char *run)
     int rc = state_end_stale(e, &n, run);
     if (!rc)
         run_clean(run, false);
-    return rc ? rc : err_set(e, ERR_NO, "the supervisor had to be killed");
+    return rc ? rc : err_set(e, ERR_NO, "the supervisor did not respond and was killed");
 }
 
 static int end_stale(struct err *e, const char *run)

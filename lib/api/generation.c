@@ -451,7 +451,8 @@ static void on_hello(struct api *a, const struct wire_hello *h)
 {
     bool wrong = h->has_vocab && (h->vocab_fp.n != 32 || memcmp(h->vocab_fp.p, text_fingerprint(a->text), 32));
     if (wrong && !a->wrong_vocab)
-        api_log(a, "%s serves another vocabulary than %s has: requests are refused", a->o.tokenize, a->model.path);
+        api_log(a, "%s serves another vocabulary than %s has: requests are refused; restart both with the same model",
+                a->o.tokenize, a->model.path);
     a->wrong_vocab = wrong;
     if (wrong) {
         const struct api_error why = {500, 0, VOCAB_TEXT};

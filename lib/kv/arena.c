@@ -55,8 +55,9 @@ int kv_kind_check(struct err *e, const struct kv_kind *have, const struct kv_kin
     if (memcmp(have->model, theirs->model, sizeof have->model))
         return err_set(e, ERR_PROTO, "%s has KV of another model than this store: start both with the same -m", whose);
     if (have->type != theirs->type)
-        return err_set(e, ERR_PROTO, "%s has KV of type %s, this store has %s", whose, kern_kv_name(theirs->type),
-                       kern_kv_name(have->type));
+        return err_set(e, ERR_PROTO,
+                       "%s has KV of type %s, this store has %s: start both with the same --kv-cache-dtype", whose,
+                       kern_kv_name(theirs->type), kern_kv_name(have->type));
     if (strncmp(have->arith, theirs->arith, KV_NAME_BYTES))
         return err_set(e, ERR_PROTO, "%s uses arithmetic %.63s, this store has KV of %.63s", whose, theirs->arith,
                        have->arith);

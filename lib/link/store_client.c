@@ -71,7 +71,7 @@ int client_receive(struct err *e, struct store_client *c, struct wire_frame *f, 
         int64_t left = end_ms - client_now_ms();
         int got = poll(&pf, 1, left > 0 ? (int)left : 0);
         if (got == 0)
-            return err_set(e, ERR_NO, "kvstore sent nothing in time");
+            return err_set(e, ERR_NO, "no response of kvstore before the timeout");
         if (got < 0)
             continue;
         ssize_t n = buf_reserve(&c->in, READ_BYTES) ? socket_recv(c->sock, c->in.p + c->in.n, READ_BYTES, c->fd_in) : 0;

@@ -170,8 +170,8 @@ static int read_kv(struct err *e, struct gguf *g, struct gguf_kv *kv)
     if (rc)
         return rc;
     if (kv->type == GGUF_BOOL && kv->raw > 1)
-        return err_set(e, ERR_NO, "%s: key %s is a bool of value %" PRIu64, g->path, show_unsettled(g, kv->key).s,
-                       kv->raw);
+        return err_set(e, ERR_NO, "%s: key %s is a bool of value %" PRIu64 ", not 0 or 1", g->path,
+                       show_unsettled(g, kv->key).s, kv->raw);
     /* Signed values are stored sign-extended to 64 bits, so that a reader needs one comparison. */
     if (kv->type == GGUF_I8)
         kv->raw = (uint64_t)(int64_t)(int8_t)kv->raw;

@@ -65,10 +65,10 @@ static int default_url(struct err *e, const char **out, char *buf, size_t n, con
     if (*out)
         return 0;
     if (!run)
-        return err_set(e, ERR_USAGE, "%s is needed, or --run", flag);
+        return err_set(e, ERR_USAGE, "%s or --run is required", flag);
     int k = snprintf(buf, n, "%s%s/%s", scheme, run, socket);
     if (k < 0 || (size_t)k >= n)
-        return err_set(e, ERR_USAGE, "--run %s: too long for sockets in it", run);
+        return err_set(e, ERR_USAGE, "--run %s: the path of a socket in it exceeds %zu bytes", run, n - 1);
     *out = buf;
     return 0;
 }

@@ -44,7 +44,7 @@ static enum kv_status kv_status_of(struct serve *v, int rc, const struct err *e)
     if (why == KV_WHY_STALE)
         return KV_STATUS_STALE;
     if (why) { /* the store and this worker disagree about slots: resync */
-        serve_log(v, "kvstore refuses: %s", e->text);
+        serve_log(v, "kvstore refused a call, this worker resynchronizes: %s", e->text);
         v->must_resync = true;
         return KV_STATUS_RETRY;
     }

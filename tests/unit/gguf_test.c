@@ -224,7 +224,7 @@ static void test_hostile_pairs_are_refused(void **state)
     refused_build(&g, "key odd has unknown type 13");
     g = small();
     add_kv(&g, "maybe", 7, "\2", 1);
-    refused_build(&g, "key maybe is a bool of value 2");
+    refused_build(&g, "key maybe is a bool of value 2, not 0 or 1");
     g = small();
     add_array(&g, "deep", 9, 1);
     add_array(&g, "x", 4, 0);
