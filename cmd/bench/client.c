@@ -385,8 +385,8 @@ static int one_turn(struct err *e, struct client *c)
     if (n < 0 && errno != EINTR)
         return err_sys(e, "epoll_wait");
     c->now_ns = time_now_ns();
-    /* Data that is readable now was not readable when the last wait returned, and, if this wait slept, not when it
-     * began. */
+    /* The earliest time at which the data may have arrived: the return of the last wait, or, if this wait slept, the
+     * present, since a wait that finds data does not sleep. */
     c->readable_ns = c->now_ns - entered > SLEPT_NS ? c->now_ns : c->returned_ns;
     c->returned_ns = c->now_ns;
     for (int i = 0; i < n; i++) {

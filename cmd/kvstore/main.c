@@ -257,8 +257,8 @@ static int run(struct err *e, const struct flags *f)
     return rc;
 }
 
-/* Keeps the model and its packed weights, which have its fingerprint, the directory of its socket and that of the file
- * tier. */
+/* Restricts file access to the model, its packed weights, which have its fingerprint, and the directories of the socket
+ * and of the file tier. */
 static int enter_sandbox(struct err *e, const struct flags *f)
 {
     char path[PATH_MAX];

@@ -21,7 +21,7 @@ static bool is_worker_folder(const char *name)
     return (!strncmp(name, "phasepipe-prefill@", 18) || !strncmp(name, "phasepipe-decode@", 17)) && end && !end[10];
 }
 
-/* Removes the drop-ins of an earlier call: those of other pools would give the same processors once more. */
+/* Removes the drop-ins of an earlier call. Otherwise those for other pools could assign the same processors again. */
 static int remove_former(struct err *e, const char *dir)
 {
     char path[PATH_MAX];

@@ -45,7 +45,7 @@ struct event {
     /* of CONTROL */
     uint64_t order;
     bool preempt;
-    uint32_t n_attempt; /* it is scheduled again until the work item has arrived */
+    uint32_t n_attempt; /* times it was scheduled; it is repeated until the work item arrives */
 };
 
 struct cluster {

@@ -73,7 +73,7 @@ struct generation {
     bool begun;           /* a callback that may begin the response was called */
     bool failed;          /* by an error, not by its client */
     uint32_t n_line, n, n_left;
-    struct submit_job *submit;      /* it is not submitted yet; NULL: it is */
+    struct submit_job *submit;      /* submission in progress; NULL: it is complete */
     uint64_t n_unaccepted;          /* choices that the scheduler has not accepted */
     uint64_t n_held;                /* bytes of the response, as counted by generation_hold */
     struct generation_prompt *line; /* [n_line] */

@@ -12,7 +12,7 @@ void json_write_u64(struct str *w, uint64_t v);
 void json_write_i64(struct str *w, int64_t v);
 /* 9 significant digits, which are exact for a float; null unless finite. */
 void json_write_f32(struct str *w, float v);
-/* In quotes, escaped as RFC 8259 requires; invalid UTF-8 becomes U+FFFD. */
+/* Writes a string in quotes, escaped as RFC 8259 requires; invalid UTF-8 becomes U+FFFD. */
 void json_write_string(struct str *w, const char *p, size_t n);
 /* The same without quotes. */
 void json_write_escaped(struct str *w, const char *p, size_t n);

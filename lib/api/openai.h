@@ -100,8 +100,8 @@ void openai_reply_end(struct openai_reply *p, uint32_t line, uint32_t choice, co
 /* Finishes open events, except those that hold only an echoed prompt. */
 void openai_reply_flush(struct openai_reply *p);
 void openai_reply_last(struct openai_reply *p); /* end of a stream: usage and [DONE] */
-/* The response as one object, into p->part: long pieces are moved and not copied, so that it takes no time that others
- * would notice. */
+/* Writes the response as one object into p->part. Long pieces are moved instead of copied, so that it does not delay
+ * other requests. */
 void openai_reply_whole(struct openai_reply *p);
 bool openai_reply_failed(const struct openai_reply *p); /* no memory for a part */
 

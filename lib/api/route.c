@@ -140,7 +140,8 @@ static void seek(struct seek *s, const struct api *a, const struct http_request 
     s->key = a->keys ? keys_find(a->keys, http_header(r, "Authorization")) : NULL;
 }
 
-/* A page can send any other type without asking first (a preflight request), even if it may not read the answer. */
+/* True: a web page of another site can send r without a preflight request, since its body is not declared as JSON. The
+ * browser then hides only the response, so such a request must be refused. */
 static bool is_simple_of_page(const struct http_request *r)
 {
     const char *length = http_header(r, "Content-Length");

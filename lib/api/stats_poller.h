@@ -43,7 +43,7 @@ const struct wire_kv_stat *poller_store_sum(const struct stats_poller *w);
 /* Reports that tokenize responded to another request: a busy process is not dead. */
 void poller_tokenize_responded(struct stats_poller *w);
 
-/* Of all steps of workers since the poller started: rows (tokens of prompts and answers) of each. */
+/* The number of rows (tokens of prompts and answers) of each step of any worker since the poller started. */
 struct histogram;
 const struct histogram *poller_steps(const struct stats_poller *w);
 /* Seconds by which poller_step came late. */

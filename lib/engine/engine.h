@@ -111,9 +111,9 @@ int engine_sample(struct err *e, struct engine *g, struct engine_row *row, int64
 /* ---- KV in and out ---- */
 
 /*
- * Part of a block enters and leaves an engine in the packed form of kv.h. `room` is a buffer of the caller of
- * kv_packed_bytes; a backend uses it if the bytes are not in host memory in that form. Any thread may call these, also
- * while a step runs that neither reads nor writes the part.
+ * These functions read and write a part of a KV block in the packed form of kv.h. `room` is a buffer of kv_packed_bytes
+ * that the caller owns; a backend uses it if the bytes are not in host memory in that form. Any thread may call these,
+ * also while a step runs that neither reads nor writes the part.
  */
 
 /* *out: the packed bytes, in `room` or in the pool; valid until the slot is written or `room` changes. */

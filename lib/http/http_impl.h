@@ -77,20 +77,21 @@ struct conn {
     struct buf out;         /* to be sent; then the parts */
     struct str *part;       /* [n_part]; sent up to at_byte of at_part */
     size_t n_part, at_part, at_byte;
-    uint64_t n_queued;        /* bytes of out and parts, as counted in http.n_queued */
-    uint64_t since_ns;        /* begin of the state; in CONN_HEAD also the time of its first byte */
-    uint64_t moved_ns;        /* time of the last byte received in CONN_BODY, or sent */
-    uint64_t written_ns;      /* time of the last write to a stream */
-    uint64_t probe_ns;        /* half-closed: time of the next probe; 0: open in both directions */
-    uint64_t unsent, look_ns; /* output in here and in the kernel when last compared, and when that changed; 0: never */
-    int kernel_unsent;        /* SIOCOUTQ when moved_ns was set */
-    bool used;                /* it had a complete request */
-    bool probed;              /* a probe was sent */
-    bool blocked;             /* the socket takes no more output now */
-    bool dead;                /* to be freed */
-    bool eof;                 /* the client has ended its stream, and all of it was read */
-    bool loopback;            /* its local address is of the loopback */
-    char name[48];            /* of the client */
+    uint64_t n_queued;   /* bytes of out and parts, as counted in http.n_queued */
+    uint64_t since_ns;   /* begin of the state; in CONN_HEAD also the time of its first byte */
+    uint64_t moved_ns;   /* time of the last byte received in CONN_BODY, or sent */
+    uint64_t written_ns; /* time of the last write to a stream */
+    uint64_t probe_ns;   /* half-closed: time of the next probe; 0: open in both directions */
+    uint64_t unsent;     /* bytes queued here and in the kernel at the last check of http_unsent */
+    uint64_t look_ns;    /* time at which `unsent` last changed; 0: not checked yet */
+    int kernel_unsent;   /* SIOCOUTQ when moved_ns was set */
+    bool used;           /* it had a complete request */
+    bool probed;         /* a probe was sent */
+    bool blocked;        /* the socket takes no more output now */
+    bool dead;           /* to be freed */
+    bool eof;            /* the client has ended its stream, and all of it was read */
+    bool loopback;       /* its local address is of the loopback */
+    char name[48];       /* of the client */
 };
 
 /* Its listener accepts no more connections: the present request is the last of this one (http_leave, http_stop). */
@@ -199,7 +200,7 @@ void tls_free(struct tls *t);
 struct tls_session *tls_open(struct tls *t, int fd); /* NULL: no memory */
 int tls_handshake(struct tls_session *s);            /* 1: complete, 0: not yet, -1: failed */
 bool tls_wants_write(const struct tls_session *s);
-/* Bytes, 0: the end of the stream, -1: none now, -2: failed. */
+/* Returns the number of bytes; 0: the end of the stream, -1: none now, -2: failed. */
 ssize_t tls_recv(struct tls_session *s, void *p, size_t n);
 ssize_t tls_send(struct tls_session *s, const void *p, size_t n); /* the same; after -1 with the same bytes again */
 void tls_close(struct tls_session *s, bool bye);

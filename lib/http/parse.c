@@ -324,7 +324,7 @@ static const char *framing_byte(struct parse_chunks *c, char b)
     return NULL;
 }
 
-/* One byte after the last chunk. */
+/* Parses one byte of the trailer, which follows the last chunk. */
 static const char *trailer_byte(struct parse_chunks *c, char b)
 {
     switch (c->state) {

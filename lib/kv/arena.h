@@ -126,7 +126,7 @@ const struct kv_layout *kv_arena_layout(const struct kv_arena *a);
 uint64_t kv_arena_huge_bytes(const struct kv_arena *a);
 const char *kv_arena_huge_reason(const struct kv_arena *a);
 
-/* i is less than the number in the head. Only kvstore writes them. */
+/* Entries of the tables of the arena: i must be less than the number in its header. Only kvstore writes them. */
 struct kv_client *kv_arena_client(const struct kv_arena *a, uint64_t i);
 struct kv_slot *kv_arena_slot(const struct kv_arena *a, uint64_t i);
 struct kv_seq *kv_arena_seq(const struct kv_arena *a, uint64_t i);

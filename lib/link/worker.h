@@ -64,7 +64,7 @@ enum worker_link_state worker_link_state(struct worker_link *w, struct err *reas
  * Reads from c: seqs, tokens, blocks, step_ns, context, batch, steps (NULL, or all WIRE_STEPS_MAX) and step_tokens; the
  * link sets the rest. Copied. */
 void worker_link_capacity(struct worker_link *w, const struct wire_capacity *c);
-void worker_link_drain(struct worker_link *w, bool on); /* on: requests that the scheduler assigns no more items */
+void worker_link_drain(struct worker_link *w, bool on); /* on: the scheduler must assign no further items */
 
 enum worker_event_type {
     WORKER_EV_ASSIGNED = 1, /* a new work item */

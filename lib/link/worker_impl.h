@@ -46,7 +46,7 @@ struct message {
     struct list node;
     struct work_item *item;
     uint64_t number;       /* session_sent of this connection after it was sent; 0: not sent */
-    uint64_t need;         /* report: frames of the item that the gateway must have acknowledged before */
+    uint64_t need;         /* report: sent after the gateway has acknowledged this many frames of the item */
     bool closes, progress; /* report */
     uint32_t n_out;        /* frame for a gateway: tokens of the answer up to and with it */
     size_t n;

@@ -130,8 +130,9 @@ static bool is_empty(const json_t *v)
            (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
 }
 
-/* Clients send responses back as they received them, from this server or another. What responses have without a value
- * is accepted; a value that would belong into the prompt is refused, since the templates are rendered without it. */
+/* Clients send responses back as they received them, from this server or another. A field of a
+ * response is accepted if it is empty. A value that would belong into the prompt is refused, since the templates are
+ * rendered without it. */
 static int refuse_message_fields(struct err *e, struct ask_path *at, const json_t *m)
 {
     static const char *const no[] = {"tool_calls", "tool_call_id", "function_call", "audio", "refusal", "prefix"};

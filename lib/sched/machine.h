@@ -262,7 +262,7 @@ void attempt_set_left(struct attempt *a, uint64_t est_ns); /* prefill that is le
 /* ---- tenant.c: fair queueing ---- */
 
 int tenant_get(struct err *e, struct tenant **out, struct sched *s, struct wire_str name); /* counts one request */
-void tenant_put(struct sched *s, struct tenant *t); /* the same, less; NULL is allowed */
+void tenant_put(struct sched *s, struct tenant *t); /* counts one request less; t may be NULL */
 int tenant_set_weight(struct err *e, struct sched *s, const char *name, double weight);
 void tenant_tag(struct sched *s, struct request *r); /* when it first enters the queue */
 void tenant_placed(struct sched *s, struct request *r);

@@ -15,7 +15,7 @@
 #include <stdio.h>
 
 #define HOLD_NS (250 * NS_MS)  /* after a suspect has waited for this long, no fresh attempt of others begins … */
-#define HOLD_NS_MAX (5 * NS_S) /* … until it has waited for this long: it does not fit for other reasons */
+#define HOLD_NS_MAX (5 * NS_S) /* … until it has waited for this long; then others may begin */
 
 bool suspect_death(struct sched *s, struct request *r, const struct worker *w, bool fresh)
 {

@@ -285,7 +285,7 @@ static int keep_unknown(struct decoder *d, const struct unknown *u, struct wire_
     return 0;
 }
 
-/* The pairs of a map after its head. */
+/* Decodes the pairs of a map, after its head. */
 static int dec_pairs(struct decoder *d, const struct wire_rec *rec, void *base, uint64_t n_pair, bool is_frame)
 {
     struct unknown unknown;

@@ -181,7 +181,7 @@ struct wire_order { /* to a worker: a work item */
     uint32_t chunk;    /* if phase is whole: prompt tokens per step, at most */
     uint64_t lease_ns; /* a worker whose session has been down for this long cancels the item */
     int32_t priority;
-    struct wire_str from; /* of decode: the store that has the KV */
+    struct wire_str from; /* if phase is decode: the store that has the KV */
     struct wire_bytes handle;
     struct wire_str reply;
     uint32_t n_out; /* tokens of the answer that were delivered: the worker continues after them */
