@@ -355,7 +355,7 @@ static int map_checked(struct err *e, struct kv_arena *a, const struct kv_kind *
     if (rc)
         return rc;
     if (memcmp(&h, a->meta, offsetof(struct kv_arena_head, tick)))
-        return err_set(e, ERR_PROTO, "its head changes");
+        return err_set(e, ERR_PROTO, "its header changed while it was mapped");
     set_offsets(a, &p);
     struct kv_kind have;
     kind_of(a, &have);
