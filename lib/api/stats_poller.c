@@ -213,7 +213,7 @@ static void send_line(struct stats_poller *w)
         (void)session_send(&e, w->tokenize, &f);
 }
 
-/* Without a connection the request is sent when it is up. */
+/* If tokenize is not connected, the request is sent once the connection is up. */
 static void request_tokenize(struct stats_poller *w, uint64_t now)
 {
     w->tokenize_in_flight = true;

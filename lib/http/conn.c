@@ -82,7 +82,7 @@ void conn_set_idle(struct conn *k, bool idle)
         list_push_back(&k->peer->idle, &k->peer_idle);
 }
 
-/* It counts as a connection no more. */
+/* Stops counting k as a connection. */
 static void leave(struct conn *k)
 {
     if (k->state == CONN_LINGER)

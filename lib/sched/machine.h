@@ -110,7 +110,7 @@ struct request {
     struct sched_request pub; /* first: policies get its address */
     struct gateway *gw;
     struct tenant *tenant; /* NULL: no gateway has submitted it */
-    double start, charge;  /* start tag, once tagged; what it adds to its tenant's finish and was not placed for yet */
+    double start, charge;  /* start tag, once tagged; what it adds to its tenant's finish tag; 0 once placed */
     bool tagged;
     enum request_state state;
     uint32_t attempt; /* number of its current attempt, or of its next one */

@@ -204,7 +204,7 @@ static void all_bodies_together_have_a_limit(void **state)
         answer_free(&a);
     }
     UNTIL(v, stats_of(v).body_bytes == 0);
-    /* A body that the caller has taken counts no more. */
+    /* A body that the caller has taken no longer counts. */
     struct tag *t = send_waiting(v, c[0], "POST /wait HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody");
     assert_int_equal(stats_of(v).body_bytes, 4);
     char *p = http_take_body(t->r, &n);
