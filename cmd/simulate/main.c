@@ -80,14 +80,19 @@ static int print_report(struct err *e, const struct flags *f, const struct repor
     if (!f->json) {
         printf("policy    %s\nrequests  %zu: %zu done, %zu refused, %zu failed in %.1f s\n", f->policy, r->n, r->n_done,
                r->n_refused, r->n_failed, r->seconds);
-        printf("goodput   %.3f a second, %.2f %% of all within %g ms to the first token and %g ms a token\n",
-               r->goodput, 100 * r->attained, f->ttft_ms, f->tpot_ms);
+        if (f->ttft_ms || f->tpot_ms)
+            printf(
+                "goodput   %.3f a second, %.2f %% of all within %g ms to the first token and %g ms a token (0: any)\n",
+                r->goodput, 100 * r->attained, f->ttft_ms, f->tpot_ms);
+        else
+            printf("goodput   %.3f a second, without a service level\n", r->goodput);
         printf("TTFT ms   p50 %.1f  p90 %.1f  p99 %.1f  mean %.1f\n", r->ttft_ms[0], r->ttft_ms[1], r->ttft_ms[2],
                r->ttft_ms[3]);
         printf("TPOT ms   p50 %.2f  p90 %.2f  p99 %.2f  mean %.2f\n", r->tpot_ms[0], r->tpot_ms[1], r->tpot_ms[2],
                r->tpot_ms[3]);
-        printf("cached    %.2f %% of the prompts' tokens\norders    %llu, preempted %llu, retried %llu\n", 100 * r->hit,
-               (unsigned long long)st->placed, (unsigned long long)st->preempted, (unsigned long long)st->retried);
+        printf("cached    %.2f %% of the prompts' tokens\nplaced    %llu work items, preempted %llu, retried %llu\n",
+               100 * r->hit, (unsigned long long)st->placed, (unsigned long long)st->preempted,
+               (unsigned long long)st->retried);
         return 0;
     }
     json_t *j = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:o, s:o, s:f, s:I, s:I}", "policy", f->policy,
@@ -95,7 +100,7 @@ static int print_report(struct err *e, const struct flags *f, const struct repor
                           (json_int_t)r->n_refused, "failed", (json_int_t)r->n_failed, "good", (json_int_t)r->n_good,
                           "seconds", r->seconds, "goodput", r->goodput, "attained", r->attained, "ttft_ms",
                           percentiles_json(r->ttft_ms), "tpot_ms", percentiles_json(r->tpot_ms), "cached", r->hit,
-                          "orders", (json_int_t)st->placed, "preempted", (json_int_t)st->preempted);
+                          "work_items", (json_int_t)st->placed, "preempted", (json_int_t)st->preempted);
     char *line = json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(9));
     json_decref(j);
     if (!line)

@@ -70,8 +70,7 @@ static int log_unknown(struct err *e, struct tokenize *t, const struct ask *a, c
         return 0;
     json_object_foreach(a->extra, key, v)
     {
-        if (!strcmp(key, "model") || !strcmp(key, "user") || !strcmp(key, "metadata") ||
-            json_object_get(t->logged_fields, key))
+        if (ask_knows(key) || json_object_get(t->logged_fields, key))
             continue;
         if (json_object_size(t->logged_fields) < 1000 && json_object_set_new(t->logged_fields, key, json_true()))
             return err_nomem(e, "names of fields", 0);

@@ -24,8 +24,8 @@
 extern char **environ;
 
 static const struct sched_setting settings[] = {
-    {"window", 64},       /* waiting requests of each kind in a state */
-    {"answer_ms", 10000}, /* limit for a line of decisions */
+    {"state_requests", 64}, /* waiting requests of each kind in a state */
+    {"answer_ms", 10000},   /* limit for a line of decisions */
 };
 
 struct child {
@@ -182,10 +182,10 @@ static json_t *request_json(const struct sched *s, const struct sched_request *r
                      "retries", (int)r->retries, "kv_store", r->kv_store, "hits", h);
 }
 
-static json_t *waiting_json(const struct sched *s, bool ready, double window)
+static json_t *waiting_json(const struct sched *s, bool ready, double n_max)
 {
     json_t *a = json_array();
-    for (const struct sched_request *r = NULL; window-- > 0 && (r = sched_waiting(s, ready, r));)
+    for (const struct sched_request *r = NULL; n_max-- > 0 && (r = sched_waiting(s, ready, r));)
         json_array_append_new(a, request_json(s, r));
     return a;
 }
@@ -193,12 +193,12 @@ static json_t *waiting_json(const struct sched *s, bool ready, double window)
 static int send_state(struct err *e, struct child *c, const struct sched *s)
 {
     json_t *workers = json_array();
-    double window = sched_get(s, "window");
+    double n_max = sched_get(s, "state_requests");
     for (uint32_t i = 0; i < sched_n_worker(s); i++)
         json_array_append_new(workers, worker_json(sched_worker_at(s, i)));
     json_t *all = json_pack("{s:f, s:o, s:o, s:o, s:I}", "at_ms", (double)sched_now_ns(s) / 1e6, "workers", workers,
-                            "queued", waiting_json(s, false, window), "ready", waiting_json(s, true, window),
-                            "n_queued", (json_int_t)sched_n_waiting(s, false));
+                            "queued", waiting_json(s, false, n_max), "ready", waiting_json(s, true, n_max), "n_queued",
+                            (json_int_t)sched_n_waiting(s, false));
     char *line = all ? json_dumps(all, JSON_COMPACT) : NULL;
     json_decref(all);
     if (!line)
@@ -223,9 +223,9 @@ static const struct sched_worker *worker_named(const struct sched *s, const json
 /* A request of the state that the child has read. */
 static const struct sched_request *waiting_numbered(const struct sched *s, const json_t *id)
 {
-    double window = sched_get(s, "window");
+    double n_max = sched_get(s, "state_requests");
     for (int ready = 0; ready < 2; ready++) {
-        double left = 2 * window; /* requests placed by this line have left the list */
+        double left = 2 * n_max; /* requests placed by this line have left the list */
         for (const struct sched_request *r = NULL; left-- > 0 && (r = sched_waiting(s, ready, r));)
             if ((json_int_t)r->number == json_integer_value(id))
                 return r;
