@@ -141,14 +141,17 @@ nothing_leased() {
     until_true 3 nothing_leased
 }
 
+# decoding N: so many answers are being decoded
+decoding() { [ "$(phasepipe ctl --run . sched --json | jq '[.workers[] | .decode + .whole] | add')" = "$1" ]; }
+
 @test "a draining worker passes its requests to another" {
     services
     start d decode --run . --drain-timeout 0
-    head -n 5 "$lines" | jq -c '.max_tokens = 200 | .ignore_eos = true | del(.stop) | if .seed then .seed = 7 else . end' > long.jsonl
+    head -n 5 "$lines" | jq -c '.max_tokens = 800 | .ignore_eos = true | del(.stop) | if .seed then .seed = 7 else . end' > long.jsonl
     tokenize --jsonl long.jsonl | decode | stream --jsonl | jq -cS 'del(.timings, .usage.cached_tokens)' > long.want
     ask < long.jsonl > got &
     asked=$!
-    sleep 1
+    until_true 30 decoding 5 # long before the first of them ends
     start e decode --run .
     kill "$d"
     wait "$d"
