@@ -16,7 +16,7 @@ teardown() {
     rm -rf "$dir"
 }
 
-as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
+nobody=(setpriv --reuid=65534 --regid=65534 --clear-groups) # no function: the process in the background is the program
 
 # start NAME PROGRAM [OPTION ...]: in the background, until it is ready
 start() {
@@ -30,7 +30,7 @@ start() {
 
 # closed PATH: a connection of another user to the socket is closed at once. Of TYPE, STREAM if it is not given.
 closed() {
-    as_nobody /usr/bin/python3 - "$1" "${2-STREAM}" <<'P'
+    "${nobody[@]}" /usr/bin/python3 - "$1" "${2-STREAM}" <<'P'
 import socket, sys
 s = socket.socket(socket.AF_UNIX, getattr(socket, "SOCK_" + sys.argv[2]))
 s.settimeout(5)
@@ -71,10 +71,10 @@ P
     chmod 711 "$dir"
     chown 65534:65534 run
     export HOME=$dir/run
-    start store as_nobody "$dir/bin/kvstore" --listen "unix:$dir/run/kv.sock" -m "$dir/model.gguf" --kv-cache-memory-bytes 64M
-    start sched as_nobody "$dir/bin/sched" --run "$dir/run"
-    start tok as_nobody "$dir/bin/tokenize" --listen "ipc://$dir/run/tokenize.sock" -m "$dir/model.gguf"
-    start decode as_nobody "$dir/bin/decode" --run "$dir/run" -m "$dir/model.gguf" --threads 1
+    start store "${nobody[@]}" "$dir/bin/kvstore" --listen "unix:$dir/run/kv.sock" -m "$dir/model.gguf" --kv-cache-memory-bytes 64M
+    start sched "${nobody[@]}" "$dir/bin/sched" --run "$dir/run"
+    start tok "${nobody[@]}" "$dir/bin/tokenize" --listen "ipc://$dir/run/tokenize.sock" -m "$dir/model.gguf"
+    start decode "${nobody[@]}" "$dir/bin/decode" --run "$dir/run" -m "$dir/model.gguf" --threads 1
     timeout 60 stream --run "$dir/run" -p 'The sky is' -n 4 --temp 0 --jsonl > got
     [ "$(jq -r .usage.completion_tokens got)" = 4 ]
 }
