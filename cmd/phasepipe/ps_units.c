@@ -5,33 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <jansson.h>
 
+#include "base/socket.h"
 #include "cmd/phasepipe/service.h"
 #include "wire/wire.h"
 
 #define CMDLINE_BYTES 4096
-
-/* The process that listens at a socket; 0: none. */
-static pid_t listener(const char *path)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    struct ucred u = {0};
-    socklen_t n = sizeof u;
-    if (strlen(path) >= sizeof a.sun_path)
-        return 0;
-    memcpy(a.sun_path, path, strlen(path));
-    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool there = s >= 0 && !connect(s, (const struct sockaddr *)(const void *)&a, sizeof a) &&
-                 !getsockopt(s, SOL_SOCKET, SO_PEERCRED, &u, &n);
-    if (s >= 0)
-        close(s);
-    return there ? u.pid : 0;
-}
 
 static void read_line(char *out, size_t n, pid_t pid, const char *file, size_t *size)
 {
@@ -108,7 +89,7 @@ static void add_gateways(json_t *list, const char *run)
     DIR *d = opendir(run);
     for (struct dirent *i; d && (i = readdir(d));) {
         snprintf(path, sizeof path, "%s/%s", run, i->d_name);
-        pid_t pid = strncmp(i->d_name, "gw-", 3) ? 0 : listener(path);
+        pid_t pid = strncmp(i->d_name, "gw-", 3) ? 0 : socket_listener(path);
         if (pid)
             add(list, pid, "stream", "edge", "ready");
     }
@@ -128,7 +109,7 @@ int units_list(struct err *e, json_t **out, const char *run)
     json_t *list = json_array();
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         snprintf(path, sizeof path, "%s/%s", run, known[i].socket);
-        pid_t pid = listener(path);
+        pid_t pid = socket_listener(path);
         has_sched |= pid && i == 1;
         if (pid)
             add(list, pid, known[i].name, known[i].role, "ready");

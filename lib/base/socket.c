@@ -80,15 +80,35 @@ ssize_t socket_recv(int sock, void *p, size_t n, int *fd)
     return got;
 }
 
-bool socket_is_listening(const char *path)
+/* Connects without blocking; -1: no socket. *rc: that of connect, with errno. */
+static int dial(const char *path, int *rc)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     strncpy(a.sun_path, path, sizeof a.sun_path - 1);
-    bool is = sock >= 0 && (!connect(sock, (const struct sockaddr *)(const void *)&a, sizeof a) || errno == EAGAIN);
+    *rc = sock < 0 ? -1 : connect(sock, (const struct sockaddr *)(const void *)&a, sizeof a);
+    return sock;
+}
+
+bool socket_is_listening(const char *path)
+{
+    int rc, sock = dial(path, &rc);
+    bool is = sock >= 0 && (!rc || errno == EAGAIN);
     if (sock >= 0)
         close(sock);
     return is;
+}
+
+pid_t socket_listener(const char *path)
+{
+    struct ucred u = {0};
+    socklen_t n = sizeof u;
+    int rc, sock = dial(path, &rc);
+    if (rc || getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &u, &n))
+        u.pid = 0;
+    if (sock >= 0)
+        close(sock);
+    return u.pid;
 }
 
 /* Of the directory of a path. */

@@ -20,6 +20,8 @@ void socket_fds_close(int *fd); /* [SOCKET_FDS]: closes those that are not -1, a
 
 /* Whether a program accepts stream connections at the path of a Unix socket. Does not block. */
 bool socket_is_listening(const char *path);
+/* The process that listens there; 0: none, or its queue of connections is full. Does not block. */
+pid_t socket_listener(const char *path);
 
 /* Whether a process of the user uid may use the socket at path: one of our user, of root, or of the owner of the
  * directory, who could replace the socket. */
