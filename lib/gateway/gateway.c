@@ -135,8 +135,8 @@ static void remove_stale(const char *url)
 static int listen_for_workers(struct err *e, struct gateway *g, uint64_t random)
 {
     char *own = NULL;
-    const char *url = g->o.listen, *host = url ? strstr(url, "tcp://") : NULL;
-    if (host && (!strncmp(host + 6, "0.0.0.0:", 8) || !strncmp(host + 6, "[::]:", 5) || strchr("*:", host[6])))
+    const char *url = g->o.listen;
+    if (url && session_url_is_any(url))
         return err_set(e, ERR_USAGE, "%s: workers connect to this address: name one of this host", url);
     if (!url && !session_url_is_local(g->o.sched))
         return err_set(e, ERR_USAGE,
@@ -149,7 +149,7 @@ static int listen_for_workers(struct err *e, struct gateway *g, uint64_t random)
         url = own;
         remove_stale(own);
     }
-    const char *loopback = strncmp(g->o.sched, "tls+", 4) ? "tcp://127.0.0.1:0" : "tls+tcp://127.0.0.1:0";
+    const char *loopback = session_url_is_tls(g->o.sched) ? "tls+tcp://127.0.0.1:0" : "tcp://127.0.0.1:0";
     int rc = session_listen(e, &g->workers, g->hub, url ? url : loopback, "worker", NULL);
     free(own);
     return rc;

@@ -116,8 +116,11 @@ int session_frame(struct err *e, struct wire_frame *f, struct wire_arena *a, con
 
 /* ERR_USAGE: not an address, or not permitted by s. */
 int session_url_check(struct err *e, const char *url, const struct session_security *s);
+bool session_url_is_tls(const char *url);
 /* Whether an address can be used on this host only: ipc://, or on the loopback. */
 bool session_url_is_local(const char *url);
+/* Whether an address is all addresses of this host, to which others cannot connect: 0.0.0.0, [::], * or none. */
+bool session_url_is_any(const char *url);
 
 struct session_listener;
 /* ERR_USAGE: not an address of this host, or not permitted by session_security; ERR_NO: another program listens on it,

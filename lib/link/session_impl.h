@@ -122,7 +122,6 @@ bool conn_is_over(const struct conn *c, uint64_t now); /* it has ended, and noth
 /* Separates the connection from its session; the hub frees it after its last bytes were written. */
 void conn_detach(struct conn *c);
 
-bool session_url_is_tls(const char *url);
 const char *session_url_stream(const char *url); /* the part of it that nng gets */
 void dial_ready(struct session *s);
 void dial_stop(struct session *s); /* final: frees the dialer */

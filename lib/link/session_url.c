@@ -39,6 +39,13 @@ bool session_url_is_local(const char *url)
     return !strncmp(url, "ipc://", 6) || (!strncmp(url, "tcp://", 6) && is_loopback(url + 6));
 }
 
+bool session_url_is_any(const char *url)
+{
+    url = session_url_stream(url);
+    const char *at = strncmp(url, "tcp://", 6) ? NULL : url + 6;
+    return at && (!strncmp(at, "0.0.0.0:", 8) || !strncmp(at, "[::]:", 5) || *at == '*' || *at == ':');
+}
+
 static int check_security(struct err *e, const char *url, const struct session_security *s)
 {
     bool tls = session_url_is_tls(url);
