@@ -24,15 +24,7 @@ setup_file() {
     cd "$BATS_FILE_TMPDIR"
     make_models .
     load 60 > load
-    undisturbed load 14
-}
-
-# undisturbed NAME N: the N answers of the pipeline to the requests in NAME, in want.NAME
-undisturbed() {
-    cd "$BATS_FILE_TMPDIR"
-    tokenize -m a.gguf --jsonl < "$1" | prefill -m a.gguf --kv-cache-memory-bytes 256M |
-        decode -m a.gguf --kv-cache-memory-bytes 256M | stream -m a.gguf --jsonl | answers > "want.$1"
-    [ "$(wc -l < "want.$1")" -eq "$2" ]
+    undisturbed a.gguf load 14 > want.load
 }
 
 setup() {
@@ -111,7 +103,7 @@ handing() {
 @test "prefill or decode is killed during a hand-over, two hundred times" {
     local n=0 names=(p0 d0)
     brief 600 > "$BATS_FILE_TMPDIR/brief"
-    (undisturbed brief 600)
+    (cd "$BATS_FILE_TMPDIR" && undisturbed a.gguf brief 600 > want.brief)
     services
     while ((n < 200)); do
         gateway g < "$BATS_FILE_TMPDIR/brief"

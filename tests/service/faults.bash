@@ -29,6 +29,14 @@ answers() {
     jq -cS 'del(.timings, .usage.cached_tokens)'
 }
 
+# undisturbed MODEL FILE N: the answers of the pipeline to the requests in the file; fails if they are not N
+undisturbed() {
+    tokenize -m "$1" --jsonl < "$2" | prefill -m "$1" --kv-cache-memory-bytes 256M |
+        decode -m "$1" --kv-cache-memory-bytes 256M | stream -m "$1" --jsonl | answers > undisturbed.out
+    cat undisturbed.out
+    [ "$(wc -l < undisturbed.out)" -eq "$3" ]
+}
+
 # start NAME PROGRAM [OPTION ...]: a service, ready when this returns
 start() {
     local name=$1

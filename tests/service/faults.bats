@@ -16,9 +16,7 @@ setup_file() {
     cd "$BATS_FILE_TMPDIR"
     make_models .
     load > load
-    tokenize -m a.gguf --jsonl < load | prefill -m a.gguf --kv-cache-memory-bytes 256M |
-        decode -m a.gguf --kv-cache-memory-bytes 256M | stream -m a.gguf --jsonl | answers > want
-    [ "$(wc -l < want)" -eq 14 ]
+    undisturbed a.gguf load 14 > want
 }
 
 setup() {
@@ -83,7 +81,7 @@ decoding() {
 @test "a long answer outlives more deaths of its workers than would be suspected of a request that kills them" {
     services
     jq -cn '{id: "long", prompt: "It rains", max_tokens: 7000, ignore_eos: true, temperature: 0}' > one
-    tokenize -m "$model" --jsonl < one | prefill -m "$model" | decode -m "$model" | stream -m "$model" --jsonl | answers > "$BATS_FILE_TMPDIR/one.want"
+    undisturbed "$model" one 1 > "$BATS_FILE_TMPDIR/one.want"
     gateway g < one
     for _ in 1 2 3; do
         until_true 30 decoding
