@@ -20,17 +20,16 @@
 #include "proc/proc.h"
 
 #define LONG_BYTES 65536 /* lines of this size and more are tokenized in the background */
-#define QUEUE_BYTES_LEAST                                                                                              \
-    ((uint64_t)64 << 20)                       /* bounds of the limit of queued long lines, and of queued responses:   \
-                                                */
-#define QUEUE_BYTES_MOST ((uint64_t)256 << 20) /* beyond it requests are refused */
-#define PEER_BYTES_MAX ((size_t)64 << 20)      /* limit of queued responses per peer; then its requests are refused */
-#define WAITING_MAX 16384                      /* limit of queued responses per peer; beyond it the session is closed */
-#define ANSWER_BYTES_MAX ((size_t)64 << 20)    /* limit of the response to one request */
-#define TICK_MS 250                            /* limit of a wait, since a signal may arrive just before it */
-#define QUIET_MS 100                           /* after SIGTERM: ends when nothing was received for this time */
-#define DRAIN_NS (2 * NS_S)                    /* after SIGTERM: limit of the drain */
-#define BYE_MS 1000                            /* after the drain: limit for queued frames to be acknowledged */
+/* Bounds of the limit of queued long lines, and of queued responses; beyond it requests are refused. */
+#define QUEUE_BYTES_LEAST ((uint64_t)64 << 20)
+#define QUEUE_BYTES_MOST ((uint64_t)256 << 20)
+#define PEER_BYTES_MAX ((size_t)64 << 20)   /* limit of queued responses per peer; then its requests are refused */
+#define WAITING_MAX 16384                   /* limit of queued responses per peer; beyond it the session is closed */
+#define ANSWER_BYTES_MAX ((size_t)64 << 20) /* limit of the response to one request */
+#define TICK_MS 250                         /* limit of a wait, since a signal may arrive just before it */
+#define QUIET_MS 100                        /* after SIGTERM: ends when nothing was received for this time */
+#define DRAIN_NS (2 * NS_S)                 /* after SIGTERM: limit of the drain */
+#define BYE_MS 1000                         /* after the drain: limit for queued frames to be acknowledged */
 
 struct bytes { /* frames with their length prefixes */
     uint8_t *p;
